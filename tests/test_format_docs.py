@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part
+from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part, SaveId
 from cloudspot.local.filestore import FileStore
 from cloudspot.train import tree
 
@@ -29,6 +29,7 @@ SAMPLES = {
     "stream": "1-0",
     "date": "2026-11-20",
     "shared": f"code/{'ab' * 32}",
+    "save": SaveId(7, 7, 7),
 }
 
 FUNCTIONS = {
@@ -74,11 +75,11 @@ def test_no_key_is_in_the_layout_that_nobody_writes():
 def test_the_digits_are_as_the_page_says():
     text = " ".join(LAYOUT.split())
     assert "`<number>` of the journal to 8 digits, of a chunk to 6, of a log line to 12" in text
-    assert "`<launch>` and `<generation>` to 6, `<step>` to 12, `<rank>` to 4" in text
+    assert "`<launch>`, `<generation>` and `<round>` to 6, `<step>` to 12, `<rank>` to 4" in text
     assert keys.journal("x", 7).split("/")[-1] == "7".zfill(8)
     assert keys.log_segment("x", "1-0", "2026-11-20", 7).split("/")[-1] == "7".zfill(12)
-    assert keys.chunk("x", 7, 8, 9, 10).split("/")[3:] == [
-        f"{'7'.zfill(6)}-{'8'.zfill(12)}",
+    assert keys.chunk("x", SaveId(7, 8, 11), 9, 10).split("/")[3:] == [
+        f"{'7'.zfill(6)}-{'8'.zfill(12)}-{'11'.zfill(6)}",
         "chunks",
         "9".zfill(4),
         "10".zfill(6),
@@ -179,7 +180,7 @@ def test_the_reader_puts_a_sharded_model_together(reader, tmp_path):
 
 def test_the_reader_finds_a_flipped_bit(reader, trained):
     bucket, _ = trained
-    path = bucket / keys.chunk("digits-7k3f", 2, 50, 1, 0)
+    path = bucket / keys.chunk("digits-7k3f", SaveId(2, 50, 0), 1, 0)
     data = bytearray(path.read_bytes())
     data[3] ^= 1
     path.write_bytes(data)

@@ -36,7 +36,7 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
     for part in manifest.parts:
         start = 0
         for number, chunk in enumerate(part.chunks):
-            key = keys.chunk(job_id, part.generation, part.step, part.rank, number)
+            key = keys.chunk(job_id, part.save, part.rank, number)
             found.append(StoredChunk(key, chunk, part, start))
             start += chunk.size
     return found
@@ -48,7 +48,7 @@ def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Seq
     Raises:
         CorruptData: one is missing or has another size.
     """
-    prefix = keys.checkpoint_prefix(job_id, manifest.generation, manifest.step)
+    prefix = keys.save_prefix(job_id, manifest.save)
     sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
     for stored in chunks:
         size = sizes.get(stored.key)

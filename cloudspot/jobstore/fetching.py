@@ -125,7 +125,7 @@ def _fetch_session(
     value = {
         "generation": manifest.generation,
         "step": manifest.step,
-        "world_size": len(manifest.parts),
+        "world_size": read_seal(manifest.parts[0]).world_size,
         "parts": [
             {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part).raw}
             for part in manifest.parts

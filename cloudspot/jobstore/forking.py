@@ -80,10 +80,11 @@ def bring_checkpoint(
 
 
 def _renumbered(manifest: Manifest) -> Manifest:
-    """Return the manifest as that of a generation 0, which no training of the new job has."""
+    """Return the manifest as that of a generation 0 and of no round, which no training of the new job has."""
     copy = msgspec.structs.replace(
         manifest,
         generation=0,
+        round=0,
         parts=tuple(_of_generation_0(part) for part in manifest.parts),
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
@@ -94,5 +95,5 @@ def _renumbered(manifest: Manifest) -> Manifest:
 
 def _of_generation_0(part: Part) -> Part:
     # By Python's own writer, as the trainer: the state may hold infinity.
-    seal = None if part.seal is None else json.dumps({**read_seal(part).raw, "generation": 0})
-    return msgspec.structs.replace(part, generation=0, seal=seal)
+    seal = None if part.seal is None else json.dumps({**read_seal(part).raw, "generation": 0, "round": 0})
+    return msgspec.structs.replace(part, generation=0, round=0, seal=seal)

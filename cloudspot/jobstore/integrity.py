@@ -22,10 +22,10 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 def check_manifest(manifest: Manifest) -> None:
     """Check that the manifest describes one whole checkpoint and nothing unsafe.
 
-    Every part is valid by itself, each rank is there once and in order, and all belong to this checkpoint.
-    The parts of a session were planned together: the items in the seals make the table of which every seal
-    holds the digest, so each item of the plan is there once. The shards of a tensor make it up, each element
-    once.
+    Every part is valid by itself, each rank that brings one is there once and in order, and all belong to
+    this save. The parts of a session were planned together: the items in the seals make the table of which
+    every seal holds the digest, so each item of the plan is there once. The shards of a tensor make it up,
+    each element once. The state of each rank is there once.
 
     Raises:
         CorruptData: the message names the checkpoint and the first problem.
@@ -41,7 +41,7 @@ def check_part(part: Part) -> None:
         CorruptData: the message names the part and the first problem.
     """
     for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
-        raise CorruptData(f"part {part.rank} of checkpoint {part.generation}-{part.step}: {problem}")
+        raise CorruptData(f"part {part.rank} of save {part.save}: {problem}")
 
 
 # --- problems, in the order in which they matter ------------------------------------------------
@@ -51,13 +51,13 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     if not manifest.parts:
         yield "it has no parts"
     seals: list[Seal] = []
-    for rank, part in enumerate(manifest.parts):
-        if part.rank != rank:
-            yield f"its part {rank} is of rank {part.rank}"
-        if part.num_parts != len(manifest.parts):
-            yield f"it has {len(manifest.parts)} parts, and part {rank} speaks of {part.num_parts}"
-        if (part.generation, part.step, part.kind) != (manifest.generation, manifest.step, manifest.kind):
-            yield f"its part {rank} is of a {part.kind} checkpoint {part.generation}-{part.step}"
+    ranks = tuple(part.rank for part in manifest.parts)
+    for part in manifest.parts:
+        rank = part.rank
+        if part.ranks != ranks:
+            yield f"it has parts of ranks {ranks[:20]}, and part {rank} speaks of {part.ranks[:20]}"
+        if (part.save, part.kind) != (manifest.save, manifest.kind):
+            yield f"its part {rank} is of a {part.kind} save {part.save}, not of {manifest.save}"
         seal = read_seal(part) if part.kind == "session" else None
         for problem in _part_problems(part, seal):
             yield f"part {rank}: {problem}"
@@ -75,8 +75,9 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
 def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
     if part.generation < 0 or part.step < 0:
         yield "generations and steps count from 0"
-    if not 0 <= part.rank < part.num_parts <= MAX_PARTS:
-        yield f"rank {part.rank} of {part.num_parts} cannot be"
+    has_places = len(part.ranks) == part.num_parts <= MAX_PARTS - len(part.relieved)
+    if not has_places or part.rank not in part.ranks:
+        yield f"rank {part.rank} of {part.num_parts} without {part.relieved[:20]} cannot be"
     for number, chunk in enumerate(part.chunks):
         if not 0 < chunk.size <= MAX_CHUNK_BYTES or _HASH.fullmatch(chunk.xxh3_128) is None:
             yield f"chunk {number} has size {chunk.size} and checksum {chunk.xxh3_128[:64]!r}"
@@ -99,8 +100,10 @@ def _seal_problems(part: Part, seal: Seal) -> Iterator[str]:
     for name, found, expected in (
         ("generation", seal.generation, part.generation),
         ("step", seal.step, part.step),
+        ("round", seal.round, part.round),
         ("rank", seal.rank, part.rank),
-        ("world_size", seal.world_size, part.num_parts),
+        ("relieved", seal.relieved, part.relieved),
+        ("world_size", seal.world_size, part.num_parts + len(part.relieved)),
         ("nbytes", seal.nbytes, part.size),
     ):
         if found != expected:
@@ -121,15 +124,16 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     digests = {seal.plan for seal in seals}
     if len(digests) != 1:
         yield "its parts were planned apart"
+    states = sorted(rank for seal in seals for rank in seal.rank_states)
+    if states != sorted(map(str, range(seals[0].world_size))):
+        yield f"it does not hold the state of each of {seals[0].world_size} ranks once: {states[:20]}"
     shards: dict[str, list[Item]] = {}
     whole: set[str] = set()
     for seal in seals:
-        names = set()
         for item in seal.items:
-            # A rank holds one shard of a tensor, and nobody holds what is there whole.
-            if item.name in whole or item.name in names or (item.name in shards and not item.is_shard):
+            # Nobody holds a shard of what is there whole. The shards' own boxes are looked at below.
+            if item.name in whole or (item.name in shards and not item.is_shard):
                 yield f"it holds item {item.name!r} twice"
-            names.add(item.name)
             if item.is_shard:
                 shards.setdefault(item.name, []).append(item)
             else:

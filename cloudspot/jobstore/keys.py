@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from cloudspot.jobstore.records import SaveId
+
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
@@ -165,24 +167,24 @@ def manifest(job_id: str, generation: int, step: int) -> str:
     return f"jobs/{job_id}/manifests/{generation:06d}-{step:012d}"
 
 
-def checkpoint_prefix(job_id: str, generation: int, step: int) -> str:
-    """Return the prefix of one checkpoint's parts and chunks."""
-    return f"jobs/{job_id}/checkpoints/{generation:06d}-{step:012d}/"
+def save_prefix(job_id: str, save: SaveId) -> str:
+    """Return the prefix of one save's parts and chunks."""
+    return f"jobs/{job_id}/checkpoints/{save.generation:06d}-{save.step:012d}-{save.round:06d}/"
 
 
-def parts_prefix(job_id: str, generation: int, step: int) -> str:
-    """Return the prefix of one checkpoint's part records."""
-    return checkpoint_prefix(job_id, generation, step) + "parts/"
+def parts_prefix(job_id: str, save: SaveId) -> str:
+    """Return the prefix of one save's part records."""
+    return save_prefix(job_id, save) + "parts/"
 
 
-def part(job_id: str, generation: int, step: int, rank: int) -> str:
+def part(job_id: str, save: SaveId, rank: int) -> str:
     """Return the key of a part record: what global rank ``rank`` has uploaded; create-only."""
-    return parts_prefix(job_id, generation, step) + f"{rank:04d}"
+    return parts_prefix(job_id, save) + f"{rank:04d}"
 
 
-def chunk(job_id: str, generation: int, step: int, rank: int, number: int) -> str:
+def chunk(job_id: str, save: SaveId, rank: int, number: int) -> str:
     """Return the key of chunk ``number`` of a rank's part, counted from 0."""
-    return checkpoint_prefix(job_id, generation, step) + f"chunks/{rank:04d}/{number:06d}"
+    return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}"
 
 
 def logs_prefix(job_id: str) -> str:

@@ -15,8 +15,18 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import head, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Finished, Manifest, Moved, Part, new_nonce
-from cloudspot.jobstore.retention import stored_checkpoints
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Commit,
+    Finished,
+    JournalRecord,
+    Manifest,
+    Moved,
+    Part,
+    SaveId,
+    new_nonce,
+)
+from cloudspot.jobstore.retention import stored_saves
 from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
 _RANK = re.compile(r"\d{4}", re.ASCII)
@@ -70,11 +80,11 @@ def try_commit(
     store: ObjectStore,
     journal: Journal,
     job_id: str,
-    checkpoint: CheckpointId,
+    save: SaveId,
     *,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
-    """Commit the checkpoint if all its parts are there; return its commit.
+    """Commit the save if all its parts are there; return its checkpoint's commit.
 
     If the newest checkpoint that counts is of this step or a later one, that is the one returned. None: a
     part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
@@ -84,26 +94,21 @@ def try_commit(
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
         Superseded: its generation is not the newest one any more, or the job is over.
     """
-    has_manifest = False
+    record: Commit | None = None
     while True:
         # Only what is decided on all that stands before its number is appended, so that no commit comes
         # between a node's choice of a checkpoint and the generation that resumes from it.
         records = journal.read()
-        newest = newest_generation(records)
-        is_over = bool(records) and isinstance(records[-1], Finished | Moved)
-        if is_over or checkpoint.generation != (0 if newest is None else newest.number):
-            raise Superseded(f"checkpoint {checkpoint} comes too late to count")
-        base = head(records)
-        if base is not None and base.step >= checkpoint.step:
-            return next(one for one in reversed(records) if isinstance(one, Commit) and one.id == base)
-        if not has_manifest:
-            manifest = write_manifest(store, job_id, checkpoint, known=known)
+        standing = _standing(records, save.checkpoint)
+        if standing is not None:
+            return standing
+        if record is None:
+            manifest = write_manifest(store, job_id, save, known=known)
             if manifest is None:
                 return None
-            has_manifest = True
             record = Commit(
-                generation=checkpoint.generation,
-                step=checkpoint.step,
+                generation=save.generation,
+                step=save.step,
                 kind=manifest.kind,
                 size=manifest.size,
                 sealed_at=min(part.sealed_at for part in manifest.parts),
@@ -114,25 +119,41 @@ def try_commit(
             return record
 
 
+def _standing(journal: Sequence[JournalRecord], checkpoint: CheckpointId) -> Commit | None:
+    """Return the commit of the checkpoint, or of the newest one that counts if that is as new; else None.
+
+    Raises:
+        Superseded: the checkpoint cannot count any more.
+    """
+    newest = newest_generation(journal)
+    is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
+    if is_over or checkpoint.generation != (0 if newest is None else newest.number):
+        raise Superseded(f"checkpoint {checkpoint} comes too late to count")
+    base = head(journal)
+    if base is None or base.step < checkpoint.step:
+        return None
+    return next(one for one in reversed(journal) if isinstance(one, Commit) and one.id == base)
+
+
 def write_manifest(
     store: ObjectStore,
     job_id: str,
-    checkpoint: CheckpointId,
+    save: SaveId,
     *,
     known: MutableMapping[str, Part] | None = None,
 ) -> Manifest | None:
-    """Write the checkpoint's manifest if all its parts are there; return the one that stands.
+    """Write the manifest if all parts of the save are there; return the one that stands.
 
-    None: a part is missing. A listing tells whether all are there; only then are their records read.
-    ``known`` holds records by key that were read or put before, and takes in those that are read now: they
-    never change.
+    That is another save's if one of the same step in the generation was whole before. None: a part is
+    missing. A listing tells whether all are there; only then are their records read. ``known`` holds records
+    by key that were read or put before, and takes in those that are read now: they never change.
 
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
     """
     store = patient(store)
     known = {} if known is None else known
-    names = _list_parts(store, job_id, checkpoint)
+    names = _list_parts(store, job_id, save)
     found = {name: known[name] for name in names if name in known}
     try:
         if not found:
@@ -144,14 +165,15 @@ def write_manifest(
         return None  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
     known.update(found)
     for key, part in found.items():
-        if key != keys.part(job_id, part.generation, part.step, part.rank):
-            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.generation}-{part.step}")
+        if key != keys.part(job_id, part.save, part.rank):
+            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
     parts = [found[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
-        raise CorruptData(f"checkpoint {checkpoint}: its parts disagree on how many they are")
+        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on how many they are")
     manifest = Manifest(
-        generation=checkpoint.generation,
-        step=checkpoint.step,
+        generation=save.generation,
+        step=save.step,
+        round=save.round,
         kind=parts[0].kind,
         size=sum(part.size for part in parts),
         parts=tuple(sorted(parts, key=lambda part: part.rank)),
@@ -159,8 +181,40 @@ def write_manifest(
         writer=new_nonce(),
     )
     check_manifest(manifest)
-    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
-    return create_record(store, key, manifest)
+    return create_record(store, keys.manifest(job_id, save.generation, save.step), manifest)
+
+
+def commit_whole(
+    store: ObjectStore,
+    journal: Journal,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    known: MutableMapping[str, Part] | None = None,
+) -> Commit | None:
+    """Commit the checkpoint if one of its saves is whole; return its commit, as ``try_commit``.
+
+    The newest save goes first: it is a drain's if there is one.
+
+    Raises:
+        CorruptData: the parts of a save do not make one checkpoint, and no other save is whole.
+        Superseded: as in ``try_commit``.
+    """
+    standing = _standing(journal.read(), checkpoint)
+    if standing is not None:
+        return standing
+    corrupt: CorruptData | None = None
+    for save in sorted(stored_saves(store, job_id, checkpoint), reverse=True):
+        try:
+            commit = try_commit(store, journal, job_id, save, known=known)
+        except CorruptData as error:
+            corrupt = error
+            continue
+        if commit is not None:
+            return commit
+    if corrupt is not None:
+        raise corrupt
+    return None
 
 
 def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[CheckpointId, ...]:
@@ -174,10 +228,10 @@ def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[Checkpo
     before = len(journal.known)
     if newest is None:
         return ()
-    for checkpoint in stored_checkpoints(store, job_id):
-        if checkpoint.generation == newest.number:
+    for save in stored_saves(store, job_id):
+        if save.generation == newest.number:
             try:
-                try_commit(store, journal, job_id, checkpoint)
+                try_commit(store, journal, job_id, save)
             except CorruptData:
                 continue
             except Superseded:
@@ -185,14 +239,21 @@ def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[Checkpo
     return tuple(one.id for one in journal.known[before:] if isinstance(one, Commit))
 
 
-def present_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int]:
-    """Return the ranks whose parts of a checkpoint are there."""
-    names = _list_parts(patient(store), job_id, checkpoint)
-    return frozenset(int(name.rpartition("/")[2]) for name in names)
+def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int] | None:
+    """Return the ranks that have yet to bring a part of the checkpoint's newest save; None: it has no parts.
+
+    A rank that was relieved brings none.
+    """
+    save = max(stored_saves(patient(store), job_id, checkpoint), default=None)
+    names = [] if save is None else _list_parts(patient(store), job_id, save)
+    if not names:
+        return None
+    (part,) = _read_parts(patient(store), names[:1]).values()
+    return frozenset(part.ranks) - {int(name.rpartition("/")[2]) for name in names}
 
 
-def _list_parts(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> list[str]:
-    prefix = keys.parts_prefix(job_id, checkpoint.generation, checkpoint.step)
+def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[str]:
+    prefix = keys.parts_prefix(job_id, save)
     listed = [meta.key for meta in store.list_objects(prefix)]
     return [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
 

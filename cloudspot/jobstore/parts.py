@@ -19,7 +19,7 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Chunk, File, Part, new_nonce
+from cloudspot.jobstore.records import Chunk, File, Part, SaveId, new_nonce
 from cloudspot.jobstore.stored_records import create_record, find_record
 
 CHUNK_BYTES = 64 << 20
@@ -30,10 +30,11 @@ NUM_THREADS = 4
 def upload_part(
     store: ObjectStore,
     job_id: str,
-    checkpoint: CheckpointId,
+    save: SaveId,
     *,
     rank: int,
     num_parts: int,
+    relieved: tuple[int, ...] = (),
     data: memoryview,
     seal: bytes,
     sealed_at: datetime,
@@ -45,8 +46,9 @@ def upload_part(
 
     Safe to repeat: the same bytes are the same part, whoever put it.
 
-    ``rank`` is the global one, ``num_parts`` the world size, ``sealed_at`` UTC. ``data``, such as a view of
-    the mapped arena slot, is hashed and put in place; no view of it is kept, not even after an error.
+    ``rank`` is the global one, ``num_parts`` the world size without the ``relieved``, ``sealed_at`` UTC.
+    ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
+    even after an error.
     ``progress`` is called from several threads with the bytes of each chunk that is done; all chunks but the
     last have ``chunk_bytes``.
 
@@ -54,10 +56,12 @@ def upload_part(
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
     """
     part = Part(
-        generation=checkpoint.generation,
-        step=checkpoint.step,
+        generation=save.generation,
+        step=save.step,
+        round=save.round,
         rank=rank,
         num_parts=num_parts,
+        relieved=relieved,
         kind="session",
         size=len(data),
         chunks=(),
@@ -72,7 +76,7 @@ def upload_part(
 def upload_directory(
     store: ObjectStore,
     job_id: str,
-    checkpoint: CheckpointId,
+    save: SaveId,
     *,
     rank: int,
     num_parts: int,
@@ -98,8 +102,9 @@ def upload_directory(
             call again.
     """
     part = Part(
-        generation=checkpoint.generation,
-        step=checkpoint.step,
+        generation=save.generation,
+        step=save.step,
+        round=save.round,
         rank=rank,
         num_parts=num_parts,
         kind="directory",
@@ -122,7 +127,7 @@ def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
         CorruptData: the record that stands is of other bytes.
     """
     check_part(part)
-    key = keys.part(job_id, part.generation, part.step, part.rank)
+    key = keys.part(job_id, part.save, part.rank)
     return _same(create_record(store, key, part), part, key)
 
 
@@ -192,7 +197,7 @@ def _upload(
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
     store = patient(store)
-    key = keys.part(job_id, part.generation, part.step, part.rank)
+    key = keys.part(job_id, part.save, part.rank)
     # Once the record stands, its chunks are never written again: a commit may name them.
     found = find_record(store, key, Part)
 
@@ -200,7 +205,7 @@ def _upload(
         start = number * chunk_bytes
         with read(start, min(chunk_bytes, part.size - start)) as data:
             if found is None:
-                store.put(keys.chunk(job_id, part.generation, part.step, part.rank, number), data)
+                store.put(keys.chunk(job_id, part.save, part.rank, number), data)
             progress(len(data))
             return Chunk(size=len(data), xxh3_128=xxh3_128(data))
 
@@ -222,7 +227,7 @@ def _same(standing: Part, ours: Part, key: str) -> Part:
 
 
 def _content(part: Part) -> tuple[object, ...]:
-    return part.kind, part.num_parts, part.chunks, part.seal, part.files, part.directory
+    return part.kind, part.ranks, part.chunks, part.seal, part.files, part.directory
 
 
 @contextmanager

@@ -74,6 +74,23 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
         return f"{self.generation}-{self.step}"
 
 
+class SaveId(msgspec.Struct, frozen=True, order=True):
+    """One save of a checkpoint. A drain has one of its own, even at a step that is being saved already."""
+
+    generation: OrdinalOrZero
+    step: Tally
+    round: OrdinalOrZero
+    """In which the ranks agreed on it (P4); 0: in none, as at the end of the loop."""
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Name the checkpoint that it is when it is committed."""
+        return CheckpointId(self.generation, self.step)
+
+    def __str__(self) -> str:
+        return f"{self.generation}-{self.step}-{self.round}"
+
+
 # --- submission ---------------------------------------------------------------------------------
 
 
@@ -436,9 +453,12 @@ class Part(Dated, frozen=True, kw_only=True):
 
     generation: OrdinalOrZero
     step: Tally
+    round: OrdinalOrZero
     rank: Rank
     num_parts: NodeCount
     """How many parts the whole checkpoint has."""
+    relieved: tuple[Rank, ...] = ()
+    """Ranks that bring no part, as their machines were about to go: what only they had is in others'."""
     kind: CheckpointKind
     size: Tally
     """Bytes of all chunks together."""
@@ -452,12 +472,25 @@ class Part(Dated, frozen=True, kw_only=True):
     sealed_at: datetime
     writer: str
 
+    @property
+    def save(self) -> SaveId:
+        """Name the save that it is a part of."""
+        return SaveId(self.generation, self.step, self.round)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that bring a part of that save, ascending."""
+        others = set(self.relieved)
+        return tuple(rank for rank in range(self.num_parts + len(others)) if rank not in others)
+
 
 class Manifest(_Written, frozen=True, kw_only=True):
     """``manifests/<generation>-<step>``: all parts of a checkpoint. The journal's commit makes it count."""
 
     generation: OrdinalOrZero
     step: Tally
+    round: OrdinalOrZero
+    """Of the save that was whole first: there is one commit of a step in a generation."""
     kind: CheckpointKind
     size: Tally
     parts: tuple[Part, ...]
@@ -467,6 +500,11 @@ class Manifest(_Written, frozen=True, kw_only=True):
     def id(self) -> CheckpointId:
         """Name this checkpoint."""
         return CheckpointId(self.generation, self.step)
+
+    @property
+    def save(self) -> SaveId:
+        """Name the save that it is."""
+        return SaveId(self.generation, self.step, self.round)
 
 
 # --- advisory -----------------------------------------------------------------------------------

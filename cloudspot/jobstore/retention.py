@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -13,7 +14,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Heartbeat, JournalRecord
+from cloudspot.jobstore.records import CheckpointId, Heartbeat, JournalRecord, Manifest, SaveId
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import ObjectMeta
 
@@ -21,6 +22,7 @@ ORPHAN_GRACE_SECONDS = 600.0
 """Chunks without a manifest outlive the commit that made them useless by this much, by the store's clock: a
 commit of theirs that is on its way must not name what is gone."""
 _CHECKPOINT = re.compile(r"(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
+_SAVE = re.compile(rf"{_CHECKPOINT.pattern}-(\d{{6}}|[1-9]\d{{6,8}})", re.ASCII)
 
 
 def standing_checkpoints(
@@ -74,17 +76,33 @@ def collect(
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
     for checkpoint in doomed:
-        _delete_contents(store, job_id, checkpoint)
+        for save in stored_saves(store, job_id, checkpoint):
+            _delete_contents(store, job_id, save)
     useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
+    stored = tuple(stored_saves(store, job_id))
+    num_saves = Counter(save.checkpoint for save in stored)
     orphans = []
-    for checkpoint in stored_checkpoints(store, job_id):
-        if checkpoint in manifests or not checkpoint < newest:
+    for save in stored:
+        checkpoint = save.checkpoint
+        # Of several saves of a step, the one that was whole first has the manifest.
+        may_go = num_saves[checkpoint] > 1 if checkpoint in manifests else checkpoint < newest
+        if not may_go:
             continue
-        prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
-        if all(meta.modified_at < useless_before for meta in store.list_objects(prefix)):
+        objects = store.list_objects(keys.save_prefix(job_id, save))
+        if any(meta.modified_at >= useless_before for meta in objects):
+            continue
+        if checkpoint not in manifests:
             orphans.append(checkpoint)
-            _delete_contents(store, job_id, checkpoint)
-    return tuple(sorted((*doomed, *orphans)))
+        elif not _is_superseded(store, job_id, save):
+            continue
+        _delete_contents(store, job_id, save)
+    return tuple(sorted({*doomed, *orphans}))
+
+
+def _is_superseded(store: ObjectStore, job_id: str, save: SaveId) -> bool:
+    """Return whether another save of its step is the one that the manifest names."""
+    manifest = find_record(store, keys.manifest(job_id, save.generation, save.step), Manifest)
+    return manifest is not None and manifest.save != save
 
 
 def _somebody_may_resume(store: ObjectStore, job_id: str, launch: int, moment: datetime) -> bool:
@@ -116,9 +134,10 @@ def _list_manifests(store: ObjectStore, job_id: str) -> Iterator[tuple[Checkpoin
             yield CheckpointId(int(match[1]), int(match[2])), meta
 
 
-def stored_checkpoints(store: ObjectStore, job_id: str) -> Iterator[CheckpointId]:
-    """Yield the checkpoints that have parts or chunks, with one request for each."""
-    prefix = keys.checkpoints_prefix(job_id)
+def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
+    """Yield the saves (of one checkpoint) that have parts or chunks, ascending, with one request for each."""
+    head = "" if checkpoint is None else f"{checkpoint.generation:06d}-{checkpoint.step:012d}-"
+    prefix = keys.checkpoints_prefix(job_id) + head
     after: str | None = None
     while True:
         page = store.list_page(prefix, after=after, limit=1)
@@ -126,17 +145,13 @@ def stored_checkpoints(store: ObjectStore, job_id: str) -> Iterator[CheckpointId
             return
         name = page.objects[0].key.removeprefix(prefix).partition("/")[0]
         after = f"{prefix}{name}/~"  # Sorts after all that our keys have there.
-        match = _CHECKPOINT.fullmatch(name)
+        match = _SAVE.fullmatch(f"{head}{name}")
         if match is not None:
-            yield CheckpointId(int(match[1]), int(match[2]))
+            yield SaveId(int(match[1]), int(match[2]), int(match[3]))
 
 
-def _delete_contents(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> None:
+def _delete_contents(store: ObjectStore, job_id: str, save: SaveId) -> None:
     """Delete part records, then chunks: a part record never stands without its chunks."""
-    generation, step = checkpoint.generation, checkpoint.step
-    for prefix in (
-        keys.parts_prefix(job_id, generation, step),
-        keys.checkpoint_prefix(job_id, generation, step),
-    ):
+    for prefix in (keys.parts_prefix(job_id, save), keys.save_prefix(job_id, save)):
         for meta in store.list_objects(prefix):
             store.delete(meta.key)

@@ -46,14 +46,19 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: OrdinalOrZero
     step: Tally
+    round: OrdinalOrZero
     rank: Rank
     world_size: NodeCount
+    relieved: tuple[Rank, ...] = ()
+    """Ranks that bring no part: see ``Part``."""
     kind: str
     slot: str
     nbytes: Tally
     plan: str
     items: tuple[Item, ...]
     objects: Any = None
+    rank_states: dict[str, Any]
+    """The JSON state of this rank and of those that it has relieved, by rank."""
     stall_seconds: Seconds
     sealed_at_unix: Annotated[float, msgspec.Meta(ge=EARLIEST.timestamp(), lt=LATEST.timestamp())]
     raw: dict[str, Any]
@@ -85,7 +90,7 @@ def read_seal(part: Part) -> Seal:
 
 
 def plan_digest(seals: Sequence[Seal]) -> str:
-    """Return the digest of the table of all ranks' items, as ``cloudspot.train.partition`` makes it."""
-    table = [msgspec.to_builtins(seal.items) for seal in seals]
+    """Return the digest of the table of all parts' items, as ``cloudspot.train.partition`` makes it."""
+    table = [[seal.rank, msgspec.to_builtins(seal.items)] for seal in seals]
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

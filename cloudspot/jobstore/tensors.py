@@ -64,7 +64,8 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
     Raises:
         CorruptData: the seal does not hold what a session writes.
     """
-    shared = read_seal(manifest.parts[0]).objects
+    seals = (read_seal(part) for part in manifest.parts)
+    shared = next((seal.objects for seal in seals if "0" in seal.rank_states), None)  # as in a resume
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")

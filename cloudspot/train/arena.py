@@ -113,6 +113,11 @@ class Slot:
             last = placements[-1]
             self._write_from_devices(on_device, last.offset + last.nbytes)
 
+    def put(self, offset: int, data: memoryview) -> None:
+        """Copy bytes to their place."""
+        assert self._mapped is not None
+        self._mapped[offset : offset + len(data)] = data
+
     def close(self) -> None:
         """Forget the mapping; the file stays for the agent."""
         self._release()
@@ -258,9 +263,9 @@ class Arena:
         newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
-    def seal_path(self, step: int, *, is_held: bool = False) -> Path:
-        """Return where the seal of a step goes."""
-        name = SealName(self.generation, step, self.world.rank, taken=False)
+    def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:
+        """Return where the seal of a step goes; ``number`` is its round's, or 0."""
+        name = SealName(self.generation, step, number, self.world.rank, taken=False)
         return self.seals / (name.held_name if is_held else name.file_name)
 
     def close(self) -> None:
@@ -311,9 +316,9 @@ def _copy_through_staging(copies: list[tuple[Any, Any]]) -> None:
             target[start : start + len(part)].copy_(staged)
 
 
-def _sealed_at(slot: Slot) -> int:
+def _sealed_at(slot: Slot) -> tuple[int, ...]:
     assert slot.seal is not None
-    return int(slot.seal.name.split("-")[2])
+    return tuple(map(int, slot.seal.name.split("-")[2:4]))
 
 
 def _taken(seal: Path) -> Path:

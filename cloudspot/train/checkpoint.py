@@ -162,7 +162,7 @@ class Checkpoint:
     @property
     def shared(self) -> dict[str, Json]:
         """The JSON state that all ranks share."""
-        return json_object(self._seals[0], "objects")
+        return json_object(self._seal_of(0), "objects")
 
     @property
     def seed(self) -> int:
@@ -203,7 +203,11 @@ class Checkpoint:
 
     def rank_state(self, rank: int) -> dict[str, Json]:
         """Return the JSON state of one rank of the world that saved."""
-        return json_object(self._seals[rank], "rank_state")
+        return json_object(json_object(self._seal_of(rank), "rank_states"), str(rank))
+
+    def _seal_of(self, rank: int) -> dict[str, Any]:
+        """Return the seal that holds a rank's state: its own, or that of the rank that has relieved it."""
+        return next(seal for seal in self._seals.values() if str(rank) in seal["rank_states"])
 
     def load(self, objects: Mapping[str, Any]) -> None:
         """Load the saved state into the objects, however either is sharded: no rank waits for another.

@@ -28,7 +28,7 @@ class World:
 class Store(Protocol):
     """The key-value store through which ranks agree: what rounds need of torch's Store."""
 
-    def set(self, key: str, value: str, /) -> None:
+    def set(self, key: str, value: str | bytes, /) -> None:
         """Write the key; other connections may see it a moment later."""
 
     def get(self, key: str, /) -> bytes:

@@ -7,10 +7,11 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
 
     tuning.json            agent -> trainer  the save interval, and what uploads have cost so far
     drain.json             agent -> trainer  save and leave
-    seals/seal-G-S-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
+    seals/seal-G-S-N-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
                                              uploads it and unlinks it, and so frees the slot
-    seals/held-G-S-R.json  trainer -> agent  the same, to be made a seal if the script ends with status 0
-    drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or without a save
+    seals/held-G-S-N-R.json  trainer -> agent  the same, to be made a seal if the script ends with status 0
+    drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or handed over, or
+                                             without a save
     progress-R             trainer -> agent  three int64, mapped: see ``Progress``
     metrics-R.jsonl        trainer -> agent  a line for each run.log()
     final.json             trainer -> agent  the loop has ended or was left, and rank 0's state is sealed
@@ -22,7 +23,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
 
-G is the generation, S the step, R the global rank.
+G is the generation, S the step, N the number of the round or 0, R the global rank.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ Without a session the signal would end the process: send it only to the process 
 RESTORE_MANIFEST = "restore.json"
 SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
-_SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)\.json")
+_SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -102,23 +103,29 @@ class SealName:
 
     generation: int
     step: int
+    round: int
     rank: int
     taken: bool
 
     @property
+    def number(self) -> tuple[int, int, int, int]:
+        """Return all but whether it is taken, in the order in which seals are made."""
+        return self.generation, self.step, self.round, self.rank
+
+    @property
     def file_name(self) -> str:
         """Return the name that the trainer gives it."""
-        return f"seal-{self.generation}-{self.step}-{self.rank}.json"
+        return "seal-{}-{}-{}-{}.json".format(*self.number)
 
     @property
     def held_name(self) -> str:
         """Return the name that the trainer gives it where the agent is to wait for the exit status."""
-        return f"held-{self.generation}-{self.step}-{self.rank}.json"
+        return "held-{}-{}-{}-{}.json".format(*self.number)
 
     @property
     def taken_name(self) -> str:
         """Return the name that the agent gives it when its upload starts."""
-        return f"taken-{self.generation}-{self.step}-{self.rank}.json"
+        return "taken-{}-{}-{}-{}.json".format(*self.number)
 
 
 def parse_seal_name(name: str) -> SealName | None:
@@ -126,7 +133,8 @@ def parse_seal_name(name: str) -> SealName | None:
     match = _SEAL.fullmatch(name)
     if match is None:
         return None
-    return SealName(int(match[2]), int(match[3]), int(match[4]), match[1] == "taken")
+    generation, step, number, rank = map(int, match.groups()[1:])
+    return SealName(generation, step, number, rank, match[1] == "taken")
 
 
 def publish_held(handoff: Path) -> None:
@@ -137,18 +145,19 @@ def publish_held(handoff: Path) -> None:
 
 # A seal is a JSON object:
 #   format      1
-#   generation, step, rank, world_size
+#   generation, step, round, rank, world_size
+#   relieved    ranks that bring no part: what only they had was handed to others
 #   kind        "interval", "drain" or "final"
 #   slot        absolute path of the arena slot
 #   nbytes      how many of its first bytes are the part
-#   plan        hex digest of the table of all ranks' items: parts of one checkpoint must agree
+#   plan        hex digest of the table of all parts' items: parts of one checkpoint must agree
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
 #               and without holes; "dtype" is torch's name, bytes are little-endian. The shard of a tensor has
 #               "global_shape" and "global_offset" too: the tensor's shape, and where in it the shard begins
-#   objects     the JSON state that all ranks share, in every seal as it is small; readers take rank 0's:
-#               {"state": {object: tree}, "models": [names of objects that are modules], "seed", "position",
-#               "left"}
-#   rank_state  the JSON state of this rank alone (RNG, data position)
+#   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
+#               seal with rank 0's state: {"state": {object: tree}, "models": [names of objects that are
+#               modules], "seed", "position", "left"}
+#   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
 #   sealed_at_unix  seconds
 #
@@ -201,6 +210,7 @@ def read_tuning(handoff: Path) -> Tuning | None:
 def drained_path(handoff: Path, rank: int) -> Path:
     """Return the file by which a rank says that it leaves: {"step": S, or null without a save}.
 
+    A rank that was relieved writes it when another has sealed what it had.
     At the end of the loop a rank writes it only if its last state could not be saved.
     """
     return handoff / f"drained-{rank}.json"

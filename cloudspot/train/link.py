@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Link:
             clock=time.monotonic,
             can_save=can_save,
             room=room,
+            node=world.rank // world.local_world_size,
             rewindable=rewindable,
         )
         self.is_draining = False
@@ -80,10 +81,15 @@ class Link:
         self._complete = order is None
         return order
 
-    def part(self, *, agreed: bool) -> None:
-        """End the thread; after an agreed drain rank 0 lets the others go first."""
+    def part(self, *, agreed: bool, relieved: Collection[int] = ()) -> None:
+        """End the thread; after an agreed drain rank 0 lets the others go first.
+
+        Those who take what the ranks ``relieved`` hand over may need the store until the guard.
+        """
         if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
             return
+        if relieved:
+            self._await_others("left", until=self.rounds.guard, but=relieved)
         self._await_others("left", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
 
     def close(self) -> None:
@@ -99,12 +105,12 @@ class Link:
         self._thread.join(_JOIN_SECONDS)
         return not self._thread.is_alive()
 
-    def _await_others(self, what: str, *, until: float) -> None:
+    def _await_others(self, what: str, *, until: float, but: Collection[int] = ()) -> None:
         # Rank 0's process hosts the store: it must not end while the others still need it.
         store, rank = self.rounds.store, self._world.rank
-        keys = [f"{what}/{other}" for other in range(self._world.world_size)]
+        keys = [f"{what}/{other}" for other in range(self._world.world_size) if other not in but]
         try:
-            store.set(keys[rank], "1")
+            store.set(f"{what}/{rank}", "1")
             while rank == 0 and not store.check(keys) and time.monotonic() < until:
                 time.sleep(_PART_POLL_SECONDS)
         except (RuntimeError, OSError):

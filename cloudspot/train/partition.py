@@ -11,8 +11,8 @@ import hashlib
 import heapq
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cloudspot.train.boxes import Box
@@ -37,7 +37,7 @@ class Item:
     itemsize: int
     """Bytes of one element."""
     pinned: bool = False
-    """Rank 0 always writes it: it is a buffer of the model, in which ranks may differ."""
+    """Rank 0's is written: it is a buffer of the model, in which ranks may differ."""
     shards: tuple[Shard, ...] = ()
     """The boxes that make up a DTensor; empty if it is none or has no elements: every rank holds all."""
 
@@ -56,6 +56,8 @@ class Placement:
     """Bytes from the beginning of the part; a multiple of the item's element size."""
     box: Box | None = None
     """What of a sharded item lies here; None: all of it."""
+    giver: int | None = None
+    """The rank that hands it over to the one that writes it; None: that holds it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,29 +94,64 @@ class Plan:
     """By rank."""
     digest: str
     """SHA-256 of the whole table, in hex: parts with another digest belong to another checkpoint."""
+    takers: Mapping[int, int] = field(default_factory=dict)
+    """By the ranks that are relieved, which have no part: the rank that takes what only they have."""
+
+    def handed_over(self, giver: int) -> tuple[Placement, ...]:
+        """Return what a relieved rank hands over, in this order."""
+        return tuple(each for each in self.parts[self.takers[giver]] if each.giver == giver)
 
 
 def plan(
-    items: Sequence[Item], *, world_size: int, avoid: Collection[int] = frozenset(), rooms: Sequence[int] = ()
+    items: Sequence[Item],
+    *,
+    world_size: int,
+    avoid: Collection[int] = frozenset(),
+    rooms: Sequence[int] = (),
+    handover_bytes: int = 0,
 ) -> Plan:
     """Spread the items, whose names are unique, over the ranks, evenly by bytes.
 
     Items that every rank holds are spread whole. Of a sharded item, each box goes to a rank that holds it.
-    The result does not depend on the order of the items. Ranks to ``avoid``, whose machines are about to go,
-    get nothing but what is pinned to them and what no other rank holds. That is ignored when it names every
-    rank, or when a part would outgrow its slot; ``rooms`` are the bytes that each rank's slots hold, if there
-    is a limit.
+    The result does not depend on the order of the items.
+
+    Ranks to ``avoid``, whose machines are about to go, are relieved: they have no part, and what no other
+    rank holds is handed over to one that stays. If that is more than ``handover_bytes``, they write it
+    themselves, and nothing else. ``avoid`` is ignored when it names every rank, or when a part would outgrow
+    its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
     """
     table = sorted(items, key=lambda item: item.name)
-    open_ranks = [rank for rank in range(world_size) if rank not in avoid] or list(range(world_size))
+    staying = [rank for rank in range(world_size) if rank not in avoid]
+    doomed = [rank for rank in range(world_size) if rank in avoid]
+    if doomed and staying:
+        takers = {rank: staying[index % len(staying)] for index, rank in enumerate(doomed)}
+        for found in (_spread(table, world_size, staying, takers), _spread(table, world_size, staying, {})):
+            given = sum(each.nbytes for part in found.parts for each in part if each.giver is not None)
+            has_room = all(size <= room for size, room in zip(found.part_bytes, rooms, strict=bool(rooms)))
+            if given <= handover_bytes and has_room:
+                return found
+    return _spread(table, world_size, range(world_size), {})
+
+
+def _spread(
+    table: Sequence[Item], world_size: int, open_ranks: Sequence[int], takers: Mapping[int, int]
+) -> Plan:
     shares: list[list[Placement]] = [[] for _ in range(world_size)]
-    shares[0] = [Placement(item, 0) for item in table if item.pinned]
-    loads = [sum(each.nbytes for each in share) for share in shares]
-    # First what few ranks hold, then the rest to even it out.
-    for placement, holders in _largest_first(table):
-        rank = min(set(holders).intersection(open_ranks) or holders, key=lambda each: (loads[each], each))
+    loads = [0] * world_size
+
+    def place(placement: Placement, rank: int) -> None:
+        if rank in takers:
+            placement, rank = replace(placement, giver=rank), takers[rank]
         loads[rank] += placement.nbytes
         shares[rank].append(placement)
+
+    for item in table:
+        if item.pinned:
+            place(Placement(item, 0), 0)
+    # First what few ranks hold, then the rest to even it out.
+    for placement, holders in _largest_first(table):
+        able = set(holders).intersection(open_ranks) or holders
+        place(placement, min(able, key=lambda each: (loads[each], each)))
     heap = [(loads[rank], rank) for rank in open_ranks]
     heapq.heapify(heap)
     free = (item for item in table if not item.pinned and not item.shards)
@@ -128,13 +165,11 @@ def plan(
         # Wide elements first: every offset is a multiple of its element size, and there are no holes.
         placements, offset = [], 0
         for each in sorted(share, key=lambda p: (-p.item.itemsize, p.item.name, p.box or ())):
-            placements.append(Placement(each.item, offset, each.box))
+            placements.append(replace(each, offset=offset))
             offset += each.nbytes
         parts.append(tuple(placements))
         part_bytes.append(offset)
-    if avoid and rooms and any(nbytes > room for nbytes, room in zip(part_bytes, rooms, strict=True)):
-        return plan(items, world_size=world_size)
-    return Plan(tuple(parts), tuple(part_bytes), _digest(parts))
+    return Plan(tuple(parts), tuple(part_bytes), _digest(parts, takers), takers)
 
 
 def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:
@@ -144,7 +179,11 @@ def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int
     yield from found
 
 
-def _digest(parts: Sequence[Sequence[Placement]]) -> str:
-    table = [[placement.to_json() for placement in part] for part in parts]
+def _digest(parts: Sequence[Sequence[Placement]], relieved: Collection[int]) -> str:
+    table = [
+        [rank, [placement.to_json() for placement in part]]
+        for rank, part in enumerate(parts)
+        if rank not in relieved
+    ]
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

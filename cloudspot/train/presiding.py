@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudspot.train.distributed import Store
-from cloudspot.train.save_order import DRAIN, INTERVAL
+from cloudspot.train.save_order import DRAIN, INTERVAL, make_order
 from cloudspot.train.step_seconds import StepSeconds
 
 INTERVAL_GUARD_SECONDS = 20.0
@@ -26,7 +26,7 @@ class Presiding:
         self._world_size = world_size
         self._clock = clock
         self._step_seconds = step_seconds
-        self._opened = -1
+        self._opened = 0
         self._kind = ""
         self._promises: dict[int, dict[str, Any]] = {}
 
@@ -63,23 +63,21 @@ class Presiding:
             if self._store.check([f"promise/{number}/{rank}"]):
                 self._promises[rank] = json.loads(self._store.get(f"promise/{number}/{rank}"))
             elif self._store.check([f"finished/{rank}"]):
-                self._promises[rank] = {"step": None, "ready": False, "notice": False, "checks": False}
+                self._promises[rank] = {"step": None}
         is_complete = len(self._promises) == self._world_size
         is_impatient = self._kind == INTERVAL and wanted() is not None
         if is_complete or is_impatient or self._clock() > guard:
-            decision = self._decision() if is_complete else {"outcome": "abandon"}
+            seconds = guard - self._clock()
+            decision = self._decision(number, seconds) if is_complete else {"outcome": "abandon"}
             self._store.compare_set(f"decision/{number}", "", json.dumps(decision))
 
-    def _decision(self) -> dict[str, Any]:
-        promises = self._promises.values()
+    def _decision(self, number: int, seconds: float) -> dict[str, Any]:
+        promises = [self._promises[rank] for rank in range(self._world_size)]
         if any(promise["step"] is None for promise in promises):
             return {"outcome": "finish"}
         if self._kind == INTERVAL and not all(promise["ready"] for promise in promises):
             return {"outcome": "abandon"}
-        return {
-            "outcome": "save",
-            "step": max(promise["step"] for promise in promises),
-            "avoid": [rank for rank, promise in self._promises.items() if promise["notice"]],
-            "rooms": [self._promises[rank]["room"] for rank in range(self._world_size)],
-            "waits": any(promise["checks"] for promise in promises),
-        }
+        step = max(promise["step"] for promise in promises)
+        order = make_order(self._kind, step, number, promises, seconds=seconds)
+        waits = any(promise["checks"] for promise in promises)
+        return {"outcome": "save", "order": order.to_json(), "waits": waits}

@@ -35,16 +35,17 @@ class RestoredFiles:
         self.world_size = number(manifest, "world_size")
         """How many ranks saved."""
         self.seals: dict[int, dict[str, Any]] = {}
-        """By rank."""
+        """By rank; each holds the states of its own rank and of those that it has relieved, by rank."""
         self.tensors: dict[str, StoredTensor] = {}
         """By their names in the checkpoint."""
         parts = manifest.get("parts")
-        if not isinstance(parts, list) or len(parts) != self.world_size:
-            raise CheckpointError(f"{RESTORE_MANIFEST} does not list {self.world_size} parts")
+        if not isinstance(parts, list):
+            raise CheckpointError(f"{RESTORE_MANIFEST} does not list the parts")
         for part in parts:
             self._open_part(part)
-        if set(self.seals) != set(range(self.world_size)):
-            raise CheckpointError(f"{RESTORE_MANIFEST} does not list each rank's part once")
+        states = [rank for seal in self.seals.values() for rank in json_object(seal, "rank_states")]
+        if len(parts) != len(self.seals) or sorted(states) != sorted(map(str, range(self.world_size))):
+            raise CheckpointError(f"{RESTORE_MANIFEST} does not list the state of each rank once")
         if len({seal.get("plan") for seal in self.seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")
         for name, stored in self.tensors.items():

@@ -4,19 +4,26 @@ In a round r whose boundary is still ahead, a rank that hears of the drain write
 ``rewind/r/asked``. Then:
 
 1. Each rank's background thread lets its main thread come to that boundary but not to the next one, and says
-   in ``rewind/r/stands/<rank>`` at which boundaries behind it the state still stands.
-2. Rank 0 writes the newest that all have named to ``rewind/r/to``; each rank copies its part, and says in
-   ``rewind/r/copied/<rank>`` whether the state still stands afterwards.
+   in ``rewind/r/stands/<rank>`` at which boundaries behind it the state still stands, and whether its machine
+   is about to go.
+2. Rank 0 writes to ``rewind/r/to`` how all save at the newest that all have named; each rank copies its
+   part, or hands over what it has, and says in ``rewind/r/copied/<rank>`` whether the state still stands.
 3. Rank 0 writes ``place/r``, by compare_set: that boundary. If a rank cannot, it writes ``rewind/r/off``
    instead, and the round is served ahead.
+
+The save has the number r + 1: it takes the place of the next round. In round r, some may have saved already.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 from cloudspot.train.distributed import Store
+from cloudspot.train.handover import HandOver
+from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder, make_order, read_order
 
 _AHEAD = "ahead"
 
@@ -30,11 +37,11 @@ class Rewindable(Protocol):
     def standing(self, number: int) -> list[int]:
         """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
 
-    def copy(self, number: int, avoid: frozenset[int], rooms: tuple[int, ...]) -> bool:
-        """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
+    def copy(self, order: SaveOrder) -> HandOver | None:
+        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
 
     def publish(self) -> None:
-        """Seal what was copied last, and say that this rank has drained."""
+        """Seal what was copied last, with what others have given, and say that this rank has drained."""
 
 
 class Rewind:
@@ -51,6 +58,8 @@ class Rewind:
         self._rewindable = rewindable
         self._has_said = ""
         self._has_arrived = False
+        self._order: SaveOrder | None = None
+        self._handover: HandOver | None = None
         self.asked: int | None = None
         """The boundary behind the rank that has asked."""
         self.is_off = False
@@ -70,33 +79,39 @@ class Rewind:
         self,
         *,
         can_stand: bool,
-        is_late: bool,
-        avoid: frozenset[int],
-        rooms: tuple[int, ...],
-    ) -> int | None:
+        seconds: float,
+        own: Mapping[str, Any],
+    ) -> SaveOrder | None:
         """Do what can be done without waiting for others.
 
-        Returns the boundary when all have copied and this rank has sealed. ``can_stand`` says whether this
-        rank is still in its loop and has not begun to leave it, ``is_late`` whether the time for a rewind is
-        over.
+        Returns how they have saved when all have copied and this rank has sealed. ``can_stand`` says whether
+        this rank is still in its loop and has not begun to leave it, ``seconds`` how much time is left for a
+        rewind, and ``own`` what ``make_order`` has to know of this rank.
         """
         assert self.asked is not None
         rewindable = self._rewindable
         if self._has_said == "":
             if rewindable is None or not can_stand:
-                self._say("stands", [])
+                self._say("stands", {})
             elif rewindable.has_marked(self.asked):
-                self._say("stands", rewindable.standing(self.asked))
+                boundaries = rewindable.standing(self.asked)
+                self._say("stands", {"boundaries": boundaries, **own} if boundaries else {})
         elif self._has_said == "stands" and rewindable is not None and self._store.check([self._key("to")]):
-            to = int(self._store.get(self._key("to")))
-            self._say("copied", rewindable.copy(to, avoid, rooms))
+            self._order = read_order(json.loads(self._store.get(self._key("to"))))
+            self._handover = rewindable.copy(self._order)
+            if self._handover is not None:
+                self._handover.advance(self._store)  # it gives
+            self._say("copied", self._handover is not None)
         if self._rank == 0:
-            self._preside(is_late=is_late)
+            self._preside(seconds)
         place = self._place()
         if place is not None and place.isdigit():
             assert rewindable is not None
+            assert self._order is not None
+            assert self._handover is not None
+            self._handover.advance(self._store)  # all have given
             rewindable.publish()
-            return int(place)
+            return replace(self._order, kind=REWOUND)
         self.is_off = place is not None or self._store.check([self._key("off")])
         return None
 
@@ -126,7 +141,7 @@ class Rewind:
         self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))
         self._has_said = what
 
-    def _preside(self, *, is_late: bool) -> None:
+    def _preside(self, seconds: float) -> None:
         what = self._has_said or "stands"
         found = {
             rank: json.loads(self._store.get(key))
@@ -134,14 +149,17 @@ class Rewind:
             if self._store.check([key := self._key(f"{what}/{rank}")])
         }
         missing = set(range(self._world_size)) - set(found)
-        if not all(found.values()) or is_late or any(map(self._has_gone, missing)):
+        if not all(found.values()) or seconds < 0 or any(map(self._has_gone, missing)):
             self._store.set(self._key("off"), "1")
         elif not missing and what == "copied":
-            self._store.compare_set(self._place_key, "", self._store.get(self._key("to")).decode())
+            assert self._order is not None
+            self._store.compare_set(self._place_key, "", str(self._order.step))
         elif not missing:
-            common = set.intersection(*(set(numbers) for numbers in found.values()))
+            ranks = [found[rank] for rank in range(self._world_size)]
+            common = set.intersection(*(set(each["boundaries"]) for each in ranks))
             if common:
-                self._store.set(self._key("to"), str(max(common)))
+                order = make_order(DRAIN, max(common), self._number + 1, ranks, seconds=seconds)
+                self._store.set(self._key("to"), json.dumps(order.to_json()))
             else:
                 self._store.set(self._key("off"), "1")
 

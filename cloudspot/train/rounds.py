@@ -4,13 +4,14 @@ Boundaries are numbered in the order in which each rank comes to them: the same 
 ends at one, but here a step is what lies between two of them. Each rank has two actors: its main thread
 arrives at boundaries, its background thread talks to the store. For round r:
 
-1. Rank 0's background thread writes ``round/r``. It alone opens rounds; another rank that needs one
-   sets ``want/drain``.
+1. Rank 0's background thread writes ``round/r``, counted from 1. It alone opens rounds; another rank that
+   needs one sets ``want/drain``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
    without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries after the
    next one, so that short steps go on while the ranks agree.
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
-4. Each main thread goes on to the decided boundary and no further, and serves the round there.
+4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain,
+   a rank whose machine is about to go hands what only it has to one that stays: see ``handover``.
 
 A script may ask between two boundaries whether it has to leave (``check``). Once it has, a drain's boundary
 is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
@@ -29,9 +30,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudspot.train.distributed import Store
+from cloudspot.train.early_leave import EarlyLeave
+from cloudspot.train.handover import HandOver
 from cloudspot.train.presiding import Presiding
 from cloudspot.train.rewind import Rewind, Rewindable
-from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
+from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder, read_order
 from cloudspot.train.step_seconds import StepSeconds
 
 POLL_SECONDS = 0.025
@@ -65,13 +68,15 @@ class Rounds:
         clock: Callable[[], float],
         can_save: Callable[[], bool] = lambda: True,
         room: Callable[[], int] = lambda: 0,
+        node: int | None = None,
         rewindable: Rewindable | None = None,
     ) -> None:
         """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
 
         No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
         monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
-        many bytes each of this rank's slots holds. ``rewindable`` saves at boundaries behind.
+        many bytes each of this rank's slots holds. Ranks of one machine name the same ``node``; None: this
+        rank has one of its own. ``rewindable`` saves at boundaries behind.
         """
         self.store = store
         """For others' use only after the background thread has ended."""
@@ -80,6 +85,7 @@ class Rounds:
         self._clock = clock
         self._can_save = can_save
         self._room = room
+        self._node = rank if node is None else node
         self._rewindable = rewindable
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -96,15 +102,14 @@ class Rounds:
         self._is_held_by_rewind = False
         self._asks = False  # the main thread waits in ``check``
         self._has_checked = False
-        self._left: dict[int, int] = {}  # where ranks have left the loop early
-        self._is_leaving = False
+        self._early_leave = EarlyLeave(store, rank=rank, world_size=world_size)
+        self._handover: HandOver | None = None
         # The background thread's own:
-        self._round = 0
+        self._round = 1
         self._state = "idle"  # idle, promised, ordered
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
         self._told_finished = False
-        self._told_left = False
         self._over = False  # some rank has finished: no round can be served by all
         self._drain_guard: float | None = None
         self._drain_notice = False
@@ -113,10 +118,9 @@ class Rounds:
         self._presiding: Presiding | None = None
         if rank == 0:
             self._presiding = Presiding(store, world_size, clock, self._step_seconds)
-        self._rewind = self._new_rewind(0)
+        self._rewind = self._new_rewind(self._round)
         self._has_saved = False  # in this round
         self._served_rewind: Rewind | None = None  # of the last round in which it has
-        self._decided: tuple[frozenset[int], tuple[int, ...]] = frozenset(), ()
         self._waits_for_all = False
         self._can_rewind = False
         """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
@@ -224,17 +228,26 @@ class Rounds:
         Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
         monotonic moment) has come.
         """
+        early = self._early_leave
         with self._changed:
-            self._left[self._rank] = step
-            self._is_leaving = True
+            early.begin(step)
         order = self.finish()
         if order is not None:
             return order
         with self._changed:
-            while len(self._left) < self._world_size and not self._lost and self._clock() < until():
+            while not early.is_complete and not self._lost and self._clock() < until():
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
-            self._is_leaving = False
-            return dict(self._left)
+            early.is_open = False
+            return dict(early.steps)
+
+    def hand_over(self, handover: HandOver) -> bool:
+        """Hand over what a drain's order asks for; return whether that was done by the ``guard``."""
+        with self._changed:
+            self._handover = handover
+            while not handover.is_done and not self._lost and self._clock() < self.guard:
+                self._changed.wait(_LEAVE_WAIT_SECONDS)
+            self._handover = None
+        return handover.is_done
 
     @property
     def guard(self) -> float:
@@ -311,10 +324,13 @@ class Rounds:
         """Take the next steps of the protocol that are possible; return whether there may be more."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
-        if self._is_leaving:
-            self._look_who_left()
+        if self._early_leave.is_open and self._early_leave.look():
+            self.wake()
+        handover = self._handover
+        if handover is not None and not handover.is_done and handover.advance(self.store):
+            self.wake()
         # Rank 0, which hosts the store, may end when all have finished: first each has to know who left.
-        if self._finished and not self._told_finished and not self._is_leaving:
+        if self._finished and not self._told_finished and not self._early_leave.is_open:
             self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
         if self._told_finished and self._rank != 0:
@@ -327,16 +343,6 @@ class Rounds:
             self._preside(self._presiding)
         self._take_part()
         return before != (self._round, self._state)
-
-    def _look_who_left(self) -> None:
-        if not self._told_left:
-            self.store.set(f"left/{self._rank}", str(self._left[self._rank]))
-            self._told_left = True
-        for rank in range(self._world_size):
-            if rank not in self._left and self.store.check([f"left/{rank}"]):
-                self._left[rank] = int(self.store.get(f"left/{rank}"))
-        if len(self._left) == self._world_size:
-            self.wake()
 
     # --- rank 0 opens and decides ---------------------------------------------------------------
 
@@ -417,21 +423,17 @@ class Rounds:
             if self._hold is None:
                 self._hold, self._is_held_by_rewind = self._next, True
             can_stand = not self._finished and not self._is_serving
-        boundary = rewind.advance(
-            can_stand=can_stand,
-            is_late=self._clock() > self.rewind_guard,
-            avoid=self._decided[0],
-            rooms=self._decided[1],
-        )
-        if boundary is not None:
+        seconds = self.rewind_guard - self._clock()
+        order = rewind.advance(can_stand=can_stand, seconds=seconds, own=self._own)
+        if order is not None:
             with self._changed:
-                self._order = SaveOrder(REWOUND, boundary, *self._decided)
+                self._order = order
             self._state = "rewound"
-        elif self._clock() > self.rewind_guard + _GRACE_SECONDS:
+        elif seconds < -_GRACE_SECONDS:
             rewind.is_off = True
-        if boundary is not None or rewind.is_off:
+        if order is not None or rewind.is_off:
             with self._changed:
-                self._limit, self._can_rewind = None, boundary is not None
+                self._limit, self._can_rewind = None, order is not None
                 if self._is_held_by_rewind:
                     self._hold, self._is_held_by_rewind = None, False
                 self._changed.notify_all()
@@ -454,23 +456,21 @@ class Rounds:
             step = None if self._finished else self._next + opening["lookahead"]
             self._hold = step
             self._can_rewind = opening["kind"] == DRAIN
-        promise = {
-            "step": step,
-            "ready": ready,
-            "notice": self._drain_notice,
-            "room": self._room(),
-            "checks": self._has_checked,
-        }
+        promise = {"step": step, "ready": ready, "checks": self._has_checked, **self._own}
         self._state = "promised"
         self.store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """What an order has to know of this rank: see ``make_order``."""
+        return {"notice": self._drain_notice, "node": self._node, "room": self._room()}
 
     def _obey(self, decision: dict[str, Any]) -> None:
         kind = self._opening["kind"]
         order: SaveOrder | None = None
         if decision["outcome"] == "save":
-            avoid, rooms = frozenset(decision["avoid"]), tuple(decision["rooms"])
-            order = SaveOrder(kind, decision["step"], avoid, rooms)
-            self._decided, self._waits_for_all = (avoid, rooms), kind == DRAIN and decision["waits"]
+            order = read_order(decision["order"])
+            self._waits_for_all = kind == DRAIN and decision["waits"]
         elif decision["outcome"] == "abandon" and kind == DRAIN:
             order = SaveOrder(kind, None)
         self._has_saved = decision["outcome"] == "save"

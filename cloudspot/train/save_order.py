@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cloudspot.train.handover import limit_bytes
 
 INTERVAL = "interval"
 DRAIN = "drain"
@@ -11,13 +15,42 @@ REWOUND = "rewound"
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What a main thread must do at a boundary: save there and go on, or save and leave."""
+    """What a main thread must do at a boundary: save there and go on, or save and leave.
+
+    Who writes what follows from it and the table of items, so all ranks have the same.
+    """
 
     kind: str
     """``REWOUND``: the state at a boundary behind is sealed, so leave."""
     step: int | None
     """The boundary; None: leave now, without a save."""
+    number: int = 0
+    """Of the round, which the save is named by; 0: there was none."""
     avoid: frozenset[int] = frozenset()
     """Ranks whose machines are about to go."""
     rooms: tuple[int, ...] = ()
-    """Bytes that each rank's slots hold, by rank: all ranks must plan with the same numbers."""
+    """Bytes that each rank's slots hold, by rank."""
+    handover_bytes: int = 0
+    """So many bytes of tensors may be handed over."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {**asdict(self), "avoid": sorted(self.avoid)}
+
+
+def read_order(value: Mapping[str, Any]) -> SaveOrder:
+    """Return what ``SaveOrder.to_json`` returned for."""
+    return SaveOrder(**{**value, "avoid": frozenset(value["avoid"]), "rooms": tuple(value["rooms"])})
+
+
+def make_order(
+    kind: str, step: int, number: int, ranks: Sequence[Mapping[str, Any]], *, seconds: float
+) -> SaveOrder:
+    """Decide how all ranks save, from what each has said of itself, ``seconds`` before the guard.
+
+    That is whether its machine has a "notice", which "node" that is, and the "room" of its slots. Ranks of
+    one machine may hear of its notice one after the other.
+    """
+    nodes = {each["node"] for each in ranks if each["notice"]} if kind == DRAIN else set()
+    avoid = frozenset(rank for rank, each in enumerate(ranks) if each["node"] in nodes)
+    return SaveOrder(kind, step, number, avoid, tuple(each["room"] for each in ranks), limit_bytes(seconds))

@@ -1,20 +1,22 @@
-"""One rank's saves: the plan, the copy into the arena at a boundary, and the seal."""
+"""One rank's saves: the plan, the copy into the arena at a boundary, what is handed over, and the seal."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudspot.train import checkpoint
+from cloudspot.train import checkpoint, handover
 from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.boundary_marks import Description
+from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
-from cloudspot.train.partition import Item, Plan, plan
+from cloudspot.train.handover import HandOver
+from cloudspot.train.partition import Item, Placement, Plan, plan
 from cloudspot.train.save_order import INTERVAL, SaveOrder
-from cloudspot.train.tree import Json
+from cloudspot.train.tree import Json, tensor_bytes
 
 _SLOT_POLL_SECONDS = 0.01
 
@@ -23,11 +25,16 @@ Describe = Callable[[], Description]
 
 @dataclass(frozen=True)
 class Copied:
-    """A part that is in its slot and not sealed yet."""
+    """A part that is in its slot and not sealed yet, but for what others hand over."""
 
-    slot: Slot
+    slot: Slot | None
+    """None: the rank is relieved, and has no part."""
     content: dict[str, Json]
     """The seal."""
+    handover: HandOver
+    """To be done before the part is sealed."""
+    taken: Mapping[int, tuple[Placement, ...]]
+    """Where the tensors go that others hand over, by their rank and in their order."""
 
 
 class Saver:
@@ -44,6 +51,8 @@ class Saver:
         self._claim_error: Exception | None = None
         self.sealed_step: int | None = None
         """The step of the newest seal."""
+        self.relieved: Collection[int] = ()
+        """The ranks that hand over in the newest save."""
         arena.seals.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
@@ -58,7 +67,8 @@ class Saver:
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
         others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
-        alone = plan(items, world_size=self._world.world_size, avoid=others)
+        most = handover.MAX_BYTES
+        alone = plan(items, world_size=self._world.world_size, avoid=others, handover_bytes=most)
         nbytes = self._plan_for(items).part_bytes[rank]
         self._claiming = threading.Thread(
             target=self._claim, args=(nbytes, alone.part_bytes[rank]), name="cloudspot-arena", daemon=True
@@ -85,8 +95,8 @@ class Saver:
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
-        The arguments and errors are those of ``copy``. With ``is_held``, the agent uploads the part only if
-        this process ends with status 0.
+        For an order by which nothing is handed over. The arguments and errors are those of ``copy``. With
+        ``is_held``, the agent uploads the part only if this process ends with status 0.
         """
         copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
         if copied is None:
@@ -106,6 +116,8 @@ class Saver:
     ) -> Copied | None:
         """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
 
+        A rank that the order relieves needs no slot.
+
         ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
         found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
         back an upload that has not started; None: do not wait.
@@ -114,52 +126,83 @@ class Saver:
             SessionError: the state cannot be saved, or there is no room for it.
         """
         with self._lock:
-            if self._claiming is not None:
-                if self._claiming.is_alive():
-                    self._arena.hurry()
-                self._claiming.join()
-            if self._claim_error is not None:
-                raise self._claim_error
-            slot = self._find_slot(deadline)
-            if slot is None:
-                return None
             started = time.monotonic()
-            description = describe()
-            rank_state = description.flatten_rank_state()
             state = checkpoint.take(objects)
-            table = self._plan_for(state.items, order.avoid, order.rooms)
-            rank = self._world.rank
-            placements, nbytes = table.parts[rank], table.part_bytes[rank]
-            must_grow = nbytes > slot.capacity
-            self._arena.grow(slot, nbytes)
-            slot.write(placements, [state.tensors[placement.item.name] for placement in placements])
-            seconds = time.monotonic() - started
-            seal = {
+            table = self._plan_for(state.items, order)
+            self.relieved, rank = table.takers, self._world.rank
+            slot = None
+            if rank not in table.takers:
+                searched = time.monotonic()
+                slot = self._find_slot(deadline)
+                if slot is None:
+                    return None
+                started += time.monotonic() - searched
+            description = describe()
+            content: dict[str, Json] = {
                 "format": SEAL_FORMAT,
                 "generation": self._arena.generation,
                 "step": step,
+                "round": order.number,
                 "rank": rank,
                 "world_size": self._world.world_size,
+                "relieved": sorted(table.takers),
                 "kind": order.kind,
+                "plan": table.digest,
+                "objects": {"state": state.objects, "models": list(state.models), **description.shared},
+                "rank_states": {str(rank): description.flatten_rank_state()},
+            }
+            if slot is None:
+                return Copied(None, content, self._giving(order, table, state.tensors, content), {})
+            placements, nbytes = table.parts[rank], table.part_bytes[rank]
+            taken = {
+                giver: table.handed_over(giver) for giver, taker in table.takers.items() if taker == rank
+            }
+            must_grow = nbytes > slot.capacity
+            self._arena.grow(slot, nbytes)
+            own = tuple(each for each in placements if each.giver is None) if taken else placements
+            slot.write(own, [state.tensors[placement.item.name] for placement in own])
+            content |= {
                 "slot": str(slot.path),
                 "nbytes": nbytes,
-                "plan": table.digest,
                 "items": [placement.to_json() for placement in placements],
-                "objects": {"state": state.objects, "models": list(state.models), **description.shared},
-                "rank_state": rank_state,
-                "stall_seconds": seconds,
+                "stall_seconds": time.monotonic() - started,
             }
             if must_grow and order.kind == INTERVAL:
                 # The state has outgrown the slots: let the other one grow before a drain needs it.
                 self.prepare(state.items)
-            return Copied(slot, seal)
+            return Copied(slot, content, HandOver(order.number, rank, takes=taken), taken)
+
+    def _giving(
+        self, order: SaveOrder, table: Plan, tensors: Mapping[str, Any], content: Mapping[str, Json]
+    ) -> HandOver:
+        rank = self._world.rank
+        lines = handover.pack(
+            {key: content[key] for key in ("plan", "objects", "rank_states")},
+            (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
+        )
+        # Rank 0's process hosts the store: it goes when nobody needs that any more.
+        staying = [each for each in range(self._world.world_size) if each not in table.takers]
+        awaits = staying if rank == 0 else [table.takers[rank]]
+        return HandOver(order.number, rank, gives=lines, awaits=awaits)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
-        """Give a copy to the agent."""
-        step = copied.content["step"]
-        copied.slot.seal = path = self._arena.seal_path(step, is_held=is_held)
-        write_json(path, {**copied.content, "sealed_at_unix": time.time()})
-        self.sealed_step = step
+        """Give a copy to the agent, with what others have handed over; a relieved rank has none to give."""
+        slot, content = copied.slot, copied.content
+        self.sealed_step = content["step"]
+        if slot is None:
+            return
+        for giver, placements in copied.taken.items():
+            lines = copied.handover.taken[giver]
+            state, tensors = handover.unpack(lines, [each.nbytes for each in placements])
+            if state["plan"] != content["plan"]:
+                raise SessionError(f"rank {giver} hands over by another plan than this rank's")
+            for placement, data in zip(placements, tensors, strict=True):
+                slot.put(placement.offset, data)
+            content["rank_states"] |= state["rank_states"]
+            if giver == 0:  # whose word counts where ranks differ
+                content["objects"] = state["objects"]
+        slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
+        write_json(path, {**content, "sealed_at_unix": time.time()})
 
     def close(self) -> None:
         """Stop warming the arena; what is sealed stays for the agent."""
@@ -175,6 +218,12 @@ class Saver:
             self._claim_error = error
 
     def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:
+        if self._claiming is not None:
+            if self._claiming.is_alive():
+                self._arena.hurry()
+            self._claiming.join()
+        if self._claim_error is not None:
+            raise self._claim_error
         if deadline is None:
             return self._arena.free_slot()
         while True:
@@ -183,11 +232,16 @@ class Saver:
                 return slot
             time.sleep(_SLOT_POLL_SECONDS)
 
-    def _plan_for(
-        self, items: tuple[Item, ...], avoid: frozenset[int] = frozenset(), rooms: tuple[int, ...] = ()
-    ) -> Plan:
-        wanted = (items, avoid, rooms if avoid else ())
-        if self._plan is None or self._planned_for != wanted:
-            self._planned_for = wanted
-            self._plan = plan(items, world_size=self._world.world_size, avoid=avoid, rooms=rooms)
+    def _plan_for(self, items: tuple[Item, ...], order: SaveOrder | None = None) -> Plan:
+        limits = (order.avoid, order.rooms, order.handover_bytes) if order and order.avoid else ((), (), 0)
+        if self._plan is None or self._planned_for != (items, *limits):
+            self._planned_for = (items, *limits)
+            avoid, rooms, most = limits
+            world_size = self._world.world_size
+            self._plan = plan(items, world_size=world_size, avoid=avoid, rooms=rooms, handover_bytes=most)
         return self._plan
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    cpu = tensor.detach().cpu().contiguous()
+    return bytes(tensor_bytes(cpu))

@@ -17,6 +17,7 @@ from cloudspot.train import checkpoint, handoff, sigterm
 from cloudspot.train.arena import Arena
 from cloudspot.train.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.distributed import World, open_store
+from cloudspot.train.handover import HandOver
 from cloudspot.train.link import Link
 from cloudspot.train.save_order import DRAIN, REWOUND, SaveOrder
 from cloudspot.train.saving import Copied, Describe, Saver
@@ -68,7 +69,6 @@ class Service:
         self._saver = Saver(arena)
         self._marks = BoundaryMarks(objects)
         self._standing: dict[int, Mark] = {}
-        self._sealed_boundary: int | None = None
         self._rewound: tuple[Mark, Copied | None] | None = None
         # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
@@ -139,10 +139,7 @@ class Service:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
-                stall = self._save(order, step, None)
-                self._link.saved(stall)
-                if stall is not None:
-                    self._sealed_boundary = number
+                self._link.saved(self._save(order, step, None))
             self.rounds.served()
             order = self.rounds.begin(number)
         self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
@@ -174,40 +171,38 @@ class Service:
             self._tell_of_change()
         return list(self._standing)
 
-    def copy(self, number: int, avoid: frozenset[int], rooms: tuple[int, ...]) -> bool:
-        """Copy this rank's part of the state at one of them; return whether it still stood afterwards."""
-        mark = self._standing[number]
+    def copy(self, order: SaveOrder) -> HandOver | None:
+        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
+        assert order.step is not None
+        mark = self._standing[order.step]
         copied = None
-        if mark.step == self.sealed_step and number != self._sealed_boundary:
-            # After an epoch's last batch come two boundaries, and the later one has a seal by that name.
-            return False
         try:
-            if mark.step not in {self._start, self.sealed_step}:
+            if mark.step != self._start:
                 with self._marks.after(mark):
                     copied = self._saver.copy(
                         self._marks.objects_at(mark),
-                        SaveOrder(DRAIN, number, avoid, rooms),
+                        order,
                         step=mark.step,
                         describe=lambda: mark.description,
                         deadline=lambda: self.rounds.rewind_guard,
                     )
                 if copied is None:
                     _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
-                    return False
+                    return None
             time.sleep(SETTLE_SECONDS)
             if mark not in self._marks.standing():
                 self._tell_of_change()
-                return False
+                return None
         except Exception:  # the training goes on to the next boundary, which may be saved
             _log.exception(
                 "the state of step %d cannot be saved in the middle of what came after it", mark.step
             )
-            return False
+            return None
         self._rewound = mark, copied
-        return True
+        return HandOver(order.number, self._world.rank) if copied is None else copied.handover
 
     def publish(self) -> None:
-        """Seal what was copied last, and say that this rank has drained."""
+        """Seal what was copied last, with what others have given, and say that this rank has drained."""
         assert self._rewound is not None
         mark, copied = self._rewound
         if copied is not None:
@@ -310,16 +305,23 @@ class Service:
             raise SystemExit(0)
         self._has_left = True
         saved: int | None = None
-        if order.step is not None and step > self._start:
+        if order.step is not None and step > self._start and self._save_last(order, step):
             saved = step
-            if self.sealed_step != step:
-                guard = self.rounds.guard
-                stall = self._save(order, step, lambda: guard)
-                saved = None if stall is None else step
         self.progress[0] = step
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
-        self._link.part(agreed=order.step is not None)
+        self._link.part(agreed=order.step is not None, relieved=self._saver.relieved)
         raise SystemExit(0)
+
+    def _save_last(self, order: SaveOrder, step: int) -> bool:
+        """Save for a drain, even if the step is sealed: that save may need a node that is about to go."""
+        guard = self.rounds.guard
+        copied = self._saver.copy(
+            self._objects, order, step=step, describe=self._describe, deadline=lambda: guard
+        )
+        if copied is None or not self.rounds.hand_over(copied.handover):
+            return False
+        self._saver.seal(copied)
+        return True
 
     def _save_final(self, step: int, *, is_held: bool) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS

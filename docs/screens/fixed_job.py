@@ -256,6 +256,7 @@ def _manifest(checkpoint: CheckpointId, minutes: float) -> Manifest:
     part = Part(
         generation=checkpoint.generation,
         step=checkpoint.step,
+        round=0,
         rank=0,
         num_parts=1,
         kind="directory",
@@ -269,6 +270,7 @@ def _manifest(checkpoint: CheckpointId, minutes: float) -> Manifest:
     return Manifest(
         generation=checkpoint.generation,
         step=checkpoint.step,
+        round=0,
         kind="directory",
         size=SIZE,
         parts=(part,),

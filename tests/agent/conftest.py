@@ -22,7 +22,7 @@ from cloudspot.jobstore import codec, keys, parts, retention
 from cloudspot.jobstore.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.records import CheckpointId, Exit
+from cloudspot.jobstore.records import CheckpointId, Exit, SaveId
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
@@ -178,37 +178,49 @@ class Bench:
                 "nbytes": len(data),
             }
         ]
-        table = [items] if world_size == 1 else None
+        table = [[rank, items]] if world_size == 1 + len(changes.get("relieved", ())) else None
         plan = hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         seal = {
-            "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "rank": rank,
+            "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "round": 0, "rank": rank,
             "world_size": world_size, "kind": "interval", "slot": str(slot), "nbytes": len(data), "plan": plan,
-            "items": items, "objects": {}, "rank_state": {}, "stall_seconds": 0.01,
+            "items": items, "objects": {}, "rank_states": {str(rank): {}}, "stall_seconds": 0.01,
             "sealed_at_unix": time.time(), **changes,
         }  # fmt: skip
-        name = files.SealName(checkpoint.generation, checkpoint.step, rank, taken=taken)
+        name = files.SealName(
+            checkpoint.generation, checkpoint.step, changes.get("round", 0), rank, taken=taken
+        )
         directory = files.seals_directory(node.handoff(checkpoint.generation))
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / (name.taken_name if taken else name.file_name)
         files.write_json(path, seal)
         return path
 
-    def put_part(self, rank, step, *, world_size=2, generation=1):
-        """What a rank's part of a checkpoint of several is in the bucket, without a commit."""
+    def put_part(self, rank, step, *, world_size=2, generation=1, number=0, relieved=()):
+        """What a rank's part of a save of several is in the bucket, without a commit.
+
+        Of the relieved ranks' states, the last rank holds all.
+        """
         data, checkpoint = b"weights", CheckpointId(generation, step)
         items = [
             {"name": f"model/{one}", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}
             for one in range(world_size)
         ]
-        table = json.dumps([[item] for item in items], sort_keys=True, separators=(",", ":"))
+        table = json.dumps(
+            [[one, [item]] for one, item in enumerate(items) if one not in relieved],
+            sort_keys=True,
+            separators=(",", ":"),
+        )
         plan = hashlib.sha256(table.encode()).hexdigest()
         node = self.node(machine="elsewhere")  # where no courier finds the seal
-        path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, plan=plan)
+        changes = {"plan": plan, "round": number, "relieved": relieved}
+        if rank == world_size - 1:
+            changes["rank_states"] = {str(one): {} for one in (rank, *relieved)}
+        path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, **changes)
         raw = path.read_bytes()
         path.unlink()
         parts.upload_part(
-            self.store, JOB, checkpoint, rank=rank, num_parts=world_size, data=memoryview(data),
-            seal=raw, sealed_at=datetime.now(timezone.utc),
+            self.store, JOB, SaveId(generation, step, number), rank=rank, num_parts=world_size - len(relieved),
+            relieved=relieved, data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
 
     def commit(self, checkpoint, data=b"weights"):
@@ -217,15 +229,16 @@ class Bench:
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
         path.unlink()
+        save = SaveId(checkpoint.generation, checkpoint.step, 0)
         parts.upload_part(
-            self.store, JOB, checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=raw,
+            self.store, JOB, save, rank=0, num_parts=1, data=memoryview(data), seal=raw,
             sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
         return made_journal.commit(self.store, JOB, checkpoint)
 
     def spoil(self, checkpoint):
         """Flip a byte of the checkpoint's first chunk."""
-        key = keys.chunk(JOB, checkpoint.generation, checkpoint.step, 0, 0)
+        key = keys.chunk(JOB, SaveId(checkpoint.generation, checkpoint.step, 0), 0, 0)
         data = bytearray(self.store.get(key))
         data[0] ^= 1
         self.store.put(key, bytes(data))

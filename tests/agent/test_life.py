@@ -48,11 +48,12 @@ def seal(step, kind="interval", data=b"weights"):
     slot = Path(os.environ[files.ARENA]) / f"slot-{generation}-0-{step % 2}"
     slot.write_bytes(data)
     items = [{"name": "m", "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data)}]
-    table = json.dumps([items], sort_keys=True, separators=(",", ":"))
-    files.write_json(files.seals_directory(handoff) / f"seal-{generation}-{step}-0.json", {
-        "format": 1, "generation": generation, "step": step, "rank": 0, "world_size": 1, "kind": kind,
+    table = json.dumps([[0, items]], sort_keys=True, separators=(",", ":"))
+    files.write_json(files.seals_directory(handoff) / f"seal-{generation}-{step}-0-0.json", {
+        "format": 1, "generation": generation, "step": step, "round": 0, "rank": 0, "world_size": 1,
+        "kind": kind,
         "slot": str(slot), "nbytes": len(data), "plan": hashlib.sha256(table.encode()).hexdigest(),
-        "items": items, "objects": {}, "rank_state": {}, "stall_seconds": 0.0,
+        "items": items, "objects": {}, "rank_states": {"0": {}}, "stall_seconds": 0.0,
         "sealed_at_unix": time.time(),
     })
 
@@ -80,7 +81,7 @@ def end_at(step, **left):
 def leave(step, *, is_held=False):
     seal(step, "final")
     if is_held:
-        name = f"seal-{generation}-{step}-0.json"
+        name = f"seal-{generation}-{step}-0-0.json"
         (files.seals_directory(handoff) / name).rename(files.seals_directory(handoff) / f"held-{name[5:]}")
     end_at(step, left_early=True, planned=100)
 

@@ -49,6 +49,7 @@ from cloudspot.jobstore.records import (
     Member,
     Notice,
     Phase,
+    SaveId,
     Suspect,
     Suspicions,
     new_nonce,
@@ -253,11 +254,11 @@ class Jobs:
         directory = self.scratch / f"{job_id}-checkpoint-{step}"
         directory.mkdir()
         (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
-        checkpoint = CheckpointId(generation, step)
+        save = SaveId(generation, step, 0)
         upload_directory(
             self.store,
             job_id,
-            checkpoint,
+            save,
             rank=0,
             num_parts=1,
             root=directory,
@@ -265,7 +266,7 @@ class Jobs:
             directory=f"output/checkpoint-{step}",
             sealed_at=at(0),
         )
-        manifest = write_manifest(self.store, job_id, checkpoint)
+        manifest = write_manifest(self.store, job_id, save)
         assert manifest is not None
         record = Commit(
             generation=generation,
@@ -277,12 +278,12 @@ class Jobs:
             writer=new_nonce(),
         )
         append(self.store, job_id, record)
-        return checkpoint
+        return save.checkpoint
 
     def delete_checkpoint(self, job_id: str, checkpoint: CheckpointId) -> None:
         """Delete it as a job does that has newer ones: the manifest first."""
         self.store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
-        prefix = keys.checkpoint_prefix(job_id, checkpoint.generation, checkpoint.step)
+        prefix = keys.save_prefix(job_id, SaveId(checkpoint.generation, checkpoint.step, 0))
         for meta in list(self.store.list_objects(prefix)):
             self.store.delete(meta.key)
 

@@ -184,11 +184,13 @@ def test_directories_and_files_of_a_checkpoint(places, texts):
     directory, *files = texts
     with places() as place:
         part = Part(
-            generation=1, step=1, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
+            generation=1, step=1, round=0, rank=0, num_parts=1, kind="directory", size=0, chunks=(),
             files=tuple(File(path=place.name(text), size=0, mode=0o644) for text in files),
             directory=place.name(directory), sealed_at=AT, writer="w",
         )  # fmt: skip
-        manifest = Manifest(generation=1, step=1, kind="directory", size=0, parts=(part,), at=AT, writer="w")
+        manifest = Manifest(
+            generation=1, step=1, round=0, kind="directory", size=0, parts=(part,), at=AT, writer="w"
+        )
         with suppress(CloudspotError):
             fetching.fetch(InMemoryStore(), "x", manifest, place.root)
         place.check()

@@ -11,7 +11,7 @@ import pytest
 import sessions
 
 from cloudspot.jobstore import manifests, parts
-from cloudspot.jobstore.records import CheckpointId, File
+from cloudspot.jobstore.records import CheckpointId, File, SaveId
 from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
@@ -20,6 +20,11 @@ AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 @pytest.fixture
 def store(tmp_path):
     return FileStore(f"file://{tmp_path}/store")
+
+
+def save_of(checkpoint):
+    """The save of that name; of a checkpoint, the one that belongs to no round."""
+    return SaveId(checkpoint.generation, checkpoint.step, getattr(checkpoint, "round", 0))
 
 
 def make_seals(checkpoint, datas, **changes):
@@ -32,15 +37,16 @@ def make_seals(checkpoint, datas, **changes):
              "offset": start, "nbytes": min(1000, len(data) - start)}
             for start in starts
         ])  # fmt: skip
-    text = json.dumps(tables, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(list(enumerate(tables)), sort_keys=True, separators=(",", ":"))
     plan = hashlib.sha256(text.encode()).hexdigest()
     return [
         json.dumps(
             {
-                "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "rank": rank,
+                "format": 1, "generation": checkpoint.generation, "step": checkpoint.step,
+                "round": save_of(checkpoint).round, "rank": rank, "relieved": [],
                 "world_size": len(datas), "kind": "interval", "slot": "/dev/shm/slot", "nbytes": len(data),
                 "plan": plan, "items": tables[rank],
-                "objects": {"best": float("inf")} if rank == 0 else None, "rank_state": {"rng": [rank]},
+                "objects": {"best": float("inf")} if rank == 0 else None, "rank_states": {str(rank): {"rng": [rank]}},
                 "stall_seconds": 0.1, "sealed_at_unix": 0.0, **changes,
             }
         ).encode()
@@ -52,14 +58,15 @@ def put_session(store, checkpoint, datas, *, chunk_bytes=1500, commit=True, job_
     """Upload all parts of a session's checkpoint, and commit it."""
     for rank, (data, seal) in enumerate(zip(datas, make_seals(checkpoint, datas), strict=True)):
         parts.upload_part(
-            store, job_id, checkpoint, rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
+            store, job_id, save_of(checkpoint), rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
             sealed_at=AT, chunk_bytes=chunk_bytes, **options,
         )  # fmt: skip
     return committed(store, job_id, checkpoint) if commit else None
 
 
 def committed(store, job_id, checkpoint):
-    """Commit the checkpoint and return its manifest."""
+    """Commit the checkpoint, or a save of it, and return its manifest."""
+    checkpoint = save_of(checkpoint).checkpoint
     assert made_journal.commit(store, job_id, checkpoint).id == checkpoint
     return manifests.read_manifest(store, job_id, checkpoint)
 
@@ -76,7 +83,7 @@ def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x"
         if path.is_file()
     )
     parts.upload_directory(
-        store, job_id, checkpoint, rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
+        store, job_id, save_of(checkpoint), rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
         chunk_bytes=chunk_bytes, **options,
     )  # fmt: skip
     return committed(store, job_id, checkpoint)

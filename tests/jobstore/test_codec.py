@@ -45,7 +45,7 @@ def test_journal_records_come_back_as_their_own_kind():
 def test_a_seal_is_kept_byte_for_byte():
     seal = '{"best" : Infinity,  "name":"\\u00e9 \u00e9"}'
     part = Part(
-        generation=1, step=2, rank=0, num_parts=1, kind="session", size=0, chunks=(), seal=seal,
+        generation=1, step=2, round=0, rank=0, num_parts=1, kind="session", size=0, chunks=(), seal=seal,
         sealed_at=AT, writer="w",
     )  # fmt: skip
     assert decode(encode(part), Part).seal == seal

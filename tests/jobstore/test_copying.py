@@ -17,7 +17,7 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent, mark
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission
+from cloudspot.jobstore.records import CheckpointId, Removal, SaveId, StagedAgent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.submission import hash_of
@@ -288,8 +288,8 @@ def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_pa
 @pytest.mark.parametrize(
     "key",
     [
-        keys.chunk(JOB, 2, 20, 0, 0),
-        keys.chunk(JOB, 2, 20, 1, 0),
+        keys.chunk(JOB, SaveId(2, 20, 0), 0, 0),
+        keys.chunk(JOB, SaveId(2, 20, 0), 1, 0),
         keys.manifest(JOB, 2, 20),
         keys.code(sha256_of(CODE)),
         keys.exit_record(JOB, 1, 0),
@@ -358,7 +358,7 @@ def test_a_job_that_may_still_be_live_is_refused(source):
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_next_best(source, target):
-    chunk = keys.chunk(JOB, 2, 20, 0, 1)
+    chunk = keys.chunk(JOB, SaveId(2, 20, 0), 0, 1)
     source.put(chunk, b"x" * 1500)
     with pytest.raises(DamagedCheckpoint, match=chunk) as caught:
         copy(plan_copy(source, JOB), source, target)
@@ -373,7 +373,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_next_best(source, target):
 
 
 def test_a_checkpoint_that_lacks_a_chunk_is_not_planned(source):
-    source.delete(keys.chunk(JOB, 2, 20, 0, 1))
+    source.delete(keys.chunk(JOB, SaveId(2, 20, 0), 0, 1))
     plan = plan_copy(source, JOB)
     assert plan.checkpoint == OLD
     assert [(one.checkpoint, "is missing" in one.reason) for one in plan.skipped] == [(NEW, True)]

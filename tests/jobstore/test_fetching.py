@@ -13,7 +13,7 @@ from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Chunk, File
+from cloudspot.jobstore.records import CheckpointId, Chunk, File, SaveId
 
 C = CheckpointId(1, 10)
 DATAS = [random.Random(rank).randbytes(size) for rank, size in enumerate((4000, 0, 1500, 1))]
@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
     store, checkpoints, tmp_path, position
 ):
     commit = checkpoints.session(store, C, DATAS)
-    key = keys.chunk("x", 1, 10, 0, 1)
+    key = keys.chunk("x", SaveId(1, 10, 0), 0, 1)
     flip(store, key, position)
     with pytest.raises(CorruptData, match=f"{key} does not match its checksum"):
         fetching.verify(store, "x", commit)
@@ -116,7 +116,7 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
 def test_a_table_of_an_earlier_fetch_does_not_vouch_for_one_that_failed(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
     fetching.fetch(store, "x", commit, tmp_path / "r")
-    flip(store, keys.chunk("x", 1, 10, 0, 1))
+    flip(store, keys.chunk("x", SaveId(1, 10, 0), 0, 1))
     with pytest.raises(CorruptData):
         fetching.fetch(store, "x", commit, tmp_path / "r")
     assert not (tmp_path / "r/restore.json").exists()
@@ -125,7 +125,7 @@ def test_a_table_of_an_earlier_fetch_does_not_vouch_for_one_that_failed(store, c
 @pytest.mark.parametrize("damage", ["cut", "grown", "gone"])
 def test_a_chunk_of_the_wrong_size_is_found_before_anything_is_written(store, checkpoints, tmp_path, damage):
     commit = checkpoints.session(store, C, DATAS)
-    key = keys.chunk("x", 1, 10, 2, 0)
+    key = keys.chunk("x", SaveId(1, 10, 0), 2, 0)
     if damage == "gone":
         store.delete(key)
     else:
@@ -141,7 +141,7 @@ def test_a_chunk_of_the_wrong_size_is_found_before_anything_is_written(store, ch
 
 def test_a_chunk_that_changes_after_it_was_listed_is_still_found(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
-    key = keys.chunk("x", 1, 10, 2, 0)
+    key = keys.chunk("x", SaveId(1, 10, 0), 2, 0)
 
     class Lagging(FaultyStore):
         def list_page(self, prefix, **options):
@@ -186,7 +186,7 @@ def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):
 
     class Meeting(FaultyStore):
         def get_range(self, key, start, length):
-            if key in (keys.chunk("x", 1, 10, 0, number) for number in range(3)):
+            if key in (keys.chunk("x", SaveId(1, 10, 0), 0, number) for number in range(3)):
                 together.wait()
             return super().get_range(key, start, length)
 
@@ -219,11 +219,11 @@ def test_a_directory_comes_back_with_its_files_and_modes(store, checkpoints, tre
 
 def test_a_directory_appears_whole_or_not_at_all(store, checkpoints, tree, tmp_path):
     commit = checkpoints.directory(store, C, tree, "output/checkpoint-10")
-    flip(store, keys.chunk("x", 1, 10, 0, 1))
+    flip(store, keys.chunk("x", SaveId(1, 10, 0), 0, 1))
     with pytest.raises(CorruptData):
         fetching.fetch(store, "x", commit, tmp_path / "work")
     assert names(tmp_path / "work") == ["output"]
-    flip(store, keys.chunk("x", 1, 10, 0, 1))
+    flip(store, keys.chunk("x", SaveId(1, 10, 0), 0, 1))
     fetching.fetch(store, "x", commit, tmp_path / "work")
     assert content(tmp_path / "work/output/checkpoint-10") == content(tree)
     assert names(tmp_path / "work") == sorted(

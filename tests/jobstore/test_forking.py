@@ -13,7 +13,7 @@ from cloudspot.jobstore.forking import bring_checkpoint
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Origin
+from cloudspot.jobstore.records import CheckpointId, Origin, SaveId
 from cloudspot.jobstore.retention import collect
 
 SOURCE = CheckpointId(3, 226)
@@ -80,11 +80,11 @@ def test_it_is_deleted_like_any_other_when_newer_ones_are_kept(store, checkpoint
         put_session_checkpoint(store, "new", one, {"one": Holder({"weights": torch.zeros(10)})})
     checkpoints.generation(store, 2, CheckpointId(1, 400), job_id="new")
     assert collect(store, Journal(store, "new"), "new", keep=2) == (BROUGHT,)
-    assert list(store.list_objects(keys.checkpoint_prefix("new", 0, 226))) == []
+    assert list(store.list_objects(keys.save_prefix("new", SaveId(0, 226, 0)))) == []
 
 
 def test_a_damaged_chunk_is_found_and_nothing_is_committed(store):
-    key = keys.chunk("old", 3, 226, 0, 0)
+    key = keys.chunk("old", SaveId(3, 226, 0), 0, 0)
     store.put(key, b"x" + store.get(key)[1:])
     with pytest.raises(CorruptData, match="does not match its checksum"):
         bring(store)

@@ -20,7 +20,7 @@ replace = msgspec.structs.replace
 
 def part(rank=0, **changes):
     values = {
-        "generation": 1, "step": 10, "rank": rank, "num_parts": 1, "kind": "directory", "size": 5,
+        "generation": 1, "step": 10, "round": 0, "rank": rank, "num_parts": 1, "kind": "directory", "size": 5,
         "chunks": (Chunk(size=5, xxh3_128=HASH),), "directory": "out/checkpoint-10",
         "files": (File(path="a", size=2, mode=0o644), File(path="b/c", size=3, mode=0o600)), "sealed_at": AT,
         "writer": "w",
@@ -32,6 +32,7 @@ def commit(*parts, **changes):
     values = {
         "generation": 1,
         "step": 10,
+        "round": 0,
         "kind": "directory",
         "size": sum(p.size for p in parts),
         "parts": parts,
@@ -69,11 +70,14 @@ def test_a_sound_manifest_passes(checkpoints):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 1}, "its part 0 is of rank 1"),
-        ({"rank": -1}, "rank -1"),
-        ({"num_parts": 2}, "1 parts, and part 0 speaks of 2"),
-        ({"generation": 2}, "checkpoint 2-10"),
-        ({"step": 11}, "checkpoint 1-11"),
+        ({"rank": 1}, r"parts of ranks \(1,\), and part 1 speaks of \(0,\)"),
+        ({"rank": -1}, r"parts of ranks \(-1,\)"),
+        ({"num_parts": 2}, r"parts of ranks \(0,\), and part 0 speaks of \(0, 1\)"),
+        ({"relieved": (0,)}, r"parts of ranks \(0,\), and part 0 speaks of \(1,\)"),
+        ({"relieved": (7,)}, r"rank 0 of 1 without \(7,\) cannot be|speaks of \(0, 1\)"),
+        ({"generation": 2}, "save 2-10-0"),
+        ({"step": 11}, "save 1-11-0"),
+        ({"round": 1}, "save 1-10-1"),
         ({"kind": "pickle"}, "pickle"),
         ({"size": 6}, "its size is 6, and its chunks have 5"),
         ({"size": -5}, "its size is -5"),
@@ -108,7 +112,7 @@ def test_parts_must_be_there_and_add_up():
     with pytest.raises(CorruptData, match="its size is 9, and its parts have 5"):
         check_manifest(commit(part(), size=9))
     twice = part(num_parts=2)
-    with pytest.raises(CorruptData, match="part 1 is of rank 0"):
+    with pytest.raises(CorruptData, match=r"parts of ranks \(0, 0\)"):
         check_manifest(commit(twice, twice))
     nested = commit(part(num_parts=2), part(1, num_parts=2, directory="out/checkpoint-10/b"))
     with pytest.raises(CorruptData, match="lies in another"):
@@ -123,6 +127,10 @@ def test_parts_must_be_there_and_add_up():
         ({"generation": 2}, "its seal's generation is 2, not 1"),
         ({"step": "10"}, r"got `str` - at `\$\.step`"),
         ({"step": 11}, "step is 11, not 10"),
+        ({"round": 1}, "round is 1, not 0"),
+        ({"relieved": [1]}, r"relieved is \(1,\), not \(\)"),
+        ({"rank_states": {}}, r"state of each of 1 ranks once: \[\]"),
+        ({"rank_states": {"0": {}, "1": {}}}, "state of each of 1 ranks once"),
         ({"rank": 1}, "rank is 1"),
         ({"world_size": 9}, "world_size is 9"),
         ({"items": None}, r"seal of part 0 is malformed: .* got `null` - at `\$\.items`"),
@@ -136,6 +144,26 @@ def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, mess
     [seal] = seals(checkpoints, 5)
     with pytest.raises(CorruptData, match=message):
         check_manifest(session([seal | changes]))
+
+
+def relieved(checkpoints, states):
+    """The parts of ranks 0 and 2 of three, of which 0 holds what rank 1 had."""
+    zero, two = seals(checkpoints, 5, 5)
+    extra = {"world_size": 3, "relieved": [1]}
+    zero |= extra | {"rank_states": states}
+    two |= extra | {"rank": 2, "rank_states": {"2": {}}}
+    made = session(redigested([zero, two]))
+    zero, two = (replace(each, relieved=(1,)) for each in made.parts)
+    return replace(made, parts=(zero, replace(two, rank=2)))
+
+
+def test_the_parts_of_a_drain_hold_what_a_relieved_rank_had(checkpoints):
+    half = relieved(checkpoints, {"0": {}, "1": {}})
+    check_manifest(half)
+    with pytest.raises(CorruptData, match="state of each of 3 ranks once"):
+        check_manifest(relieved(checkpoints, {"0": {}}))
+    with pytest.raises(CorruptData, match=r"parts of ranks \(0,\), and part 0 speaks of \(0, 2\)"):
+        check_manifest(replace(half, parts=half.parts[:1]))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cloudspot.errors import ObjectMissing
 from cloudspot.jobstore import fetching, keys, manifests
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 
 UPLOAD = """
 import sys
@@ -23,17 +23,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from cloudspot.jobstore import fetching, manifests, parts
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import SaveId
 from cloudspot.local.filestore import FileStore
 from faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):
     parts.upload_part(
-        store, "x", CheckpointId(1, 10), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
+        store, "x", SaveId(1, 10, 0), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
         seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
     )
-    manifests.try_commit(store, Journal(store, "x"), "x", CheckpointId(1, 10))
+    manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, 10, 0))
 """
 C = CheckpointId(1, 10)
 PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
@@ -70,10 +70,10 @@ def test_an_uploader_killed_around_a_put_is_finished_by_the_next(
         fetching.verify(store, "x", manifests.read_manifest(store, "x", C))
     for rank in (0, 1):
         try:
-            store.head(keys.part("x", 1, 10, rank))
+            store.head(keys.part("x", SaveId(1, 10, 0), rank))
         except ObjectMissing:
             continue
-        assert [store.head(keys.chunk("x", 1, 10, rank, number)).size for number in range(3)] == [
+        assert [store.head(keys.chunk("x", SaveId(1, 10, 0), rank, number)).size for number in range(3)] == [
             1500,
             1500,
             1000,

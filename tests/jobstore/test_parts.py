@@ -10,10 +10,10 @@ from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, fetching, keys, manifests, parts
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, File, Part
+from cloudspot.jobstore.records import File, Part, SaveId
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
-C = CheckpointId(1, 10)
+C = SaveId(1, 10, 0)
 DATA = bytes(range(256)) * 20
 
 
@@ -34,10 +34,10 @@ def test_a_part_is_stored_in_chunks_with_their_checksums(store, checkpoints):
     assert [chunk.size for chunk in part.chunks] == [1500, 1500, 1500, 620]
     assert part.size == len(DATA)
     for number, chunk in enumerate(part.chunks):
-        data = store.get(keys.chunk("x", 1, 10, 0, number))
+        data = store.get(keys.chunk("x", SaveId(1, 10, 0), 0, number))
         assert data == DATA[number * 1500 : (number + 1) * 1500]
         assert chunk.xxh3_128 == xxh3_128(data)
-    assert codec.decode(store.get(keys.part("x", 1, 10, 0)), Part) == part
+    assert codec.decode(store.get(keys.part("x", SaveId(1, 10, 0), 0)), Part) == part
 
 
 def test_a_checksum_is_the_one_of_the_xxh3_reference():
@@ -48,7 +48,7 @@ def test_a_checksum_is_the_one_of_the_xxh3_reference():
 def test_a_rank_without_items_has_a_part_without_chunks(store, checkpoints):
     part = upload(store, checkpoints, b"")
     assert (part.size, part.chunks) == (0, ())
-    assert keys_of(store) == [keys.part("x", 1, 10, 0)]
+    assert keys_of(store) == [keys.part("x", SaveId(1, 10, 0), 0)]
 
 
 def test_the_record_comes_after_all_chunks(store, checkpoints, tmp_path):
@@ -56,7 +56,7 @@ def test_the_record_comes_after_all_chunks(store, checkpoints, tmp_path):
     plan = FaultPlan(hooks=(Hook(keys="*/parts/*", when="before"),))
     watched = FaultyStore(store, plan, tmp_path, on_hook=lambda hook, key: seen.append(keys_of(store)))
     upload(watched, checkpoints)
-    assert seen == [[keys.chunk("x", 1, 10, 0, number) for number in range(4)]]
+    assert seen == [[keys.chunk("x", SaveId(1, 10, 0), 0, number) for number in range(4)]]
 
 
 def test_to_upload_again_puts_nothing_and_returns_the_same_record(store, checkpoints, tmp_path):
@@ -72,7 +72,7 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
     with pytest.raises(CorruptData, match="parts/0000 exists already"):
         upload(store, checkpoints, DATA[::-1])
     with pytest.raises(CorruptData, match="exists already"):
-        seal = checkpoints.seals(C, [DATA], rank_state={"rng": "other"})[0]
+        seal = checkpoints.seals(C, [DATA], rank_states={"0": {"rng": "other"}})[0]
         parts.upload_part(
             store,
             "x",
@@ -88,7 +88,7 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
 
 
 def test_chunks_of_an_upload_that_died_are_written_over(store, checkpoints):
-    store.put(keys.chunk("x", 1, 10, 0, 1), b"half of it")
+    store.put(keys.chunk("x", SaveId(1, 10, 0), 0, 1), b"half of it")
     commit_part = upload(store, checkpoints)
     commit = manifests.write_manifest(store, "x", C)
     assert commit.parts == (commit_part,)
@@ -145,7 +145,7 @@ def test_a_seal_of_another_checkpoint_or_size_is_refused_before_its_record_is_pu
             parts.upload_part(
                 store, "x", C, rank=0, num_parts=1, data=memoryview(DATA), seal=seal, sealed_at=AT
             )
-    assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
+    assert keys_of(store, keys.parts_prefix("x", SaveId(1, 10, 0))) == []
 
 
 def test_a_chunk_size_that_cannot_be_read_back_is_a_bug(store, checkpoints):
@@ -174,7 +174,7 @@ def test_small_files_share_chunks_and_large_ones_span_them(store, checkpoints, t
     [part] = commit.parts
     assert [file.path for file in part.files] == ["a.bin", "deep/b.bin", "deep/er/c.bin", "run.sh"]
     assert [chunk.size for chunk in part.chunks] == [1500, 1287]
-    stored = b"".join(store.get(keys.chunk("x", 1, 10, 0, number)) for number in range(2))
+    stored = b"".join(store.get(keys.chunk("x", SaveId(1, 10, 0), 0, number)) for number in range(2))
     assert stored == DATA[:2000] + DATA[:777] + b"#!/bin/sh\n"
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_shrinks_or_vanishes_is_tried_again_later(store, checkpoints
     (tree / "a.bin").unlink()
     with pytest.raises(TransientError, match="No such file"):
         again()
-    assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
+    assert keys_of(store, keys.parts_prefix("x", SaveId(1, 10, 0))) == []
 
 
 def test_files_that_change_before_the_record_leave_none(store, checkpoints, tree):
@@ -207,8 +207,8 @@ def test_files_that_change_before_the_record_leave_none(store, checkpoints, tree
             store, "x", C, rank=0, num_parts=1, root=tree, directory="d", sealed_at=AT, check=check,
             files=(File(path="a.bin", size=2000, mode=0o644),),
         )  # fmt: skip
-    assert seen == [keys.chunk("x", 1, 10, 0, 0)]
-    assert keys_of(store, keys.parts_prefix("x", 1, 10)) == []
+    assert seen == [keys.chunk("x", SaveId(1, 10, 0), 0, 0)]
+    assert keys_of(store, keys.parts_prefix("x", SaveId(1, 10, 0))) == []
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "a//b", "", ".", "a\0b", "x" * 256])

@@ -15,7 +15,7 @@ from cloudspot.jobstore.delivering import BEATING_SECONDS
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Heartbeat
+from cloudspot.jobstore.records import CheckpointId, Heartbeat, SaveId
 from cloudspot.model import NodeIdentity
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
@@ -40,7 +40,7 @@ def stored(store):
     """The checkpoints of which anything is there."""
     prefix = keys.checkpoints_prefix("x")
     names = {meta.key.removeprefix(prefix).split("/")[0] for meta in store.list_objects(prefix)}
-    return {C(*map(int, name.split("-"))) for name in names}
+    return {C(*map(int, name.split("-")[:2])) for name in names}
 
 
 def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoints):
@@ -82,7 +82,7 @@ def test_what_a_superseded_generation_uploaded_late_goes_once_the_lineage_is_new
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 20), [b"a"])
     checkpoints.session(store, C(1, 30), [b"late"], commit=False)
-    manifests.write_manifest(store, "x", C(1, 30))
+    manifests.write_manifest(store, "x", SaveId(1, 30, 0))
     checkpoints.generation(store, 2, C(1, 20))
     assert collect(store, 3) == ()
     checkpoints.session(store, C(2, 21), [b"a"])
@@ -101,7 +101,7 @@ def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
 
 def age(store, checkpoint, seconds):
     moment = time.time() - seconds
-    prefix = keys.checkpoint_prefix("x", checkpoint.generation, checkpoint.step)
+    prefix = keys.save_prefix("x", SaveId(checkpoint.generation, checkpoint.step, 0))
     for meta in store.list_objects(prefix):
         os.utime(store.root / meta.key, (moment, moment))
 
@@ -119,12 +119,32 @@ def test_orphans_go_only_when_older_than_the_newest_commit_in_steps_and_in_time(
     assert stored(store) == {C(1, 30), C(1, 40)}
 
 
+def test_a_save_of_a_step_of_which_another_is_committed_goes_when_nobody_uploads_it_any_more(
+    store, checkpoints
+):
+    """Both may be whole: a drain has a save of its own at a step that is being saved."""
+    checkpoints.generation(store, 1)
+    drain, interval = SaveId(1, 20, 5), SaveId(1, 20, 4)
+    checkpoints.session(store, drain, [b"a" * 4000])
+    assert checkpoints.session(store, interval, [b"b" * 4000]).round == 5
+    prefix = keys.save_prefix("x", interval)
+    assert collect(store, 1) == ()
+    assert list(store.list_objects(prefix)) != []
+    assert collect(store, 1, orphan_grace_seconds=-3600.0) == ()
+    assert list(store.list_objects(prefix)) == []
+    fetching.verify(store, "x", manifests.read_manifest(store, "x", C(1, 20)))
+    checkpoints.session(store, interval, [b"b" * 4000])
+    checkpoints.session(store, C(1, 30), [b"c"])
+    assert collect(store, 1) == (C(1, 20),)
+    assert stored(store) == {C(1, 30)}
+
+
 def test_what_is_still_being_uploaded_is_no_orphan_though_its_first_chunks_are_old(store, checkpoints):
     checkpoints.generation(store, 1)
     checkpoints.session(store, C(1, 10), [b"a" * 4000, b"b"], commit=False)
     checkpoints.session(store, C(1, 20), [b"a" * 4000])
     age(store, C(1, 10), 3600)
-    newest_chunk = store.root / keys.chunk("x", 1, 10, 1, 0)
+    newest_chunk = store.root / keys.chunk("x", SaveId(1, 10, 0), 1, 0)
     os.utime(newest_chunk)
     assert collect(store, 3) == ()
     age(store, C(1, 10), 3600)
@@ -197,7 +217,7 @@ def test_random_jobs_keep_what_a_resume_wants(checkpoints, seed):
             checkpoints.session(store, C(number, step), [b"a"], commit=generator.random() < 0.8)
             if number > 1 and generator.random() < 0.3:
                 checkpoints.session(store, C(number - 1, step), [b"late"], commit=False)
-                manifests.write_manifest(store, "x", C(number - 1, step))
+                manifests.write_manifest(store, "x", SaveId(number - 1, step, 0))
             keep = generator.randint(1, 3)
             journal = Journal(store, "x").read()
             wanted = retention.standing_checkpoints(store, "x", journal)[:keep]

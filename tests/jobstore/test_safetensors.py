@@ -15,7 +15,7 @@ from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.jobstore import chunks, keys
 from cloudspot.jobstore import safetensors as writing
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 from cloudspot.jobstore.safetensors import num_bytes_read, write_safetensors
 from cloudspot.jobstore.tensors import choose, shared_state
 
@@ -280,7 +280,7 @@ def test_without_a_model_it_is_asked_what_is_wanted(store, put_session_checkpoin
 def test_a_corrupt_chunk_is_named_and_nothing_is_left(store, tmp_path, put_session_checkpoint, harm):
     model = torch.nn.Linear(100, 100)
     commit = put_session_checkpoint(store, "x", AT, {"model": model})
-    key = keys.chunk("x", 2, 40, 0, 3)
+    key = keys.chunk("x", SaveId(2, 40, 0), 0, 3)
     data = bytearray(store.get(key))
     data[500] ^= 1
     store.delete(key)

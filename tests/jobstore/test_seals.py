@@ -14,7 +14,7 @@ from cloudspot.train.boxes import Box
 
 def part(seal):
     return Part(
-        generation=1, step=10, rank=0, num_parts=1, kind="session", size=5, chunks=(), seal=seal,
+        generation=1, step=10, round=0, rank=0, num_parts=1, kind="session", size=5, chunks=(), seal=seal,
         sealed_at=datetime(2026, 11, 20, tzinfo=timezone.utc), writer="w",
     )  # fmt: skip
 
@@ -64,5 +64,8 @@ def test_the_digest_is_the_one_that_the_trainer_makes(seal):
     planned = trainer.plan(items, world_size=2)
     tables = [[placement.to_json() for placement in placements] for placements in planned.parts]
     assert [sum("global_shape" in line for line in table) for table in tables] == [1, 1]
-    made = [parse_seal(json.dumps(seal | {"items": table}), "it") for table in tables]
+    made = [
+        parse_seal(json.dumps(seal | {"rank": rank, "items": table}), "it")
+        for rank, table in enumerate(tables)
+    ]
     assert plan_digest(made) == planned.digest

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.manifests import try_commit
+from cloudspot.jobstore.manifests import commit_whole
 from cloudspot.jobstore.records import (
     CheckpointId,
     Closed,
@@ -83,4 +83,4 @@ def commit(store: ObjectStore, job_id: str, checkpoint: CheckpointId, **options)
     for number in range(len(generations_of(journal.read())) + 1, checkpoint.generation + 1):
         newest = next((one.id for one in reversed(journal.read()) if isinstance(one, Commit)), None)
         start_generation(store, number, newest, job_id=job_id)
-    return try_commit(store, journal, job_id, checkpoint, **options)
+    return commit_whole(store, journal, job_id, checkpoint, **options)

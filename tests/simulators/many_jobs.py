@@ -19,7 +19,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.manifests import try_commit
 from cloudspot.jobstore.parts import upload_directory
-from cloudspot.jobstore.records import CheckpointId, File, Submission, new_nonce
+from cloudspot.jobstore.records import File, SaveId, Submission, new_nonce
 from cloudspot.jobstore.stored_records import create_record
 from cloudspot.jobstore.submission import submit
 from cloudspot.model import Instance, InstanceState, NodeIdentity
@@ -154,7 +154,7 @@ class _Job:
             self._step += STEPS_A_LAUNCH
             self.append(self.change(records.commit(number, self._step)))
         self._step += STEPS_A_LAUNCH
-        self._add_checkpoint(CheckpointId(number, self._step))
+        self._add_checkpoint(SaveId(number, self._step, 0))
         for rank, machine in enumerate(machines):
             beat = fill_up(codec.encode(self.change_beat(machine)), num_beats=1, num_changes=1)
             store.put(keys.heartbeat(self.id, number, rank), beat)
@@ -174,11 +174,11 @@ class _Job:
             bill = tuple(records.machine(machine, rank=rank) for rank, machine in enumerate(machines))
             self.append(self.change(records.closed(outcome, number), machines=bill))
 
-    def _add_checkpoint(self, checkpoint: CheckpointId) -> None:
+    def _add_checkpoint(self, save: SaveId) -> None:
         upload_directory(
             self._store,
             self.id,
-            checkpoint,
+            save,
             rank=0,
             num_parts=1,
             root=self._town.workdir,
@@ -186,7 +186,7 @@ class _Job:
             directory="output",
             sealed_at=self._town.records.at(0),
         )
-        assert try_commit(self._store, self._journal, self.id, checkpoint) is not None
+        assert try_commit(self._store, self._journal, self.id, save) is not None
 
     def change_beat(self, machine: str):
         now = datetime.now(timezone.utc) - timedelta(seconds=1)

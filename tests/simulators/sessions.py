@@ -15,7 +15,7 @@ from made_journal import commit
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.parts import upload_part
-from cloudspot.jobstore.records import CheckpointId, Manifest
+from cloudspot.jobstore.records import CheckpointId, Manifest, SaveId
 from cloudspot.train.handoff import seals_directory
 
 _SLOT_SECONDS = 60.0
@@ -43,6 +43,7 @@ def put_session_checkpoint(
         world_size: How many parts there are.
         chunk_bytes: The size of all chunks but each part's last.
     """
+    save = SaveId(checkpoint.generation, checkpoint.step, 0)
     for rank in range(world_size):
         directory = scratch / f"{checkpoint}-{rank}"
         if callable(objects):
@@ -54,7 +55,7 @@ def put_session_checkpoint(
         upload_part(
             store,
             job_id,
-            checkpoint,
+            save,
             rank=rank,
             num_parts=world_size,
             data=memoryview(Path(seal["slot"]).read_bytes()[: seal["nbytes"]]),

@@ -29,19 +29,29 @@ class Courier:
 
     def begin(self, restore: Path | None = None) -> dict[str, str]:
         """Start a generation and return its environment."""
-        self.generation += 1
-        self.handoff = self.directory / f"generation-{self.generation}"
-        handoff.seals_directory(self.handoff).mkdir(parents=True)
-        environment = {
-            handoff.HANDOFF: str(self.handoff),
-            handoff.GENERATION: str(self.generation),
-            handoff.ARENA: str(self.directory / "arena"),
-            handoff.ARENA_SPILL: str(self.directory / "spill"),
-            handoff.ARTIFACTS: str(self.directory / "artifacts"),
-        }
-        if restore is not None:
-            environment[handoff.RESTORE] = str(restore)
+        (environment,) = self.begin_nodes(1, restore)
         return environment
+
+    def begin_nodes(self, num_nodes: int, restore: Path | None = None) -> list[dict[str, str]]:
+        """Start a generation of several nodes and return their environments; ``handoff`` is the first's."""
+        self.generation += 1
+        nodes = [self.directory / f"node-{node}" for node in range(1, num_nodes)]
+        self.handoffs = [each / f"generation-{self.generation}" for each in (self.directory, *nodes)]
+        self.handoff = self.handoffs[0]
+        environments = []
+        for directory in self.handoffs:
+            handoff.seals_directory(directory).mkdir(parents=True)
+            environment = {
+                handoff.HANDOFF: str(directory),
+                handoff.GENERATION: str(self.generation),
+                handoff.ARENA: str(directory.parent / "arena"),
+                handoff.ARENA_SPILL: str(directory.parent / "spill"),
+                handoff.ARTIFACTS: str(directory.parent / "artifacts"),
+            }
+            if restore is not None:
+                environment[handoff.RESTORE] = str(restore)
+            environments.append(environment)
+        return environments
 
     def drain(self, *, seconds: float = 60.0, kind: str = "notice") -> None:
         handoff.write_drain(self.handoff, handoff.Drain(kind=kind, guard=time.monotonic() + seconds))
@@ -50,11 +60,13 @@ class Courier:
         handoff.write_tuning(self.handoff, handoff.Tuning(interval_seconds, 0.0, 0.0))
 
     def seals(self) -> dict[int, dict[int, Path]]:
-        """Return the seals of this generation, by step and rank."""
+        """Return the seals of each step's newest save in this generation, by step and rank."""
         found: dict[int, dict[int, Path]] = {}
-        for path in handoff.seals_directory(self.handoff).iterdir():
-            name = handoff.parse_seal_name(path.name)
-            if name is not None:
+        paths = [path for each in self.handoffs for path in handoff.seals_directory(each).iterdir()]
+        names = {path: name for path in paths if (name := handoff.parse_seal_name(path.name)) is not None}
+        newest = {name.step: name.round for name in sorted(names.values(), key=lambda name: name.number)}
+        for path, name in names.items():
+            if name.round == newest[name.step]:
                 found.setdefault(name.step, {})[name.rank] = path
         return found
 
@@ -75,16 +87,18 @@ class Courier:
                 (target / f"part-{rank}.bin").write_bytes(slot.read(seal["nbytes"]))
             parts.append({"rank": rank, "file": f"part-{rank}.bin", "seal": seal})
             taken.unlink()
-        assert len(parts) == parts[0]["seal"]["world_size"]
+        world_size = parts[0]["seal"]["world_size"]
+        assert len(parts) == world_size - len(parts[0]["seal"]["relieved"])
         assert len({part["seal"]["plan"] for part in parts}) == 1
         handoff.write_json(
             target / handoff.RESTORE_MANIFEST,
-            {"generation": self.generation, "step": step, "world_size": len(parts), "parts": parts},
+            {"generation": self.generation, "step": step, "world_size": world_size, "parts": parts},
         )
         return target
 
     def drained(self, rank: int = 0) -> dict | None:
-        return handoff.read_json(handoff.drained_path(self.handoff, rank))
+        directory = self.handoff if len(self.handoffs) == 1 else self.handoffs[rank]
+        return handoff.read_json(handoff.drained_path(directory, rank))
 
     def final(self) -> dict | None:
         return handoff.read_json(handoff.final_path(self.handoff))
@@ -96,6 +110,12 @@ class Courier:
         text = output.read_text()
         assert statuses == [0] * num_ranks, text
         return text
+
+    def run_nodes(self, script: Path, *args: str, num_nodes: int, restore: Path | None = None) -> list[int]:
+        """Start a generation of nodes with a rank each, and run a script; return the ranks' exit statuses."""
+        environments = self.begin_nodes(num_nodes, restore)
+        output = self.directory / f"output-{self.generation}"
+        return _rank_server().run(script, args, num_nodes, environments, output)
 
     def run_torchrun(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
         """Run a script to its end under torchrun and return what it printed."""
@@ -137,7 +157,7 @@ class RankServer:
         )
 
     def run(
-        self, script: Path, args: Sequence[str], num_ranks: int, environment: dict[str, str], output: Path
+        self, script: Path, args: Sequence[str], num_ranks: int, environment: object, output: Path
     ) -> list[int]:
         """Return the exit statuses of the ranks."""
         order = {"script": str(script), "args": args, "num_ranks": num_ranks, "output": str(output)}

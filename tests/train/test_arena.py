@@ -54,7 +54,7 @@ def in_memory(nbytes):
 
 
 def seal(slots, slot, step):
-    slot.seal = slots.seal_path(step)
+    slot.seal = slots.seal_path(step, 0)
     slot.seal.write_text("{}")
     return slot.seal
 
@@ -108,7 +108,7 @@ def test_a_slot_is_free_until_sealed_and_again_after_its_upload(slots):
     slots.claim(10)
     first = slots.free_slot()
     taken = take(seal(slots, first, 5))
-    assert taken.name == "taken-3-5-1.json"
+    assert taken.name == "taken-3-5-0-1.json"
     second = slots.free_slot()
     assert second is not first
     seal(slots, second, 6)
@@ -142,7 +142,7 @@ def test_a_drain_takes_back_the_newest_upload_that_has_not_started(slots):
     path = seal(slots, newer, 6)
     assert slots.withdraw_slot() is newer
     assert not path.exists()
-    assert slots.seal_path(5).exists()
+    assert slots.seal_path(5, 0).exists()
 
 
 def test_an_upload_that_has_started_is_not_taken_back(slots):

@@ -56,7 +56,7 @@ def write(directory, objects, *, world_size=1, avoid=()):
             "plan": table.digest,
             "items": [place.to_json() for place in table.parts[rank]],
             "objects": {"state": state.objects, "seed": 1, "position": None},
-            "rank_state": {},
+            "rank_states": {str(rank): {}},
         }
         parts.append({"rank": rank, "file": f"part-{rank}.bin", "seal": seal})
     manifest = {"generation": 2, "step": 7, "world_size": world_size, "parts": parts}

@@ -94,6 +94,10 @@ def test_each_shard_goes_to_one_of_its_holders_and_to_a_doomed_one_only_if_no_ot
     for which, rank in placed.items():
         assert rank in holders[which]
         assert rank in is_open or not is_open.intersection(holders[which])
+    check_offsets(made)
+
+
+def check_offsets(made):
     for part, nbytes in zip(made.parts, made.part_bytes, strict=True):
         ends = [0, *(each.offset + each.nbytes for each in part)]
         assert [each.offset for each in part] == ends[:-1]
@@ -149,6 +153,44 @@ def test_the_digest_tells_tables_apart(other):
 
 def test_the_digest_can_be_computed_from_the_seals():
     made = plan([Item("a", "uint8", (3,), 1), Item("b", "float64", (2, 2), 8)], world_size=2)
-    table = [[placement.to_json() for placement in part] for part in made.parts]
+    table = [[rank, [placement.to_json() for placement in part]] for rank, part in enumerate(made.parts)]
     text = json.dumps(json.loads(json.dumps(table)), sort_keys=True, separators=(",", ":"))
     assert made.digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+@given(
+    items=tables(), world_size=st.integers(2, 9), avoid=st.sets(st.integers(0, 8), min_size=1), data=st.data()
+)
+def test_what_only_doomed_ranks_have_is_handed_to_those_who_stay(items, world_size, avoid, data):
+    split = data.draw(st.lists(sharded(world_size), max_size=4, unique_by=lambda item: item.name))
+    made = plan([*items, *split], world_size=world_size, avoid=avoid, handover_bytes=1 << 40)
+    staying = set(range(world_size)) - avoid
+    if not staying:
+        assert made == plan([*items, *split], world_size=world_size)
+        return
+    assert set(made.takers) == avoid & set(range(world_size))
+    assert set(made.takers.values()) <= staying
+    check_offsets(made)
+    holders = {(item.name, shard.box): set(shard.holders) for item in split for shard in item.shards}
+    num_placed = 0
+    for rank, part in enumerate(made.parts):
+        assert rank in staying or part == ()
+        for each in part:
+            num_placed += 1
+            able = holders.get((each.item.name, each.box), {0} if each.item.pinned else staying)
+            assert each.giver in able - staying if each.giver is not None else rank in able
+            assert each.giver is None or (not able & staying and made.takers[each.giver] == rank)
+            assert each.giver is None or each in made.handed_over(each.giver)
+    assert num_placed == len(items) + len(holders)
+
+
+def test_what_is_too_large_to_be_handed_over_stays_with_the_doomed_rank():
+    item = Item("w", "float32", (8,), 4, shards=(Shard(Box((0,), (4,)), (0,)), Shard(Box((4,), (4,)), (1,))))
+    handed = plan([item], world_size=2, avoid={1}, handover_bytes=16)
+    assert ([len(part) for part in handed.parts], handed.takers) == ([2, 0], {1: 0})
+    for too_large in (
+        plan([item], world_size=2, avoid={1}, handover_bytes=15),
+        plan([item], world_size=2, avoid={1}, handover_bytes=16, rooms=(16, 16)),
+    ):
+        assert ([len(part) for part in too_large.parts], too_large.takers) == ([1, 1], {})
+    assert handed.digest != too_large.digest

@@ -1,16 +1,21 @@
 """The rounds protocol under random interleavings: all ranks serve the same step, and nobody hangs."""
 
+import itertools
 import json
 import random
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore
 
 from cloudspot.train import presiding, rounds, step_seconds
+from cloudspot.train.handover import MAX_BYTES, HandOver, limit_bytes
+from cloudspot.train.partition import plan
 from cloudspot.train.rounds import Rounds
 from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
 
@@ -71,6 +76,8 @@ class World:
             if self.random.random() < intervals:
                 self.ranks[0].rounds.request_interval()
             rank = self.random.choice(self.ranks)
+            if rank.is_dead:
+                continue
             if self.random.random() < 0.1:
                 rank.connection.deliver()
             if self.random.random() < rank.haste:
@@ -78,7 +85,8 @@ class World:
             elif self.random.random() < 0.5:
                 rank.rounds.poll()
             else:
-                rank.rounds._advance()  # interleave within a poll, too
+                with suppress(RuntimeError):
+                    rank.rounds._advance()  # interleave within a poll, too
         states = [(r.position, r.in_step, r.over, r.rounds._hold, r.rounds._order) for r in self.ranks]
         pytest.fail(f"the ranks hang: {states}")
 
@@ -86,8 +94,9 @@ class World:
 class Connection:
     """As a TCPStore's client: what it sets reaches the others a while later, in order."""
 
-    def __init__(self, server):
-        self._server = server
+    def __init__(self, world):
+        self._world = world
+        self._server = world.store
         self._sent = []
 
     def set(self, key, value, /):
@@ -99,21 +108,26 @@ class Connection:
         self._sent.clear()
 
     def get(self, key, /):
-        self.deliver()
+        self._reach()
         return self._server.get(key)
 
     def check(self, keys, /):
-        self.deliver()
+        self._reach()
         return self._server.check(keys)
 
-    def compare_set(self, key, expected, desired, /):
+    def _reach(self):
+        if self._world.ranks[0].is_dead:
+            raise RuntimeError("Connection reset by peer")
         self.deliver()
+
+    def compare_set(self, key, expected, desired, /):
+        self._reach()
         return self._server.compare_set(key, expected, desired)
 
 
 class Rank:
     def __init__(self, world, index, num_ranks):
-        self.connection = Connection(world.store)
+        self.connection = Connection(world)
         self.world = world
         self.index = index
         self.haste = world.random.choice([0.1, 0.5, 0.9])
@@ -126,6 +140,12 @@ class Rank:
         self.num_checks = 0  # still to come in the evaluation
         self.copied = None
         self.published = None
+        self.handover = None
+        self.sealed = None
+        """The ranks whose state is in this rank's part."""
+        self.is_doomed = False
+        self.is_dead = False
+        """Whether its machine is gone, and the store with it if it is rank 0's."""
         self.rounds = Rounds(
             self.connection,
             rank=index,
@@ -146,22 +166,62 @@ class Rank:
         """After a boundary, the state is as there until the step is done; of two steps, both change it."""
         return [self.position] if self.in_step and self.world.random.random() < self.world.stability else []
 
-    def copy(self, number, avoid, rooms):
-        assert rooms == tuple(rank.room for rank in self.world.ranks)
-        if self.position != number or not self.in_step or self.world.random.random() > self.world.stability:
-            return False
-        self.copied = number
-        return True
+    def copy(self, order):
+        assert order.rooms == tuple(rank.room for rank in self.world.ranks)
+        stands = self.position == order.step and self.in_step
+        if not stands or self.world.random.random() > self.world.stability:
+            return None
+        self.copied = order.step
+        self.handover = self.hand_over(order)
+        return self.handover
 
     def publish(self):
         self.published = self.copied
+        self.seal()
+
+    # As a session's saver:
+
+    def hand_over(self, order):
+        takers = plan((), world_size=len(self.world.ranks), avoid=order.avoid).takers
+        self.is_doomed = 0 < len(order.avoid) < len(self.world.ranks) and self.index in order.avoid
+        if self.index in takers:
+            staying = set(range(len(self.world.ranks))) - set(takers)
+            awaits = staying if self.index == 0 else {takers[self.index]}
+            return HandOver(order.number, self.index, gives=b"lines of %d" % self.index, awaits=awaits)
+        givers = [giver for giver, taker in takers.items() if taker == self.index]
+        return HandOver(order.number, self.index, takes=givers)
+
+    def seal(self):
+        taken = self.handover.taken
+        assert taken == {giver: b"lines of %d" % giver for giver in self.handover._takes}
+        self.sealed = set() if self.handover.gives is not None else {self.index, *taken}
+
+    def leave(self):
+        """Tell the others, as the session's link does; a machine that has a notice goes at once."""
+        self.over = True
+        if self.is_doomed:
+            # At a boundary behind, rank 0 waits here for the others, who need its store.
+            staying = [rank.over for rank in self.world.ranks if not rank.is_doomed]
+            self.is_dead = self.index != 0 or self.published is None or all(staying)
+        else:
+            self.connection.set(f"left/{self.index}", "1")
 
     def move(self):
         """Let the main thread do its next thing, if it can."""
         if self.over:
             return
         if self.rounds.is_rewound:
-            self.over, self.left_at = True, self.published
+            self.left_at = self.published
+            self.leave()
+            return
+        if self.handover is not None and self.saved and self.saved[-1][0] == DRAIN:
+            without_waiting(self.rounds, lambda: self.rounds.hand_over(self.handover))
+            if self.handover.is_done:
+                self.left_at = self.position
+                self.seal()
+                self.leave()
+            elif self.rounds.is_lost or self.world.now >= self.rounds.guard:
+                self.over = True
             return
         if self.num_checks:
             order = without_waiting(self.rounds, self.rounds.check)
@@ -177,6 +237,9 @@ class Rank:
         if self.in_step:
             if any(r.over and r.left_at is None and r.position < self.world.total for r in self.world.ranks):
                 self.over = True  # a peer left without a save: the collective fails, or the agent kills
+                return
+            if self.is_doomed and self.rounds.is_lost:
+                self.over = True  # as do those of a rank that has not heard that all have rewound
                 return
             begun = [r.position + r.in_step for r in self.world.ranks]
             if not self.world.collectives or all(each > self.position for each in begun):
@@ -204,7 +267,7 @@ class Rank:
             assert answer.rooms == tuple(rank.room for rank in self.world.ranks)
             self.saved.append((answer.kind, answer.step, answer.avoid))
             if answer.kind == DRAIN:
-                self.over, self.left_at = True, self.position
+                self.handover = self.hand_over(answer)
             else:
                 self.rounds.served()
 
@@ -219,6 +282,8 @@ class Rank:
 def check(world):
     first = world.ranks[0]
     for rank in world.ranks:
+        if rank.is_doomed and rank.rounds.is_lost and rank.left_at is None:
+            continue  # it has given, and loses the store before it hears that its taker has sealed
         assert rank.saved == first.saved
         assert rank.left_at == first.left_at
         assert rank.published == first.published
@@ -226,6 +291,10 @@ def check(world):
             assert rank.position == first.position
     steps = [step for _, step, _ in first.saved]
     assert steps == sorted(steps)
+    if first.left_at is not None:
+        # Whichever machines go at once, before they have uploaded anything, the others hold the state of all.
+        parts = [rank.sealed for rank in world.ranks if not rank.is_doomed]
+        assert sorted(itertools.chain(*parts)) == list(range(len(world.ranks)))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
@@ -235,7 +304,8 @@ def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_r
     for seed in range(150):
         world = World(seed, num_ranks=num_ranks, total=20, known_end=known_end)
         length = World(seed, num_ranks=num_ranks, total=20, known_end=known_end).run(intervals=0.02)
-        world.run(drain_at=world.random.randrange(length), intervals=0.02)
+        doomed = world.random.sample(range(num_ranks), min(num_ranks, 1 + seed % 2))
+        world.run(drain_at=world.random.randrange(length), drain_ranks=doomed, intervals=0.02)
         check(world)
         drained += world.ranks[0].left_at is not None
         finished += world.ranks[0].left_at is None
@@ -290,10 +360,11 @@ def test_with_a_guard_that_may_pass_either_all_save_or_nobody_does():
         world = World(seed, num_ranks=3, total=10_000)
         world.guard = world.random.random()  # an event takes half a millisecond
         world.run(drain_at=0)
-        steps = {tuple(rank.saved) for rank in world.ranks}
-        assert len(steps) == 1
-        saved += steps != {()}
-        left += steps == {()}
+        parts = [rank.sealed for rank in world.ranks if rank.sealed]
+        if len({tuple(rank.saved) for rank in world.ranks}) > 1 or not parts:
+            assert world.now >= world.guard
+        saved += sorted(itertools.chain(*parts)) == [0, 1, 2]
+        left += not parts
     assert saved > 50
     assert left >= 1
 
@@ -386,6 +457,11 @@ ROOMS = (100, 70, 90)
 """How many bytes the slots of each rank hold."""
 
 
+def order_for(kind, step, avoid=(), *, number=1, num_ranks=2):
+    """What the ranks of ``pair`` are told, with time to hand over as much as the store may hold."""
+    return SaveOrder(kind, step, number, frozenset(avoid), ROOMS[:num_ranks], MAX_BYTES)
+
+
 def pair(store=None, now=None, num_ranks=2):
     store = store or HashStore()
     now = now or [0.0]
@@ -415,9 +491,9 @@ class Standing:
     def standing(self, number):
         return [number] if self.stands else []
 
-    def copy(self, number, avoid, rooms):
-        assert (avoid, rooms) == (frozenset({1}), ROOMS[:2])
-        return True
+    def copy(self, order):
+        assert order == order_for(DRAIN, 0, {1}, number=2)
+        return HandOver(order.number, 0)
 
     def publish(self):
         self.published += 1
@@ -454,7 +530,7 @@ def test_where_one_rank_evaluates_the_other_waits_at_its_boundary_and_both_rewin
     zero, one, _ = evaluating(True, True)
     ask(zero)
     settle(zero, one)
-    assert zero.check() == try_begin(one, 1) == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+    assert zero.check() == try_begin(one, 1) == order_for(REWOUND, 0, {1}, number=2)
     assert zero._rewindable.published == one._rewindable.published == 1
 
 
@@ -467,14 +543,14 @@ def test_a_rank_whose_state_has_changed_sends_all_to_the_boundary_ahead(evaluati
     assert try_begin(one, 1) is False
     assert try_begin(zero, 1) is False  # says that it has arrived
     settle(zero, one)
-    assert try_begin(zero, 1) == try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+    assert try_begin(zero, 1) == try_begin(one, 1) == order_for(DRAIN, 1, {1})
     assert zero._rewindable.published == one._rewindable.published == 0
 
 
 def test_a_rank_that_waits_for_one_that_evaluates_leaves_alone_at_the_guard(evaluating):
     _, one, now = evaluating(True, True)
     now[0] = 100.1
-    assert try_begin(one, 1) == SaveOrder(DRAIN, 1, frozenset({1}), ROOMS[:2])
+    assert try_begin(one, 1) == order_for(DRAIN, 1, {1})
 
 
 def test_a_check_waits_for_nobody_after_the_guard(evaluating):
@@ -504,7 +580,7 @@ def test_a_rank_does_not_end_its_loop_in_a_rewind(evaluating):
     one.poll()
     assert without_waiting(one, one.finish) is False
     settle(zero, one)
-    assert one.finish() == SaveOrder(REWOUND, 0, frozenset({1}), ROOMS[:2])
+    assert one.finish() == order_for(REWOUND, 0, {1}, number=2)
 
 
 def settle(*participants):
@@ -523,7 +599,7 @@ def test_a_rank_goes_on_to_the_promised_boundary_and_waits_there():
     assert one.begin(1) is None  # has not heard of the round
     settle(zero, one)
     assert try_begin(zero, 1) is True
-    expected = SaveOrder(INTERVAL, 2, rooms=ROOMS[:2])
+    expected = order_for(INTERVAL, 2)
     assert try_begin(zero, 2) == try_begin(one, 2) == expected
 
 
@@ -553,9 +629,9 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     settle(zero, one)
     one.request_drain(guard=100.0, notice=True)
     settle(one, zero)
-    assert json.loads(zero.store.get("decision/0")) == {"outcome": "abandon"}
+    assert json.loads(zero.store.get("decision/1")) == {"outcome": "abandon"}
     settle(zero, one, two)
-    assert try_begin(zero, 0) == try_begin(two, 0) == SaveOrder(DRAIN, 0, frozenset({1}), ROOMS)
+    assert try_begin(zero, 0) == try_begin(two, 0) == order_for(DRAIN, 0, {1}, number=2, num_ranks=3)
 
 
 @pytest.mark.parametrize(("kind", "steps_ahead"), [(DRAIN, 0), (INTERVAL, 1)])
@@ -572,7 +648,7 @@ def test_with_long_steps_a_drain_comes_at_the_next_boundary_and_an_interval_save
     else:
         ranks[0].request_interval()
     settle(*ranks)
-    assert ranks[0]._order == ranks[1]._order == SaveOrder(kind, 3 + steps_ahead, rooms=ROOMS[:2])
+    assert ranks[0]._order == ranks[1]._order == order_for(kind, 3 + steps_ahead)
 
 
 def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
@@ -585,7 +661,7 @@ def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
     settle(*ranks)
     ranks[0].request_drain(guard=100.0, notice=False)
     settle(*ranks)
-    assert ranks[0]._order == SaveOrder(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS, rooms=ROOMS[:2])
+    assert ranks[0]._order == order_for(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS)
 
 
 def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():
@@ -602,8 +678,8 @@ def test_a_drain_goes_before_an_interval_save_that_was_asked_for_first():
     zero.request_interval()
     zero.request_drain(guard=100.0, notice=False)
     settle(zero, one)
-    assert json.loads(zero.store.get("round/0"))["kind"] == DRAIN
-    assert try_begin(zero, 0) == try_begin(one, 0) == SaveOrder(DRAIN, 0, rooms=ROOMS[:2])
+    assert json.loads(zero.store.get("round/1"))["kind"] == DRAIN
+    assert try_begin(zero, 0) == try_begin(one, 0) == order_for(DRAIN, 0)
 
 
 def test_without_a_decision_by_the_guard_all_leave_without_a_save():
@@ -638,7 +714,7 @@ def test_the_others_leave_it_to_rank_0_for_a_moment_to_call_the_round_off():
     one.poll()
     now[0] = 5.9
     settle(one)
-    assert not zero.store.check(["decision/0"])
+    assert not zero.store.check(["decision/1"])
     assert try_begin(one, 0) is False
 
 
@@ -663,7 +739,7 @@ def test_another_machines_guard_travels_as_the_seconds_that_are_left():
     one.request_drain(guard=12.0, notice=True)
     one.poll()
     zero.poll()
-    assert json.loads(store.get("round/0"))["remaining"] == 7.0
+    assert json.loads(store.get("round/1"))["remaining"] == 7.0
     settle(one)
     assert zero.guard == 1007.0
     assert one.guard == 12.0
@@ -725,7 +801,7 @@ def test_a_waiting_main_thread_is_woken_by_the_decision(monkeypatch, wait_until)
     wait_until(lambda: zero._changed._waiters)
     settle(one, zero, one)
     waiting.join(10)
-    assert found == [SaveOrder(DRAIN, 0, rooms=ROOMS[:2])]
+    assert found == [order_for(DRAIN, 0)]
 
 
 def waits_of(participant, now, *, meanwhile=lambda waited: None):
@@ -755,7 +831,8 @@ def test_a_main_thread_waits_for_a_drains_decision_until_its_guard():
             settle(one, zero)
 
     waits_of(zero, now, meanwhile=answer_at_the_last_moment)
-    assert zero.begin(0) == SaveOrder(DRAIN, 0, frozenset({0}), ROOMS[:2])
+    order = zero.begin(0)
+    assert order == replace(order_for(DRAIN, 0, {0}), handover_bytes=limit_bytes(1.0))
     assert now[0] == 119.0
 
 
@@ -773,7 +850,7 @@ def test_a_process_that_stood_still_past_the_silence_still_hears_the_decision():
             settle(zero)
 
     waits_of(zero, now, meanwhile=stand_still_then_hear)
-    assert zero.begin(0) == SaveOrder(INTERVAL, 0, rooms=ROOMS[:2])
+    assert zero.begin(0) == order_for(INTERVAL, 0)
 
 
 def test_a_main_thread_that_hears_nothing_takes_the_store_for_lost():

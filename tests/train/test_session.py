@@ -547,7 +547,7 @@ def test_malformed_random_state_is_a_checkpoint_error(train, courier, open_sessi
     train(3)
     restore = courier.carry(3)
     manifest = json.loads((restore / "restore.json").read_text())
-    manifest["parts"][0]["seal"]["rank_state"]["random"] = state
+    manifest["parts"][0]["seal"]["rank_states"]["0"]["random"] = state
     (restore / "restore.json").write_text(json.dumps(manifest))
     with pytest.raises(spot.CheckpointError, match="malformed"):
         next(open_session(courier.begin(restore), **make_objects()).steps(5))

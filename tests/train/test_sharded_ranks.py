@@ -23,23 +23,25 @@ class Trainer:
         self.results.mkdir()
 
     def run(self, layout, num_ranks, *options, restore=None):
-        self._courier.run_ranks(
-            SCRIPT,
-            *("--layout", layout, "--results", str(self.results), *options),
-            num_ranks=num_ranks,
-            environment=self._courier.begin(restore),
-        )
+        """Run on a node for each rank."""
+        options = ("--layout", layout, "--results", str(self.results), *options)
+        statuses = self._courier.run_nodes(SCRIPT, *options, num_nodes=num_ranks, restore=restore)
+        assert statuses == [0] * num_ranks
         losses = json.loads((self.results / "losses.json").read_text())
         return {int(step): loss for step, loss in losses.items()}
 
     def drain(self, layout, num_ranks, *options, at):
-        """Reclaim the last rank's machine at a step; return the step of the checkpoint, and where it is."""
+        """Reclaim the last rank's machine at a step; return the step of the checkpoint, and where it is.
+
+        That machine has handed its shards to the others.
+        """
         losses = self.run(layout, num_ranks, "--drain-at", str(at), *options)
         step = self._courier.drained()["step"]
         assert {rank: self._courier.drained(rank)["step"] for rank in range(num_ranks)} == dict.fromkeys(
             range(num_ranks), step
         )
         assert sorted(losses) == list(range(step))
+        assert sorted(self._courier.seals()[step]) == list(range(max(1, num_ranks - 1)))
         return step, self._courier.carry(step), losses
 
 

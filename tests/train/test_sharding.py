@@ -135,7 +135,7 @@ def save(directory, num_ranks, make, *steps):
                     "plan": table.digest,
                     "items": [each.to_json() for each in table.parts[rank]],
                     "objects": {"state": state.objects, "seed": 1, "position": None},
-                    "rank_state": {},
+                    "rank_states": {str(rank): {}},
                 }
             )
     parts = [{"rank": rank, "file": f"part-{rank}.bin", "seal": seal} for rank, seal in enumerate(seals)]

@@ -44,11 +44,33 @@ def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undis
     seals = {rank: json.loads(path.read_text()) for rank, path in courier.seals()[step].items()}
     assert {seal["kind"] for seal in seals.values()} == {"drain"}
     assert all(seal["nbytes"] > 1000 for seal in seals.values())
-    assert seals[0]["rank_state"]["random"] != seals[1]["rank_state"]["random"]
+    assert seals[0]["rank_states"]["0"]["random"] != seals[1]["rank_states"]["1"]["random"]
     output = courier.run_ranks(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
     assert f"rank 1 of 2 begins at {step}" in output
     assert courier.final() == expected
     assert sorted(courier.seals()) == [48]
+
+
+@pytest.mark.parametrize("saved_at", [None, 17], ids=["alone", "at the step of an interval save"])
+def test_a_rank_killed_when_it_has_handed_over_is_not_missed(courier, script, undisturbed, saved_at):
+    """Its part was still to be uploaded, and the drain was lost with it, though all had agreed in time."""
+    how = ["--drain-at", "17"] if saved_at is None else ["--save-at", "17", "--drain-with-save"]
+    assert courier.run_nodes(script, *how, "--die-relieved", num_nodes=2) == [0, -9]
+    step = courier.drained(0)["step"]
+    seals = {rank: json.loads(path.read_text()) for rank, path in courier.seals()[step].items()}
+    assert set(seals) == {0}
+    assert (seals[0]["kind"], seals[0]["relieved"], set(seals[0]["rank_states"])) == (
+        "drain",
+        [1],
+        {"0", "1"},
+    )
+    kinds = [
+        json.loads(path.read_text())["kind"]
+        for path in handoff.seals_directory(courier.handoffs[1]).iterdir()
+    ]
+    assert kinds == ([] if saved_at is None else ["interval"])
+    courier.run_ranks(script, num_ranks=2, environment=courier.begin(courier.carry(step)))
+    assert courier.final() == undisturbed(script, courier, 2)
 
 
 def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, script, undisturbed):

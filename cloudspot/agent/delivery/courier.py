@@ -6,7 +6,6 @@ that a killed agent had taken is still there under its other name, and is taken 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import mmap
 import os
@@ -20,10 +19,9 @@ from pathlib import Path
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.rank_reports import RankDrained, read_report
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
-from cloudspot.jobstore.records import CheckpointId, Commit, Generation
+from cloudspot.jobstore.records import Commit, Generation, SaveId
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
@@ -62,8 +60,8 @@ class Courier:
         self._spec = spec = context.job.spec
         self._status = context.status
         self._orders = context.orders
-        self._kinds: dict[files.SealName, str] = {}
-        """The kinds of the seals that were read, by their names before they were taken."""
+        self._kinds: dict[tuple[int, ...], str] = {}
+        """The kinds of the seals that were read, by their numbers."""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._busy = threading.Lock()
@@ -197,22 +195,17 @@ class Courier:
                 found.append(_Seal(path, name, is_last=self._is_last(path, name)))
         return sorted(
             found,
-            key=lambda s: (not s.is_last, not s.name.taken, s.name.generation, s.name.step, s.name.rank),
+            key=lambda s: (not s.is_last, not s.name.taken, s.name.number),
         )
 
     def _is_last(self, path: Path, name: files.SealName) -> bool:
         """Return whether a seal is its rank's last of the generation: at a drain or the end of the loop."""
-        untaken = dataclasses.replace(name, taken=False)
-        if untaken not in self._kinds:
+        if name.number not in self._kinds:
             try:
-                self._kinds[untaken] = parse_seal(_read_seal(path), path.name).kind
+                self._kinds[name.number] = parse_seal(_read_seal(path), path.name).kind
             except (OSError, CorruptData):  # withdrawn meanwhile, or malformed
                 return False
-        if self._kinds[untaken] != "interval":
-            return True
-        # A drain at a step that is sealed already makes no other seal.
-        drained = read_report(files.drained_path(self._node.handoff(name.generation), name.rank), RankDrained)
-        return drained is not None and drained.step == name.step
+        return self._kinds[name.number] != "interval"
 
     def _carry_seals(self) -> None:
         # List them again after each upload: a drain that was sealed meanwhile comes next.
@@ -230,7 +223,7 @@ class Courier:
                 self._carry(taken, seal.name)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
-                _log.exception("checkpoint %d-%d is given up", seal.name.generation, seal.name.step)
+                _log.exception("%s is given up", seal.name.file_name)
                 taken.unlink(missing_ok=True)
 
     def _expects_drain(self) -> bool:
@@ -248,7 +241,7 @@ class Courier:
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _carry(self, taken: Path, name: files.SealName) -> None:
-        checkpoint = CheckpointId(name.generation, name.step)
+        save = SaveId(name.generation, name.step, name.round)
         raw, seal, mapped = _open_seal(taken)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
@@ -257,9 +250,10 @@ class Courier:
                 part = parts.upload_part(
                     self._store,
                     self._node.job_id,
-                    checkpoint,
+                    save,
                     rank=name.rank,
-                    num_parts=seal.world_size,
+                    num_parts=seal.world_size - len(seal.relieved),
+                    relieved=seal.relieved,
                     data=data,
                     seal=raw,
                     sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
@@ -269,14 +263,13 @@ class Courier:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
-        key = keys.part(self._node.job_id, name.generation, name.step, name.rank)
-        self._context.known_parts[key] = part
-        self._commit(checkpoint, seal.sealed_at_unix)
+        self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
+        self._commit(save, seal.sealed_at_unix)
         taken.unlink()
 
-    def _commit(self, checkpoint: CheckpointId, sealed_at_unix: float) -> None:
+    def _commit(self, save: SaveId, sealed_at_unix: float) -> None:
         context, known = self._context, self._context.known_parts
-        commit = manifests.try_commit(self._store, context.journal, context.job_id, checkpoint, known=known)
+        commit = manifests.try_commit(self._store, context.journal, context.job_id, save, known=known)
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
         self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
@@ -299,7 +292,7 @@ class Courier:
         # Nobody needs the parts of this checkpoint or of older ones any more.
         known = self._context.known_parts
         for key, part in list(known.items()):
-            if CheckpointId(part.generation, part.step) <= commit.id:
+            if part.save.checkpoint <= commit.id:
                 known.pop(key, None)
         seconds = status.upload_seconds or 0.0
         _log.info("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)

@@ -23,7 +23,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import keys, parts
 from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import SaveId
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import code_key
 
@@ -118,7 +118,7 @@ class DirectoryUploads:
                 "%s was not complete when the script ended; it is set aside as %s", torn.name, target
             )
 
-    def carry(self, commit: Callable[[CheckpointId, float], None]) -> None:
+    def carry(self, commit: Callable[[SaveId, float], None]) -> None:
         """Upload what is complete and new; call ``commit`` with its id and when it was taken (Unix seconds).
 
         Raises:
@@ -161,21 +161,21 @@ class DirectoryUploads:
         minutes = RESTLESS_SECONDS / 60
         return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
-    def _choose_id(self, directory: CheckpointDirectory) -> CheckpointId:
+    def _choose_id(self, directory: CheckpointDirectory) -> SaveId:
         step = max(directory.step or 0, self._status.restored_step + 1)
         version = directory.name, directory.fingerprint
         while self._steps.get(step, version) != version:
             step += 1
-        return CheckpointId(self._status.generation, step)
+        return SaveId(self._status.generation, step, 0)
 
     def _carry(
         self,
         directory: CheckpointDirectory,
-        checkpoint: CheckpointId,
-        commit: Callable[[CheckpointId, float], None],
+        save: SaveId,
+        commit: Callable[[SaveId, float], None],
     ) -> bool:
         """Upload and commit a directory, or give it up; return False if the id is taken."""
-        self._steps[checkpoint.step] = directory.name, directory.fingerprint
+        self._steps[save.step] = directory.name, directory.fingerprint
         staged = stage(directory, self._node.staging)
         if staged is None:
             raise TransientError(f"{directory.name} cannot be staged now")
@@ -191,7 +191,7 @@ class DirectoryUploads:
                 parts.upload_directory(
                     self._store,
                     self._node.job_id,
-                    checkpoint,
+                    save,
                     rank=0,
                     num_parts=1,
                     root=root,
@@ -201,10 +201,10 @@ class DirectoryUploads:
                     check=check,
                     progress=progress,
                 )
-            commit(checkpoint, taken_at)
+            commit(save, taken_at)
         except CorruptData:
-            if self._stands(checkpoint):
-                self._steps[checkpoint.step] = None
+            if self._stands(save):
+                self._steps[save.step] = None
                 return False
             _log.exception("%s is given up", directory.name)
         finally:
@@ -231,8 +231,8 @@ class DirectoryUploads:
                 _log.info("%s is put back as it came with the code", name)
         shutil.rmtree(code)
 
-    def _stands(self, checkpoint: CheckpointId) -> bool:
-        key = keys.part(self._node.job_id, checkpoint.generation, checkpoint.step, 0)
+    def _stands(self, save: SaveId) -> bool:
+        key = keys.part(self._node.job_id, save, 0)
         return find_meta(self._store, key) is not None
 
 

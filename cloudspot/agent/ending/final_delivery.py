@@ -144,13 +144,13 @@ class FinalDelivery:
     def _commit(self, checkpoint: CheckpointId) -> str:
         context = self._context
         store, job_id, status = context.store, context.job_id, context.status
-        commit = manifests.try_commit(store, context.journal, job_id, checkpoint, known=context.known_parts)
+        commit = manifests.commit_whole(store, context.journal, job_id, checkpoint, known=context.known_parts)
         if commit is not None:
             status.committed = max(checkpoint, status.committed or checkpoint)
             return _COMMITTED
-        present = manifests.present_parts(store, job_id, checkpoint)
+        missing = manifests.missing_ranks(store, job_id, checkpoint)
         # Nobody waits for what this node itself has given up.
-        return _INCOMPLETE if set(status.ranks) <= present else _GIVEN_UP
+        return _GIVEN_UP if missing is None or missing & set(status.ranks) else _INCOMPLETE
 
 
 def _attempt(call: Callable[[], object], what: str) -> bool:

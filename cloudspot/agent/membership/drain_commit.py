@@ -20,7 +20,8 @@ COMMIT_SECONDS = 60.0
 def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generation, step: int) -> None:
     """Wait until the drain's checkpoint is committed, or a part of it will never come.
 
-    Whoever sees all parts commits: the node that brought the last one may have gone since.
+    Another save of the same step may be whole first. Whoever sees all parts commits: the node that brought
+    the last one may have gone since.
     """
     if not peers.others:
         return
@@ -34,7 +35,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         gone = {rank for rank in others if peers.is_gone(rank)}
         try:
             commit = context.insist(
-                lambda: manifests.try_commit(
+                lambda: manifests.commit_whole(
                     context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
                 )
             )
@@ -55,10 +56,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
 def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[int]:
     """Return the nodes that have yet to bring a part of the checkpoint."""
     procs = context.job.spec.procs_per_node
-    there = context.insist(lambda: manifests.present_parts(context.store, context.job_id, checkpoint))
-    return {
-        member.rank
-        for index, member in enumerate(current.members)
-        for rank in range(index * procs, (index + 1) * procs)
-        if rank not in there
-    }
+    ranks = context.insist(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
+    if ranks is None:
+        return {member.rank for member in current.members}
+    return {current.members[rank // procs].rank for rank in ranks if rank // procs < len(current.members)}

@@ -11,7 +11,7 @@ from cloudspot.agent.leaving import LeavingError
 from cloudspot.jobstore import fetching, keys, parts, retention
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.manifests import Superseded
-from cloudspot.jobstore.records import File
+from cloudspot.jobstore.records import File, SaveId
 
 JOB = "digits-1"
 
@@ -20,8 +20,9 @@ def put_directory(bench, checkpoint, name, text):
     root = bench.root / "made"
     root.mkdir(exist_ok=True)
     (root / "model").write_text(text)
+    save = SaveId(checkpoint.generation, checkpoint.step, 0)
     parts.upload_directory(
-        bench.store, JOB, checkpoint, rank=0, num_parts=1, root=root, directory=name,
+        bench.store, JOB, save, rank=0, num_parts=1, root=root, directory=name,
         files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
     )  # fmt: skip
     commit(bench.store, JOB, checkpoint)
@@ -52,7 +53,7 @@ def test_the_files_of_a_directory_are_as_old_to_one_another_as_they_were(bench):
     for name in names:
         (root / name).write_text(name)
     parts.upload_directory(
-        bench.store, JOB, bench.id(1, 10), rank=0, num_parts=1, root=root, directory="out",
+        bench.store, JOB, SaveId(1, 10, 0), rank=0, num_parts=1, root=root, directory="out",
         files=[File(path=name, size=len(name), mode=0o644) for name in names], sealed_at=datetime.now(timezone.utc),
     )  # fmt: skip
     commit(bench.store, JOB, bench.id(1, 10))
@@ -134,8 +135,8 @@ def test_a_job_whose_only_checkpoint_is_deleted_from_outside_fails_and_does_not_
 
     def overtaken(store, job_id, manifest, *args, **options):
         bench.store.delete(keys.manifest(JOB, 1, 10))
-        bench.store.delete(keys.part(JOB, 1, 10, 0))
-        bench.store.delete(keys.chunk(JOB, 1, 10, 0, 0))
+        bench.store.delete(keys.part(JOB, SaveId(1, 10, 0), 0))
+        bench.store.delete(keys.chunk(JOB, SaveId(1, 10, 0), 0, 0))
         return fetch(store, job_id, manifest, *args, **options)
 
     monkeypatch.setattr(fetching, "fetch", overtaken)

@@ -14,7 +14,7 @@ from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, keys, manifests
-from cloudspot.jobstore.records import StopRequest, Transfer, new_nonce
+from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -115,7 +115,7 @@ def parts_put(bench, monkeypatch):
     def put(key, data, *, if_absent=False, inner=bench.store.put):
         inner(key, data, if_absent=if_absent)
         if "/parts/" in key:
-            found.append((int(key.split("-")[-1].split("/")[0]), int(key.rpartition("/")[2])))
+            found.append((int(key.split("/")[-3].split("-")[1]), int(key.rpartition("/")[2])))
 
     monkeypatch.setattr(bench.store, "put", put)
     return found
@@ -232,13 +232,19 @@ def test_a_later_agent_of_the_machine_waits_for_the_drain_too(bench, node, drain
     assert found == [(40, 0)]
 
 
-def test_a_drain_at_a_step_that_was_sealed_already_makes_that_save_the_first(bench, node):
-    for step in (40, 45):
-        bench.seal(node, bench.id(1, step))
-    courier = bench.life().courier
-    assert [seal.name.step for seal in courier._pending()] == [40, 45]
-    files.write_json(files.drained_path(node.handoff(1), 0), {"step": 45})
-    assert [seal.name.step for seal in courier._pending()] == [45, 40]
+def test_a_drain_goes_before_the_save_of_its_step_that_is_under_way(bench, node):
+    bench.seal(node, bench.id(1, 45), round=1, taken=True)
+    bench.seal(node, bench.id(1, 45), round=2, kind="drain")
+    assert [seal.name.round for seal in bench.life().courier._pending()] == [2, 1]
+
+
+def test_the_parts_of_those_who_stay_are_all_that_a_drain_needs(bench, carry, node):
+    bench.seal(node, bench.id(1, 45), world_size=2, round=1)
+    states = {"rank_states": {"0": {}, "1": {}}}
+    bench.seal(node, bench.id(1, 45), world_size=2, round=2, kind="drain", relieved=[1], **states)
+    assert carry().courier.finish(until=lambda: FAR)
+    commit = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 45))
+    assert (commit.save, [part.rank for part in commit.parts]) == (SaveId(1, 45, 2), [0])
 
 
 def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wait_until, monkeypatch):
@@ -255,7 +261,7 @@ def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wai
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=4)
     bench.put_part(0, 41)  # anything else, so that the courier is not the only one who reads
     assert life.courier.finish(until=lambda: FAR)
-    own = [key for key in read if "-000000000040/" in key]
+    own = [key for key in read if "-000000000040-" in key]
     assert len(own) == len(set(own)) == 4  # whether it stands, before it is uploaded
     assert life.context.known_parts.keys() == set() or bench.commits() == ()
 
@@ -443,7 +449,7 @@ def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
     assert steps(bench) == [1, 2, 3]
     manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 3))
     assert manifest.parts[0].directory == "output/last"
-    data = bench.store.get(keys.chunk("digits-1", 1, 3, 0, 0))
+    data = bench.store.get(keys.chunk("digits-1", SaveId(1, 3, 0), 0, 0))
     assert data == b"weights 2"
 
 
@@ -472,7 +478,7 @@ def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, nod
     with pytest.raises(TransientError, match="checkpoint-10 changed while it was uploaded"):
         life.courier._directories.carry(life.courier._commit)
     with pytest.raises(ObjectMissing):
-        bench.store.get(keys.part("digits-1", 1, 10, 0))
+        bench.store.get(keys.part("digits-1", SaveId(1, 10, 0), 0))
 
 
 def test_settling_waits_for_directories_too(bench, carry, node):

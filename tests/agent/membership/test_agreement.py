@@ -14,6 +14,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.records import CheckpointId, Failed, Notice, new_nonce
 from cloudspot.train import handoff as files
 
@@ -383,6 +384,30 @@ def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_befor
     first.membership.await_commit(40)
     assert bench.commits() == (bench.id(1, 40),)
     assert first.life.context.status.committed == bench.id(1, 40)
+
+
+def test_nobody_waits_for_a_node_that_has_handed_over(bench, make):
+    first, second, third = make(3, min=2, max=3)
+    bench.put_part(0, 40, world_size=3, number=2, relieved=(1,))
+    second.notice(seconds=60.0)
+    third.die()
+    first.membership.await_commit(40)  # that of the dead one will never come; the other lives and brings none
+    assert bench.commits() == ()
+    bench.put_part(2, 40, world_size=3, number=2, relieved=(1,))
+    first.membership.await_commit(40)
+    assert bench.commits() == (bench.id(1, 40),)
+
+
+def test_a_save_of_the_same_step_that_is_whole_first_ends_the_wait_for_a_drain(bench, make):
+    first, _ = make(2, min=1, max=2)
+    bench.put_part(0, 40, number=2)
+    for rank in range(2):
+        bench.put_part(rank, 40, number=1)
+    first.membership.await_commit(40)
+    assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
+    bench.put_part(1, 40, number=2)
+    first.membership.await_commit(40)
+    assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
 
 
 def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):

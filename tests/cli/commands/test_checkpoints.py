@@ -12,7 +12,7 @@ import torch
 
 from cloudspot import __version__
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 
 
 def test_the_newest_comes_first(jobs):
@@ -33,7 +33,7 @@ def test_verify_reads_the_chunks(jobs):
 
 def test_a_flipped_bit_is_found_and_the_others_are_still_checked(jobs):
     jobs.reclaimed_and_finished()
-    key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
+    key = keys.chunk("digits-7k3f", SaveId(2, 100, 0), 0, 0)
     data = bytearray(jobs.store.get(key))
     data[500] ^= 1
     jobs.store.put(key, data)
@@ -233,7 +233,7 @@ def test_without_torch_the_error_names_the_command(jobs, trained, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_corrupt_chunk_is_named_with_status_8(jobs, trained, tmp_path, suffix):
-    key = keys.chunk("new-1", 1, 20, 0, 0)
+    key = keys.chunk("new-1", SaveId(1, 20, 0), 0, 0)
     data = bytearray(jobs.store.get(key))
     data[0] ^= 1
     jobs.store.put(key, data)

@@ -12,7 +12,7 @@ from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Suspended, new_nonce
+from cloudspot.jobstore.records import CheckpointId, SaveId, Suspended, new_nonce
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.submission import delete_secrets, read_secrets
 from cloudspot.local import own_jobs
@@ -179,7 +179,7 @@ def test_a_fork_that_cannot_be_is_refused_before_there_is_a_job(jobs, arguments,
 
 def test_a_fork_whose_checkpoint_is_damaged_leaves_no_job(jobs):
     jobs.reclaimed_and_finished()
-    key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
+    key = keys.chunk("digits-7k3f", SaveId(2, 100, 0), 0, 0)
     jobs.store.put(key, b"x" * len(jobs.store.get(key)))
     result = jobs.run("fork", "digits-7k3f", "--name", "new-1", status=8)
     assert "does not match its checksum" in result.stderr

@@ -7,7 +7,7 @@ from jobclock import at
 
 from cloudspot.cli.screen import jobdetails
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Final, Slot
+from cloudspot.jobstore.records import Final, SaveId, Slot
 
 
 def test_json_has_the_whole_story(jobs):
@@ -162,7 +162,7 @@ def test_a_job_without_a_launch_can_be_shown(jobs):
 
 def test_verify_ends_with_8_when_the_newest_checkpoint_is_corrupt(jobs):
     jobs.reclaimed_and_finished()
-    key = keys.chunk("digits-7k3f", 2, 100, 0, 0)
+    key = keys.chunk("digits-7k3f", SaveId(2, 100, 0), 0, 0)
     jobs.store.put(key, jobs.store.get(key)[:-1])
     assert jobs.run_json("show", "digits-7k3f")["last_commit"]["verified"] is None
     assert jobs.run_json("show", "digits-7k3f", "--verify", status=8)["last_commit"]["verified"] is False

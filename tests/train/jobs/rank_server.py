@@ -1,7 +1,8 @@
 """Runs scripts in several ranks, forked from a process that has imported torch: as torchrun does, but at once.
 
 Reads lines of JSON, ``{"script", "args", "num_ranks", "environment", "output"}``, and answers each with the list of
-the ranks' exit statuses. As under torchrun, a rank that fails has the others end by SIGTERM.
+the ranks' exit statuses. As under torchrun, a rank that fails has the others end by SIGTERM. With a list of environments
+each rank is on a node of its own, and goes on when another fails.
 """
 
 import gc
@@ -21,13 +22,13 @@ def free_port():
         return one.getsockname()[1]
 
 
-def await_all(ranks):
+def await_all(ranks, *, are_nodes):
     """Return the exit statuses of the processes, in their order."""
     statuses = {}
     while len(statuses) < len(ranks):
         process, status = os.wait()
         statuses[process] = os.waitstatus_to_exitcode(status)
-        if statuses[process] != 0:
+        if statuses[process] != 0 and not are_nodes:
             for other in set(ranks) - set(statuses):
                 os.kill(other, signal.SIGTERM)
     return [statuses[process] for process in ranks]
@@ -35,13 +36,14 @@ def await_all(ranks):
 
 def become_rank(rank, order, port):
     """Give this process what torchrun gives a rank."""
-    size = str(order["num_ranks"])
+    size, environment = str(order["num_ranks"]), order["environment"]
+    is_node = isinstance(environment, list)
     os.environ.update(
-        order["environment"],
+        environment[rank] if is_node else environment,
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK="0" if is_node else str(rank),
         WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE="1" if is_node else size,
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=port,
     )
@@ -63,7 +65,7 @@ def serve():
                 become_rank(rank, order, port)
                 return order["script"]
             ranks.append(process)
-        print(json.dumps(await_all(ranks)), flush=True)
+        print(json.dumps(await_all(ranks, are_nodes=isinstance(order["environment"], list))), flush=True)
     return None
 
 
