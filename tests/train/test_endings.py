@@ -31,7 +31,7 @@ def test_only_ends_that_a_script_chose_itself_are_told(tmp_path):
             return NOTHING
         (seal,) = seals
         kind = seal.partition("-")[0]
-        assert seal == f"{kind}-1-{final['step']}-0.json"
+        assert seal == f"{kind}-1-{final['step']}-0-0.json"  # of no round
         if not final["left_early"]:
             assert (kind, final["planned"]) == ("seal", None)
             return FINISHED

@@ -270,7 +270,12 @@ def test_another_number_of_ranks_is_refused(framework_training, courier):
     manifest = restore / handoff.RESTORE_MANIFEST
     saved = json.loads(manifest.read_text())
     first = saved["parts"][0]
-    second = {**first, "rank": 1, "seal": {**first["seal"], "rank": 1, "items": []}}
+    state = first["seal"]["rank_states"]["0"]
+    second = {
+        **first,
+        "rank": 1,
+        "seal": {**first["seal"], "rank": 1, "items": [], "rank_states": {"1": state}},
+    }
     for part in (first, second):
         part["seal"]["world_size"] = 2
     handoff.write_json(manifest, {**saved, "world_size": 2, "parts": [first, second]})
