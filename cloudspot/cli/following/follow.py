@@ -16,11 +16,12 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import echo_summary
 from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_order_of_time, record_line
-from cloudspot.controller.loop import Tick
+from cloudspot.controller.loop import MAX_BACKOFF_SECONDS, Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
+from cloudspot.retrying import doubling, retry
 from cloudspot.story.events import EventKind
 from cloudspot.story.report import summarise
 
@@ -60,6 +61,9 @@ def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_p
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
     feed = Feed()
     try:
+        # A store that does not answer is waited for, as later on: nobody else launches a new job.
+        waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
+        retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=lambda e: output.warn(str(e)))
         if is_plain or not can_hold_a_panel():
             with Interrupts() as interrupts:
                 follower = _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new, since=since)

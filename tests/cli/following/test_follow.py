@@ -165,6 +165,23 @@ class Flaky:
         return self._store.list_page(prefix, **rest)
 
 
+def test_a_store_that_does_not_answer_at_first_is_waited_for(jobs, monkeypatch, capsys):
+    """``run`` ended with 7 if the store went away right after the submission: nobody launched the job."""
+    job, slept = Job(jobs.store, jobs.reclaimed_and_finished()), []
+    read_job = job.reader.read_job
+    monkeypatch.setattr(follow_module.time, "sleep", slept.append)
+
+    def fail():
+        if len(slept) < 7:
+            raise TransientError("no answer")
+        return read_job()
+
+    monkeypatch.setattr(job.reader, "read_job", fail)
+    assert follow(job, is_plain=True) == 0
+    assert slept[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert "warning: no answer" in capsys.readouterr().err
+
+
 def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs, monkeypatch, capsys):
     monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
     job_id = jobs.reclaimed_and_finished()
