@@ -109,12 +109,8 @@ def is_reclaim(launch: LaunchHistory) -> bool:
 
 def made_progress(history: History, launch: LaunchHistory) -> bool:
     """Return whether the launch committed a checkpoint beyond the one from which it resumed."""
-    for generation in history.generations:
-        if generation.launch != launch.number:
-            continue
-        if history.commits_by_generation.get(generation.number):
-            return True
-    return False
+    mine = history.generations_by_launch.get(launch.number, ())
+    return any(history.commits_by_generation.get(one.number) for one in mine)
 
 
 def _early_error(launch: LaunchHistory) -> str | None:

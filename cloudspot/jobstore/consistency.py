@@ -67,10 +67,8 @@ class JournalOrder:
             fits = record.launch == self._opened and is_open and not self._has_ended
             return None if fits else f"it closes launch {record.launch}"
         if isinstance(record, Generation):
-            fits = record.number == self._generation + 1 and not self._has_ended
-            if not fits or not is_open or record.launch != self._opened:
-                return f"it is generation {record.number}, of launch {record.launch}"
-            return self._generation_problem(record)
+            fits = record.number == self._generation + 1 and is_open and not self._has_ended
+            return self._generation_problem(record) if fits else f"it is generation {record.number}"
         if isinstance(record, Commit):
             is_later = self._head is None or record.step > self._head.step
             fits = record.generation == self._generation and is_later and not self._has_ended
@@ -85,11 +83,12 @@ class JournalOrder:
         return None if not self._has_ended else "it ends the job"
 
     def _generation_problem(self, record: Generation) -> str | None:
-        ranks = [member.rank for member in record.members]
-        if not ranks or len(ranks) != len(set(ranks)):
-            return f"it names no nodes, or one of them twice: {ranks[:20]}"
-        if max(ranks) >= self._num_nodes:
-            return f"it names node {max(ranks)} of launch {record.launch}, which has {self._num_nodes} nodes"
+        seats = record.seats
+        if not seats or len(seats) != len(set(seats)):
+            return f"it names no nodes, or one of them twice: {', '.join(map(str, seats[:20]))}"
+        for seat in seats:
+            if seat.launch != self._opened or seat.rank >= self._num_nodes:
+                return f"it names node {seat}; launch {self._opened} is open, with {self._num_nodes} nodes"
         if record.restore_from is not None and record.restore_from not in self._commits:
             return f"it resumes from checkpoint {record.restore_from}, which was not committed"
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TypeVar
 
 from cloudspot.jobstore.records import (
     CheckpointId,
@@ -21,14 +20,13 @@ from cloudspot.jobstore.records import (
     Moved,
     Notice,
     Resumed,
+    Seat,
     Slot,
     StopRequest,
     Submission,
     Suspended,
     Turn,
 )
-
-One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,10 @@ class History:
     @cached_property
     def commits_by_generation(self) -> Mapping[int, Sequence[Commit]]:
         """Return the commits of each generation that has any, in order."""
-        return _grouped(self.commits, lambda one: one.generation)
+        found: dict[int, list[Commit]] = {}
+        for commit in self.commits:
+            found.setdefault(commit.generation, []).append(commit)
+        return found
 
     def find_commit(self, checkpoint: CheckpointId | None) -> Commit | None:
         """Return the commit of a checkpoint, or None."""
@@ -142,8 +143,16 @@ class History:
 
     @cached_property
     def generations_by_launch(self) -> Mapping[int, Sequence[Generation]]:
-        """Return the generations that ran on each launch, in order."""
-        return _grouped(self.generations, lambda one: one.launch)
+        """Return the generations that had nodes of each launch, in order."""
+        found: dict[int, list[Generation]] = {}
+        for generation in self.generations:
+            for launch in {member.launch for member in generation.members}:
+                found.setdefault(launch, []).append(generation)
+        return found
+
+    def launch_of(self, seat: Seat) -> LaunchHistory | None:
+        """Return the launch of a node, or None."""
+        return self.launches[seat.launch - 1] if 1 <= seat.launch <= len(self.launches) else None
 
     @cached_property
     def has_no_session(self) -> bool:
@@ -172,10 +181,3 @@ def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:
         elif isinstance(record, Turn):
             found.append((num_launches, record))
     return tuple(found)
-
-
-def _grouped(values: Iterable[One], key: Callable[[One], int]) -> dict[int, list[One]]:
-    found: dict[int, list[One]] = {}
-    for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -215,13 +215,30 @@ class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
     """That store's URL in its one form."""
 
 
+class Seat(NamedTuple):
+    """The place of a node: the machine that claims it is this node for good, and gives it its name."""
+
+    launch: int
+    rank: int
+    """Within the launch."""
+
+    def __str__(self) -> str:
+        return f"{self.launch}.{self.rank}"
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node of a generation."""
 
+    launch: Ordinal
     rank: Rank
     """The node's rank within the launch."""
     instance_id: str
     address: str
+
+    @property
+    def seat(self) -> Seat:
+        """Name the node."""
+        return Seat(self.launch, self.rank)
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +252,6 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
     """One start of the training on a fixed set of nodes."""
 
     number: Ordinal
-    launch: Ordinal
     members: tuple[Member, ...]
     """In rank order: index i is the node rank i."""
     endpoint: str
@@ -246,6 +262,15 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
     why: str
     """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
     ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Name the nodes, in rank order."""
+        return tuple(member.seat for member in self.members)
+
+    def ranks(self, launch: int) -> tuple[int, ...]:
+        """Return the ranks of those nodes that are of this launch."""
+        return tuple(member.rank for member in self.members if member.launch == launch)
 
 
 class Commit(_Written, frozen=True, kw_only=True, tag="commit"):

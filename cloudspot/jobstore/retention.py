@@ -70,8 +70,9 @@ def collect(
     kept = set(candidates[:keep])
     if newest_started.restore_from is not None:
         kept.add(newest_started.restore_from)
+    launch = max(seat.launch for seat in newest_started.seats)
     doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
-    if doomed and _somebody_may_resume(store, job_id, newest_started.launch, manifests[newest].modified_at):
+    if doomed and _somebody_may_resume(store, job_id, launch, manifests[newest].modified_at):
         return ()
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from cloudspot.jobstore.history import History
 from cloudspot.story.outcomes import last_generation, own_beat, own_exit
-from cloudspot.story.stretches import ranks_of
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""
@@ -34,7 +33,7 @@ def silence(history: History, now: datetime) -> Iterator[str]:
     if launch is None or not launch.is_attempt:
         return
     newest = last_generation(history, launch)
-    ranks = tuple(sorted(launch.slots)) if newest is None else ranks_of(newest)
+    ranks = tuple(sorted(launch.slots)) if newest is None else newest.ranks(launch.number)
     silent = {}
     for rank in ranks:
         beat = own_beat(launch, rank)

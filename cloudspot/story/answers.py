@@ -8,7 +8,6 @@ from datetime import datetime
 
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import CheckpointId, Commit, Notice
-from cloudspot.story.stretches import ranks_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def answers(history: History) -> Iterator[Answer]:
 
 def _commit_behind(history: History, launch: int, rank: int, notice: Notice) -> Commit | None:
     """Return the commit in which the generation with the notice left its state."""
-    mine = [one for one in history.generations if one.launch == launch and rank in ranks_of(one)]
+    mine = [one for one in history.generations if rank in one.ranks(launch)]
     during = [one for one in mine if one.at <= notice.at]
     if not during:
         return None

@@ -58,9 +58,9 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
         before = known_launches[launch.number - 1] if launch.number <= len(known_launches) else None
         yield from _opened(before, launch)
         for generation in new.generations[0 if old is None else len(old.generations) :]:
-            if generation.launch == launch.number:
+            if generation.members[0].launch == launch.number:
                 yield from _started(generation)
-        numbers = {one.number for one in new.generations if one.launch == launch.number}
+        numbers = {one.number for one in new.generations if one.members[0].launch == launch.number}
         for commit in new.commits[0 if old is None else len(old.commits) :]:
             if commit.generation in numbers:
                 yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed")

@@ -74,7 +74,7 @@ def succeeded(history: History, launch: LaunchHistory) -> bool:
     if not launch.is_attempt:
         return False
     generation = last_generation(history, launch)
-    ranks = launch.slots if generation is None else [member.rank for member in generation.members]
+    ranks = launch.slots if generation is None else generation.ranks(launch.number)
     exits = [own_exit(launch, rank) for rank in ranks]
     return all(one is not None and one.outcome == "succeeded" for one in exits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Exit, Generation
+from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat, Notice, Seat
 from cloudspot.story.outcomes import last_generation, own_beat, own_exit, own_exits
 
 
@@ -77,7 +77,7 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     if history.has_no_session:
         return None
     before = history.generations[number - 1]
-    told = [_reached(history, before, member.rank) for member in before.members]
+    told = [_reached(history, before, seat) for seat in before.seats]
     known = [step for step in told if step is not None]
     reached = max([last_step(history, before), *known])
     if is_last:
@@ -98,31 +98,30 @@ def last_step(history: History, generation: Generation) -> int:
     """Return the newest step that is known to have begun in the generation."""
     steps = [first_step(generation)]
     steps += [one.step for one in history.commits_by_generation.get(generation.number, ())]
-    launch = launch_of(history, generation)
-    if launch is None:
-        return max(steps)
     exits = _exits_from(history, generation)
     if exits:
         # A drained node's record has the step of its commit; heartbeats and notices are older.
         return max([*steps, *(one.step for one in exits)])
-    steps += [beat.step for beat in launch.heartbeats.values() if beat.generation == generation.number]
-    if last_generation(history, launch) == generation:
-        steps += [notice.step for notice in launch.notices.values()]
+    for seat in generation.seats:
+        launch = history.launch_of(seat)
+        beat, notice = (None, None) if launch is None else _words(launch, seat.rank)
+        if beat is not None and beat.generation == generation.number:
+            steps.append(beat.step)
+        if notice is not None and launch is not None and last_generation(history, launch) == generation:
+            steps.append(notice.step)
     return max(steps)
 
 
-def launch_of(history: History, generation: Generation) -> LaunchHistory | None:
-    """Return the launch on which the generation ran."""
-    number = generation.launch
-    return history.launches[number - 1] if 1 <= number <= len(history.launches) else None
+def _words(launch: LaunchHistory, rank: int) -> tuple[Heartbeat | None, Notice | None]:
+    return launch.heartbeats.get(rank), launch.notices.get(rank)
 
 
-def _reached(history: History, generation: Generation, rank: int) -> int | None:
+def _reached(history: History, generation: Generation, seat: Seat) -> int | None:
     """Return the step after the newest one that a node has begun in the generation; None: it has not told."""
-    launch = launch_of(history, generation)
+    launch = history.launch_of(seat)
     if launch is None:
         return None
-    last, beat = own_exit(launch, rank), own_beat(launch, rank)
+    last, beat = own_exit(launch, seat.rank), own_beat(launch, seat.rank)
     if last is not None and last.generation == generation.number:
         return last.reached_step
     phases = () if beat is None else beat.phases
@@ -132,6 +131,10 @@ def _reached(history: History, generation: Generation, rank: int) -> int | None:
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:
     """Return the exit records of the nodes that ended in the generation."""
-    launch = launch_of(history, generation)
-    exits = () if launch is None else own_exits(launch)
-    return [one for one in exits if one.generation == generation.number]
+    found = []
+    for seat in generation.seats:
+        launch = history.launch_of(seat)
+        last = None if launch is None else own_exit(launch, seat.rank)
+        if last is not None and last.generation == generation.number:
+            found.append(last)
+    return found

@@ -179,7 +179,7 @@ def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[st
     lines = {line.instance_id: line for line in ledger.lines if line.launch == launch.number}
     return {
         **_launch(launch),
-        "generations": [one.number for one in history.generations if one.launch == launch.number],
+        "generations": [one.number for one in history.generations_by_launch.get(launch.number, ())],
         "spent": round(sum(line.spent for line in lines.values()), 6),
         "nodes": [
             {
@@ -226,8 +226,7 @@ def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
     restored = generation.restore_from
     return {
         "generation": generation.number,
-        "launch": generation.launch,
-        "ranks": [member.rank for member in generation.members],
+        "nodes": [str(seat) for seat in generation.seats],
         "why": generation.why,
         "restored": None if restored is None else msgspec.structs.asdict(restored),
         "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],

@@ -121,10 +121,11 @@ class MetricSeries:
 
     def _restarts_after(self, run: _Run) -> list[tuple[float, int]]:
         """Return when the generations after the run's began (seconds since 1970), and with which step."""
-        restarts = [(math.inf, first_step(one)) for one in self._generations if one.launch > run.launch]
+        begun = [(one.members[0].launch, one) for one in self._generations]
+        restarts = [(math.inf, first_step(one)) for launch, one in begun if launch > run.launch]
         # A launch that was replaced may go on for a while as a zombie, and counts for nothing whenever it
         # speaks; of one launch the clocks agree as far as is needed: a restart takes seconds.
-        same = [one for one in self._generations if one.launch == run.launch]
+        same = [one for launch, one in begun if launch == run.launch]
         return [*sorted(restarts)[:1], *((one.at.timestamp(), first_step(one)) for one in same)]
 
 

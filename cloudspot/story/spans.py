@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.story.outcomes import own_beat
-from cloudspot.story.stretches import Stretch, node_end, phases_of, ranks_of
+from cloudspot.story.stretches import Stretch, node_end, phases_of
 
 STATES = (
     "queued",
@@ -100,7 +100,7 @@ def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Ite
 
 def _marks(history: History, launch: LaunchHistory, rank: int, parts: Sequence[Stretch]) -> Iterator[Span]:
     number, phases, claimed = launch.number, phases_of(launch, rank), launch.slots[rank].at
-    has_run = any(rank in ranks_of(one) for one in history.generations_by_launch.get(number, ()))
+    has_run = any(rank in one.ranks(number) for one in history.generations_by_launch.get(number, ()))
     yield Span("launching", launch.intent.at, launch.intent.at, number)
     yield Span("setup" if phases or not has_run else "unknown", claimed, claimed, number)
     first = "running" if history.has_no_session else "training"

@@ -39,7 +39,7 @@ def job_state(history: History) -> JobState:
         return "launching"
     generation = last_generation(history, last)
     # A node that had a notice and died without an exit record is not in the generation that goes on.
-    members = last.slots.keys() if generation is None else {member.rank for member in generation.members}
+    members = last.slots.keys() if generation is None else set(generation.ranks(last.number))
     draining = any(own_exit(last, rank) is None for rank in members & last.notices.keys())
     return "draining" if draining else "running"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Phase
+from cloudspot.jobstore.records import Generation, Phase, Seat
 from cloudspot.story.outcomes import own_beat, own_exit
-from cloudspot.story.progress import StepsLost, last_step, launch_of, steps_lost_by
+from cloudspot.story.progress import StepsLost, last_step, steps_lost_by
 from cloudspot.story.states import job_state
 
 OVER = frozenset({"uploading", "ending", "restoring"})
@@ -65,30 +65,26 @@ def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) 
     if launch.closed is not None:
         return next((one.ended_at for one in launch.closed.machines if one.rank == rank), None)
     newest = history.generations[-1] if history.generations else None
-    is_out = newest is not None and newest.launch == launch.number and rank not in ranks_of(newest)
+    ranks = () if newest is None else newest.ranks(launch.number)
+    is_out = bool(ranks) and rank not in ranks
     return None if is_out else now
 
 
-def ranks_of(generation: Generation) -> tuple[int, ...]:
-    """Return the ranks of the generation's nodes within their launch."""
-    return tuple(member.rank for member in generation.members)
-
-
 def _stretch(history: History, generation: Generation, now: datetime, kept: _Kept) -> Stretch:
-    number, launch = generation.number, launch_of(history, generation)
-    started = ended = None
-    if launch is not None:
-        first = "running" if history.has_no_session else "training"
-        begun, over = [], []
-        for rank in ranks_of(generation):
-            phases = phases_of(launch, rank)
+    number = generation.number
+    first = "running" if history.has_no_session else "training"
+    begun, over = [], []
+    for seat in generation.seats:
+        launch = history.launch_of(seat)
+        if launch is not None:
+            phases = phases_of(launch, seat.rank)
             begun += [one.at for one in phases if one.generation == number and one.state == first]
             said = (one.at for one in after_trainer(phases, number) if one.state in OVER)
-            end = next(said, None) or node_end(history, launch, rank, now)
+            end = next(said, None) or node_end(history, launch, seat.rank, now)
             over += [] if end is None else [end]
-        started, ended = max(begun, default=None), min(over, default=None)
-        if started is not None and ended is not None:
-            ended = max(started, ended)
+    started, ended = max(begun, default=None), min(over, default=None)
+    if started is not None and ended is not None:
+        ended = max(started, ended)
     return Stretch(
         number=number,
         started=started,
@@ -98,6 +94,12 @@ def _stretch(history: History, generation: Generation, now: datetime, kept: _Kep
         last_step=last_step(history, generation),
         steps_lost=steps_lost_by(history, number),
     )
+
+
+def _is_over(history: History, seat: Seat) -> bool:
+    """Return whether the node runs no training any more."""
+    launch = history.launch_of(seat)
+    return launch is not None and (launch.closed is not None or own_exit(launch, seat.rank) is not None)
 
 
 class _Kept:
@@ -134,10 +136,7 @@ class _Kept:
 
     def _take_newest(self, history: History, newest: Generation) -> None:
         """Judge the newest generation, from which no other has resumed."""
-        launch = launch_of(history, newest)
-        is_over = launch is not None and (
-            launch.closed is not None or all(own_exit(launch, rank) for rank in ranks_of(newest))
-        )
+        is_over = all(_is_over(history, seat) for seat in newest.seats)
         if job_state(history) == "succeeded" or not is_over:
             self._whole.add(newest.number)  # What still runs may be kept whole.
             return

@@ -20,7 +20,6 @@ from cloudspot.story.stretches import (
     after_trainer,
     node_end,
     phases_of,
-    ranks_of,
     stretches,
 )
 
@@ -128,7 +127,7 @@ def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch
     yield Span("setup" if is_told else "unknown", claimed, claimed, launch.number)
     before = 0
     for generation in generations:
-        ranks = ranks_of(generation)
+        ranks = generation.ranks(launch.number)
         yield from _restoring(launch, ranks, before, generation.number)
         yield from _training(launch, generation, parts[generation.number - 1])
         before = generation.number
@@ -154,7 +153,7 @@ def _training(launch: LaunchHistory, generation: Generation, part: Stretch) -> I
     number = generation.number
     running = [
         one.at
-        for rank in ranks_of(generation)
+        for rank in generation.ranks(launch.number)
         for one in phases_of(launch, rank)
         if one.generation == number and one.state == "running"
     ]

@@ -206,8 +206,7 @@ def _slot(launch: int, minutes: float) -> Slot:
 def _generation(number: int, restored: CheckpointId | None, minutes: float) -> Generation:
     return Generation(
         number=number,
-        launch=number,
-        members=(Member(rank=0, instance_id=MACHINES[number], address=ADDRESSES[number]),),
+        members=(Member(launch=number, rank=0, instance_id=MACHINES[number], address=ADDRESSES[number]),),
         endpoint=f"{ADDRESSES[number]}:29500",
         restore_from=restored,
         why="first" if restored is None else "relaunched",

@@ -185,8 +185,7 @@ class Jobs:
         """Start the training on the launch of the same number."""
         generation = Generation(
             number=number,
-            launch=number,
-            members=(Member(rank=0, instance_id=f"m-{number}", address="127.0.0.1"),),
+            members=(Member(launch=number, rank=0, instance_id=f"m-{number}", address="127.0.0.1"),),
             endpoint="127.0.0.1:2000",
             restore_from=restore_from,
             why="first" if number == 1 else "relaunched",

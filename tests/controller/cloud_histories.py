@@ -184,6 +184,8 @@ class Town:
 
     @property
     def journal(self):
+        """The records themselves: their copy has no requests of closed launches."""
+        self.store.inner.delete(keys.journal_copy(JOB))
         return Journal(self.store.inner, JOB).read()
 
     def outcomes(self):

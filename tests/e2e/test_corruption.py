@@ -36,7 +36,7 @@ def flip_bit(path: Path) -> None:
 
 def chunks_of(manifest: Path) -> list[Path]:
     """Return the chunks of a checkpoint."""
-    return sorted((manifest.parent.parent / "checkpoints" / manifest.name).glob("chunks/*/*"))
+    return sorted((manifest.parent.parent / "checkpoints").glob(f"{manifest.name}-*/chunks/*/*"))
 
 
 def checkpoint_files(job: Path) -> dict[Path, bytes]:

@@ -211,7 +211,10 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
     words = history.launches[0].exits
     assert not any(word.permanent for word in words.values())
     assert "does not reach" in words[0].detail + words[1].detail
-    assert [(one.launch, one.why) for one in history.generations] == [(1, "first"), (2, "relaunched")]
+    assert [(one.members[0].launch, one.why) for one in history.generations] == [
+        (1, "first"),
+        (2, "relaunched"),
+    ]
     chosen = history.generations[1].restore_from
     assert chosen is not None
     assert max(commit.id for commit in history.commits if commit.generation == 1) <= chosen

@@ -63,11 +63,15 @@ def test_a_journal_in_order_is_accepted(journal):
         ([MADE.intent(1), MADE.resumed(1)], 2, "it is resumption 1"),
         ([MADE.finished(), MADE.resumed(2)], 2, "it is resumption 2"),
         ([MADE.finished(), MADE.resumed(1), MADE.finished(), MADE.resumed(1)], 4, "it is resumption 1"),
-        ([MADE.generation(1)], 1, "it is generation 1, of launch 1"),
-        ([MADE.intent(1), MADE.generation(2)], 2, "it is generation 2, of launch 1"),
-        ([MADE.intent(1), MADE.generation(1, launch=2)], 2, "it is generation 1, of launch 2"),
-        ([MADE.intent(1), MADE.closed("lost", 1), MADE.generation(1)], 3, "it is generation 1, of launch 1"),
-        ([MADE.intent(1), MADE.finished(), MADE.generation(1)], 3, "it is generation 1, of launch 1"),
+        ([MADE.generation(1)], 1, "it is generation 1"),
+        ([MADE.intent(1), MADE.generation(2)], 2, "it is generation 2"),
+        (
+            [MADE.intent(1), MADE.generation(1, launch=2)],
+            2,
+            "it names node 2.0; launch 1 is open, with 1 nodes",
+        ),
+        ([MADE.intent(1), MADE.closed("lost", 1), MADE.generation(1)], 3, "it is generation 1"),
+        ([MADE.intent(1), MADE.finished(), MADE.generation(1)], 3, "it is generation 1"),
         ([MADE.intent(1), MADE.generation(1, ranks=())], 2, "it names no nodes"),
         (
             [MADE.intent(1, num_nodes=2), MADE.generation(1, ranks=(1, 1))],
@@ -77,7 +81,7 @@ def test_a_journal_in_order_is_accepted(journal):
         (
             [MADE.intent(1, num_nodes=2), MADE.generation(1, ranks=(0, 7))],
             2,
-            "it names node 7 of launch 1, which has 2 nodes",
+            "it names node 1.7; launch 1 is open, with 2 nodes",
         ),
         (
             [MADE.intent(1), MADE.generation(1, restored=(0, 5))],

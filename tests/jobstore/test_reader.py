@@ -1,5 +1,6 @@
 """The history of a job, read again and again."""
 
+import time
 from datetime import datetime, timedelta, timezone
 from typing import get_args
 
@@ -7,12 +8,14 @@ import made_journal
 import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
+from made_records import Records
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.job_lists import list_jobs
+from cloudspot.jobstore.journal import COPY_EVERY
 from cloudspot.jobstore.launches import claim_slot, void_slot
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, read_summary, write_summary
@@ -23,6 +26,7 @@ from cloudspot.jobstore.records import (
     Finished,
     Heartbeat,
     Intent,
+    JournalCopy,
     NodeState,
     Notice,
     StopRequest,
@@ -33,6 +37,7 @@ from cloudspot.jobstore.records import (
 from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
+MADE = Records()
 OFFER = Offer(
     instance_type="t", zone="z", market=Market.SPOT, price_per_hour=1.0, on_demand_price_per_hour=3.0
 )
@@ -283,6 +288,25 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
     assert counted.calls["list_page"] == 3  # journal, slots, nodes
     # Each record once; and what is not there: two copies, the journal's next, twice, and the stop.
     assert counted.calls["get"] == 1 + 60 + 30 + 30 + 5
+
+
+def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
+    """A week of commits must not mean a request a commit."""
+    num_commits = 10_001  # the longest tail: three records since the copy
+    job = Job(store)
+    job.claim(1)
+    checkpoints = [MADE.commit(1, step, at=step) for step in range(1, num_commits + 1)]
+    records = [MADE.intent(1), MADE.generation(1), *checkpoints]
+    num_copied = len(records) // COPY_EVERY * COPY_EVERY
+    assert len(records) - num_copied == COPY_EVERY - 1
+    for number in (1, *range(num_copied + 1, len(records) + 1)):  # those between are not read
+        store.put(keys.journal("x", number), codec.encode(records[number - 1]))
+    store.put(keys.journal_copy("x"), codec.encode(JournalCopy(records=tuple(records[:num_copied]))))
+    began = time.perf_counter()
+    history = HistoryReader(counted, "x").read()
+    assert time.perf_counter() - began < 5
+    assert len(history.commits) == num_commits
+    assert sum(counted.calls.values()) <= 20
 
 
 def test_what_one_record_names_is_in_the_same_history(store, checkpoints, tmp_path):

@@ -68,9 +68,11 @@ def start_generation(
 ) -> Generation:
     """Append a generation of that launch, which is opened first."""
     open_launch(store, job_id, launch, num_nodes=max(ranks) + 1)
-    members = tuple(Member(rank=rank, instance_id=f"m-{rank + 1}", address="127.0.0.1") for rank in ranks)
+    members = tuple(
+        Member(launch=launch, rank=rank, instance_id=f"m-{rank + 1}", address="127.0.0.1") for rank in ranks
+    )
     generation = Generation(
-        number=number, launch=launch, members=members, endpoint="a:1", restore_from=restore_from, why="first",
+        number=number, members=members, endpoint="a:1", restore_from=restore_from, why="first",
         at=AT, writer=new_nonce(),
     )  # fmt: skip
     append(store, job_id, generation)

@@ -126,8 +126,10 @@ class Records:
     def generation(self, number, *, launch=1, ranks=(0,), restored=None, at=20.0, **changes):
         return Generation(
             number=number,
-            launch=launch,
-            members=tuple(Member(rank=r, instance_id=f"i-{launch}-{r}", address="10.0.0.1") for r in ranks),
+            members=tuple(
+                Member(launch=launch, rank=r, instance_id=f"i-{launch}-{r}", address="10.0.0.1")
+                for r in ranks
+            ),
             endpoint="10.0.0.1:1",
             restore_from=None if restored is None else CheckpointId(*restored),
             why="first",

@@ -188,8 +188,8 @@ class SimNode:
             if why_over(known, machine.launch) is not None:
                 return None
             newest = newest_generation(known)
-            if newest is not None and newest.launch >= machine.launch:
-                return newest if newest.launch == machine.launch else None
+            if newest is not None and newest.members[0].launch >= machine.launch:
+                return newest if newest.ranks(machine.launch) else None
             slots = yield from self._persist(lambda: read_slots(self._store, self._job_id, machine.launch))
             owners = {rank: slot.instance_id for rank, slot in slots.items() if slot.instance_id is not None}
             here = {rank: owner for rank, owner in owners.items() if not self._has_ended(owner)}
@@ -220,9 +220,8 @@ class SimNode:
     def _propose(self, known: tuple[JournalRecord, ...], owners: dict[int, str], why: str) -> Doing[None]:
         record = Generation(
             number=len(generations_of(known)) + 1,
-            launch=self._machine.launch,
             members=tuple(
-                Member(rank=rank, instance_id=owner, address="10.0.0.1")
+                Member(launch=self._machine.launch, rank=rank, instance_id=owner, address="10.0.0.1")
                 for rank, owner in sorted(owners.items())
             ),
             endpoint="10.0.0.1:1",

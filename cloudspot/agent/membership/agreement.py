@@ -250,7 +250,12 @@ class Membership:
         context, node = self._context, self._context.node
         slots = context.insist(lambda: launches.read_slots(context.store, node.job_id, node.launch))
         members = tuple(
-            Member(rank=rank, instance_id=slots[rank].instance_id or "", address=slots[rank].address or "")
+            Member(
+                launch=node.launch,
+                rank=rank,
+                instance_id=slots[rank].instance_id or "",
+                address=slots[rank].address or "",
+            )
             for rank in found.ranks
         )
         same = self.current is not None and len(members) == len(self.current.members)
@@ -263,7 +268,6 @@ class Membership:
             address = master_address(context, members[0], gathered_at=self._gathered_at)
         record = Generation(
             number=found.number,
-            launch=node.launch,
             members=members,
             endpoint=f"{address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,

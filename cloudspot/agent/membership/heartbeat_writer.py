@@ -135,7 +135,7 @@ class HeartbeatWriter:
         newest = newest_generation(journal)
         if over is not None:
             orders.give(superseded=over)
-        elif newest is not None and newest.launch == context.node.launch:
+        elif newest is not None and newest.ranks(context.node.launch):
             orders.propose(newest)
 
     def _counted_before(self, key: str) -> int:

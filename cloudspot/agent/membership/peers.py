@@ -192,12 +192,14 @@ def verdict(view: View) -> Verdict:
     newest, current = view.newest, view.current
     known = 0 if current is None else current.number
     if newest is not None and newest.number > known:
-        if newest.launch > view.launch:
-            return Leave("superseded", f"launch {newest.launch} runs the job")
-        if newest.launch == view.launch:
-            if any(member.rank == view.rank for member in newest.members):
-                return Adopt(newest)
+        ranks = newest.ranks(view.launch)
+        if view.rank in ranks:
+            return Adopt(newest)
+        if ranks:
             return Leave("superseded", f"generation {newest.number} goes on without this node")
+        launch = min(seat.launch for seat in newest.seats)
+        if launch > view.launch:
+            return Leave("superseded", f"launch {launch} runs the job")
     for rank, exit_record in sorted(view.exits.items()):
         if exit_record.outcome == "failed" and exit_record.permanent:
             return Leave("failed", f"node {rank}: {exit_record.detail}", True, exit_record.exit_code)

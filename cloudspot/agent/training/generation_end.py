@@ -210,7 +210,7 @@ class GenerationEnd:
         # Another node may have proposed the next one already, for this very failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
         first_launch = context.job.submission.num_launches_before + 1
-        current = [one for one in known[: status.generation] if one.launch >= first_launch]
+        current = [one for one in known[: status.generation] if one.members[0].launch >= first_launch]
         num_restarts = restarts_in_a_row(current, kind)
         max_restarts = context.job.spec.limits.max_restarts
         verdict = judge(failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts)

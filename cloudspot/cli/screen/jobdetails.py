@@ -78,8 +78,7 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
     rows = [
         (
             str(one["generation"]),
-            str(one["launch"]),
-            _ranges(one["ranks"]),
+            _ranges(one["nodes"]),
             "start" if one["restored"] is None else str(one["restored"]["step"]),
             str(one["last_step"]),
             steps_lost_text(one),
@@ -88,18 +87,22 @@ def _echo_generations(value: Mapping[str, Any]) -> None:
         )
         for one in value["generations"]
     ]
-    _echo(("GENERATION", "LAUNCH", "NODES", "FROM", "TO", "LOST", "TRAINED", "WHY"), rows)
+    _echo(("GENERATION", "NODES", "FROM", "TO", "LOST", "TRAINED", "WHY"), rows)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ``0-7,9`` for ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
+def _ranges(names: Sequence[str]) -> str:
+    """Return ``1.0-7,9 2.3`` for nodes by their names: launch 1's 0 to 7 and 9, and launch 2's 3."""
+    runs: dict[str, list[list[int]]] = {}
+    for launch, _, rank in (name.partition(".") for name in names):
+        of_launch, number = runs.setdefault(launch, []), int(rank)
+        if of_launch and of_launch[-1][1] == number - 1:
+            of_launch[-1][1] = number
         else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            of_launch.append([number, number])
+    return " ".join(
+        f"{launch}." + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+        for launch, found in runs.items()
+    )
 
 
 def _training_time(one: Mapping[str, Any]) -> str:

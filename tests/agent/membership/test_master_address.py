@@ -14,7 +14,7 @@ def find(life, first):
     return master_address(life.context, first, gathered_at=1000.0)
 
 
-FIRST = Member(rank=0, instance_id="m-1", address="10.0.0.1")
+FIRST = Member(launch=1, rank=0, instance_id="m-1", address="10.0.0.1")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_was_announced_is_taken(life, announced, caplog):
 
 def test_what_comes_late_is_waited_for(life, announced):
     looks = announced({}, TransientError("not yet"), {"MASTER_ADDR": "10.0.0.1"}, seconds=5.0)
-    assert find(life, Member(rank=0, instance_id="m-1", address="")) == "10.0.0.1"
+    assert find(life, Member(launch=1, rank=0, instance_id="m-1", address="")) == "10.0.0.1"
     assert len(looks) == 3
 
 
@@ -88,7 +88,7 @@ def test_where_both_differ_the_slot_is_right_and_it_is_said(life, announced, cap
 
 def test_a_single_node_and_a_generation_without_the_first_node_ask_nobody(bench, life, announced):
     looks = announced({"MASTER_ADDR": "10.0.0.9"}, seconds=5.0)
-    assert find(life, Member(rank=1, instance_id="m-2", address="10.0.0.2")) == "10.0.0.2"
+    assert find(life, Member(launch=1, rank=1, instance_id="m-2", address="10.0.0.2")) == "10.0.0.2"
     assert find(bench.life(nodes=1), FIRST) == "10.0.0.1"
     assert looks == []
 

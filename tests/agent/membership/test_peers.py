@@ -28,10 +28,11 @@ NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
 
 def generation(number: int, *ranks: int, launch: int = 1) -> Generation:
-    members = tuple(Member(rank=rank, instance_id=f"i-{rank}", address="127.0.0.1") for rank in ranks)
+    members = tuple(
+        Member(launch=launch, rank=rank, instance_id=f"i-{rank}", address="127.0.0.1") for rank in ranks
+    )
     return Generation(
         number=number,
-        launch=launch,
         members=members,
         endpoint="127.0.0.1:1",
         restore_from=None,

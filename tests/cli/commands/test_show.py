@@ -72,8 +72,8 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
     ]
     found = tables(text.splitlines())
     assert [line.split() for line in found["GENERATION"]] == [
-        ["1", "1", "0", "start", "40", "0", "3m", "57s", "first"],
-        ["2", "2", "0", "40", "100", "0", "4m", "18s", "relaunched"],
+        ["1", "1.0", "start", "40", "0", "3m", "57s", "first"],
+        ["2", "2.0", "40", "100", "0", "4m", "18s", "relaunched"],
     ]
     [notice] = found["NOTICE"]
     assert notice.split()[1:] == ["1", "0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
@@ -87,10 +87,17 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"), [([], ""), ([0], "0"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 5], "0,2-3,5")]
+    ("nodes", "text"),
+    [
+        ("", ""),
+        ("1.0", "1.0"),
+        ("1.0 1.1 1.2 1.3", "1.0-3"),
+        ("12.0 12.2 12.3 12.5", "12.0,2-3,5"),
+        ("1.1 1.2 3.0 4.1 4.2", "1.1-2 3.0 4.1-2"),
+    ],
 )
-def test_many_nodes_are_told_as_ranges(ranks, text):
-    assert jobdetails._ranges(ranks) == text
+def test_many_nodes_are_told_as_ranges(nodes, text):
+    assert jobdetails._ranges(nodes.split()) == text
 
 
 def test_goodput_is_said_to_be_unknown_or_a_lower_bound_where_nodes_have_not_told(jobs):
