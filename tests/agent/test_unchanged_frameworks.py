@@ -79,12 +79,7 @@ def train(bench, server, wait_until):
 @pytest.mark.parametrize(
     ("script", "directory", "tolerance"),
     [
-        pytest.param(
-            "lightning_alone.py",
-            "checkpoints",
-            0.02,
-            marks=pytest.mark.xfail(reason="from the second reclaim on, its answer is not restored"),
-        ),
+        ("lightning_alone.py", "checkpoints", 0.02),
         ("accelerate_alone.py", "output/checkpoint-*", 0.0),
     ],
 )

@@ -129,9 +129,10 @@ class CheckpointDirectories:
     def ask(self) -> None:
         """Note that the script is asked to save now: what it begins from now on is its answer."""
         if self._memory.asked is None:
-            found = self._matching()
+            # What the script has not touched since it started was restored, or came with the code.
             self._memory.asked = {
-                each.name: each.fingerprint if self._is_complete(each) else None for each in found
+                each.name: each.fingerprint if self._is_complete(each) or not self._is_new(each) else None
+                for each in self._matching()
             }
             self._save()
 

@@ -124,6 +124,18 @@ def test_a_script_that_left_with_status_0_as_it_was_asked_to_has_completed_its_a
     assert [each.step for each in directories.torn()] == [10]
 
 
+def test_an_answer_in_the_one_directory_that_was_restored_is_known(tmp_path: Path) -> None:
+    """Lightning keeps all its files in one: from the second reclaim on, what it saved was taken for torn."""
+    path = checkpoint(tmp_path, 10)
+    directories = watch(tmp_path)  # on a new machine
+    directories.begin_script()
+    directories.ask()
+    assert answer(directories, exited_0=True) == []
+    (path / "another.bin").touch()
+    assert answer(directories, exited_0=True) == [10]
+    assert directories.torn() == ()
+
+
 def test_an_answer_that_lacks_a_file_of_the_checkpoint_before_is_not_complete(tmp_path: Path) -> None:
     """The thread that saves a Trainer's checkpoint may die with the process, which exits 0."""
     resumed = checkpoint(tmp_path, 10)
