@@ -12,10 +12,10 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import STORE_VARIABLE
 from cloudspot.controller.ownership import adopt, store_label
-from cloudspot.errors import CloudspotError, JobNotFound, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, resumption
-from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
+from cloudspot.jobstore.copying import CopyPlan, DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
@@ -128,6 +128,11 @@ def confirm_move(job: Job, target: ObjectStore, *, yes: bool) -> None:
     output.confirm("Copy it?", action="copy the job", otherwise="nothing was copied", yes=yes)
 
 
+def _reasons(plan: CopyPlan) -> str:
+    found = [f"{one.checkpoint}: {one.reason}" for one in plan.skipped]
+    return "; ".join(found) or "their manifests are gone"
+
+
 def _is_repeated(job: Job, target: ObjectStore) -> bool:
     return job.history().moved_to == target.canonical_url
 
@@ -138,9 +143,13 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     Raises:
         CloudspotError: the target cannot take it, which is found before anything is decided; or something has
             happened to the job since.
+        CorruptData: there were checkpoints, and none is whole.
     """
     history = job.history()
     plan = plan_copy(job.store, job.id)
+    if plan.checkpoint is None and history.head is not None:
+        reasons = _reasons(plan)
+        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it could go on nowhere: {reasons}")
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))

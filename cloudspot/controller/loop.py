@@ -30,7 +30,6 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import resumed_writer, unmark_live
-from cloudspot.jobstore.journal import COPY_EVERY
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
@@ -372,10 +371,8 @@ class Controller:
         is_due = history.finished is not None or self._clock.monotonic() - written_at >= COPY_SECONDS
         if len(settled) > known and is_due:
             yield "copy settled launches"
-            journal = self._reader.journal
             try:
-                if len(journal.known) - journal.num_copied >= COPY_EVERY:
-                    journal.write_copy()
+                self._reader.journal.renew_copy()
                 write_settled(self._store, history, settled)
                 self._copied = len(settled), self._clock.monotonic()
             except TransientError as error:

@@ -88,7 +88,7 @@ class CopyPlan:
     journal: tuple[CopiedObject, ...]
     """In order."""
     checkpoint: CheckpointId | None
-    """The one that goes along; None: the job begins again at step 0."""
+    """The one that goes along; None: the job has none, or none that is whole."""
     chunks: tuple[CopiedObject, ...]
     """The checkpoint's."""
     manifests: tuple[CopiedObject, ...]

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.consistency import JournalOrder
@@ -23,7 +23,7 @@ from cloudspot.jobstore.records import Closed, Intent, JournalCopy, JournalRecor
 from cloudspot.jobstore.stored_records import find_bytes, find_record
 
 COPY_EVERY = 4
-"""After so many records the writer of the last one renews the journal's copy."""
+"""After so many records the journal's copy is renewed: by nodes behind their commits, and by controllers."""
 
 
 class Journal:
@@ -85,10 +85,12 @@ class Journal:
         known = self._records
         if len(known) == number - 1:
             self._take_in([*known, record])
-            if number % COPY_EVERY == 0:
-                with suppress(CloudspotError):  # it only saves requests
-                    self.write_copy()
         return True
+
+    def renew_copy(self) -> None:
+        """Replace the job's copy of the journal if it lacks ``COPY_EVERY`` records that were read here."""
+        if len(self._records) - self.num_copied >= COPY_EVERY:
+            self.write_copy()
 
     def write_copy(self) -> None:
         """Replace the job's copy of the journal by what was read so far."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import msgspec
 
@@ -42,6 +43,23 @@ INSTANCE_TYPE = "local"
 KEPT = timedelta(hours=24)
 """How long an ended machine is reported, with its console."""
 _START_TIMEOUT_SECONDS = 60.0
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _retriable(method: Callable[P, T]) -> Callable[P, T]:
+    """Let a driver try again later where the disk is full, as it does where a cloud does not answer."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(*args, **options)
+        except OSError as error:
+            raise TransientError(f"provider 'local': {error}") from error
+
+    return call
 
 
 class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
@@ -92,6 +110,7 @@ class LocalProvisioner(Provisioner):
             provider="local", body=decode(encoded, dict[str, Any]), signature=own_jobs.signature(encoded)
         )
 
+    @_retriable
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines and return when each has its supervisor.
 
@@ -99,7 +118,7 @@ class LocalProvisioner(Provisioner):
             CapacityError: the job's options say that the zone has no capacity.
             ProvisionError: the request was not made in this state home, or the token was used for another.
             AuthError: a variable that machines are to be given is not set here.
-            TransientError: a supervisor did not start.
+            TransientError: a supervisor did not start, or the disk is full.
         """
         try:
             body: LocalRequest = convert(request.body, LocalRequest)
@@ -135,6 +154,7 @@ class LocalProvisioner(Provisioner):
             _start_supervisors(created)
         return tuple(machine.instance() for machine in created)
 
+    @_retriable
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Give the machines tags, which their metadata service shows."""
         for instance in instances:
@@ -143,6 +163,7 @@ class LocalProvisioner(Provisioner):
                 with lock(self._lock_path()), suppress(FileNotFoundError):  # pruned meanwhile
                     machine.set_tags({**machine.tags(), **facts})
 
+    @_retriable
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
         found = []
@@ -156,6 +177,7 @@ class LocalProvisioner(Provisioner):
                 continue
         return tuple(found)
 
+    @_retriable
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Ask for the end of the machines: their processes are killed without warning."""
         for instance_id in instance_ids:
@@ -166,6 +188,7 @@ class LocalProvisioner(Provisioner):
                     # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
+    @_retriable
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Note that the job has ended: no driver runs it here until somebody resumes it."""
         own_jobs.end_job(job_id, store_url=store_url)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudspot.train.distributed import Store
 from cloudspot.train.errors import SessionError
+
+if TYPE_CHECKING:
+    from cloudspot.train.save_order import SaveOrder
 
 PIECE_BYTES = 1 << 20
 MAX_BYTES = 256 << 20
@@ -34,13 +37,13 @@ def pack(state: Mapping[str, Any], tensors: Iterable[bytes]) -> bytes:
     return b"".join((len(header).to_bytes(_HEADER_BYTES, "big"), header, *tensors))
 
 
-def unpack(lines: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[memoryview]]:
+def unpack(given: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[memoryview]]:
     """Return the state, and the tensors' bytes, of which each has so many.
 
     Raises:
         SessionError: they have not; the ranks' plans differ.
     """
-    view = memoryview(lines)
+    view = memoryview(given)
     start = _HEADER_BYTES + int.from_bytes(view[:_HEADER_BYTES], "big")
     state: dict[str, Any] = json.loads(bytes(view[_HEADER_BYTES:start]))
     found = []
@@ -57,23 +60,24 @@ class HandOver:
 
     def __init__(
         self,
-        number: int,
+        order: SaveOrder,
         rank: int,
         *,
         gives: bytes | None = None,
         awaits: Collection[int] = (),
         takes: Collection[int] = (),
     ) -> None:
-        """Hand over in round ``number``.
+        """Hand over for the save of ``order``.
 
-        The rank gives ``gives``, and is relieved when the ranks ``awaits``, the takers, have left with it
+        The rank gives ``gives``, and is relieved when the ranks ``awaits``, the takers, have parted with it
         sealed; or it takes what the ranks ``takes`` give.
         """
         self.gives = gives
         self.taken: dict[int, bytes] = {}
         """What was given, by rank."""
         self.is_done = gives is None and not takes
-        self._number = number
+        # A rewind that was called off had the number of the drain that comes after it, and another boundary.
+        self._prefix = f"given/{order.number}/{order.step}"
         self._rank = rank
         self._awaits = awaits
         self._takes = takes
@@ -89,15 +93,15 @@ class HandOver:
                 pieces = range(int(store.get(key)))
                 self.taken[rank] = b"".join(store.get(f"{key}/{piece}") for piece in pieces)
         has_taken = len(self.taken) == len(self._takes)
-        self.is_done = has_taken and all(store.check([f"left/{rank}"]) for rank in self._awaits)
+        self.is_done = has_taken and all(store.check([f"parted/{rank}"]) for rank in self._awaits)
         return self.is_done
 
-    def _give(self, store: Store, lines: bytes) -> None:
+    def _give(self, store: Store, given: bytes) -> None:
         key = self._key(self._rank)
-        starts = range(0, len(lines), PIECE_BYTES)
+        starts = range(0, len(given), PIECE_BYTES)
         for piece, start in enumerate(starts):
-            store.set(f"{key}/{piece}", lines[start : start + PIECE_BYTES])
+            store.set(f"{key}/{piece}", given[start : start + PIECE_BYTES])
         store.set(key, str(len(starts)))
 
     def _key(self, rank: int) -> str:
-        return f"lines/{self._number}/{rank}"
+        return f"{self._prefix}/{rank}"

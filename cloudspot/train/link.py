@@ -89,8 +89,8 @@ class Link:
         if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
             return
         if relieved:
-            self._await_others("left", until=self.rounds.guard, but=relieved)
-        self._await_others("left", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
+            self._await_others("parted", until=self.rounds.guard, but=relieved)
+        self._await_others("parted", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
 
     def close(self) -> None:
         """End the thread; after the end of the loop rank 0 lets the others finish first."""
@@ -132,7 +132,7 @@ class Link:
         while not self._stopping and time.monotonic() < until:
             self.rounds.wait(_LEAVE_POLL_SECONDS)
         if not self._stopping:
-            self._await_others("left", until=min(time.monotonic() + PART_SECONDS, self.drain_guard))
+            self._await_others("parted", until=min(time.monotonic() + PART_SECONDS, self.drain_guard))
             leave_at_once()
 
     def _look_for_drain(self) -> None:

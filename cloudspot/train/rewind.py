@@ -135,7 +135,7 @@ class Rewind:
 
     def _has_gone(self, rank: int) -> bool:
         """Return whether a rank takes no part in rounds any more."""
-        return self._store.check([f"finished/{rank}"]) or self._store.check([f"left/{rank}"])
+        return any(self._store.check([f"{how}/{rank}"]) for how in ("finished", "left", "parted"))
 
     def _say(self, what: str, value: object) -> None:
         self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))

@@ -18,6 +18,8 @@ from cloudspot.train.partition import Item, Placement, Plan, plan
 from cloudspot.train.save_order import INTERVAL, SaveOrder
 from cloudspot.train.tree import Json, tensor_bytes
 
+_SAME = ("generation", "step", "round", "plan")
+"""What a rank that gives and the one that takes have to agree on."""
 _SLOT_POLL_SECONDS = 0.01
 
 Describe = Callable[[], Description]
@@ -170,32 +172,34 @@ class Saver:
             if must_grow and order.kind == INTERVAL:
                 # The state has outgrown the slots: let the other one grow before a drain needs it.
                 self.prepare(state.items)
-            return Copied(slot, content, HandOver(order.number, rank, takes=taken), taken)
+            return Copied(slot, content, HandOver(order, rank, takes=taken), taken)
 
     def _giving(
         self, order: SaveOrder, table: Plan, tensors: Mapping[str, Any], content: Mapping[str, Json]
     ) -> HandOver:
         rank = self._world.rank
-        lines = handover.pack(
-            {key: content[key] for key in ("plan", "objects", "rank_states")},
+        given = handover.pack(
+            {key: content[key] for key in (*_SAME, "objects", "rank_states")},
             (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
         )
         # Rank 0's process hosts the store: it goes when nobody needs that any more.
         staying = [each for each in range(self._world.world_size) if each not in table.takers]
         awaits = staying if rank == 0 else [table.takers[rank]]
-        return HandOver(order.number, rank, gives=lines, awaits=awaits)
+        return HandOver(order, rank, gives=given, awaits=awaits)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
         """Give a copy to the agent, with what others have handed over; a relieved rank has none to give."""
         slot, content = copied.slot, copied.content
-        self.sealed_step = content["step"]
         if slot is None:
+            self.sealed_step = content["step"]
             return
         for giver, placements in copied.taken.items():
-            lines = copied.handover.taken[giver]
-            state, tensors = handover.unpack(lines, [each.nbytes for each in placements])
-            if state["plan"] != content["plan"]:
-                raise SessionError(f"rank {giver} hands over by another plan than this rank's")
+            given = copied.handover.taken[giver]
+            state, tensors = handover.unpack(given, [each.nbytes for each in placements])
+            for key in _SAME:
+                if state[key] != content[key]:
+                    what = f"rank {giver} hands over for {key} {state[key]}"
+                    raise SessionError(f"{what}, where this rank saves {content[key]}")
             for placement, data in zip(placements, tensors, strict=True):
                 slot.put(placement.offset, data)
             content["rank_states"] |= state["rank_states"]
@@ -203,6 +207,7 @@ class Saver:
                 content["objects"] = state["objects"]
         slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
         write_json(path, {**content, "sealed_at_unix": time.time()})
+        self.sealed_step = content["step"]
 
     def close(self) -> None:
         """Stop warming the arena; what is sealed stays for the agent."""

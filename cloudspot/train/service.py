@@ -199,7 +199,7 @@ class Service:
             )
             return None
         self._rewound = mark, copied
-        return HandOver(order.number, self._world.rank) if copied is None else copied.handover
+        return HandOver(order, self._world.rank) if copied is None else copied.handover
 
     def publish(self) -> None:
         """Seal what was copied last, with what others have given, and say that this rank has drained."""
@@ -314,9 +314,12 @@ class Service:
 
     def _save_last(self, order: SaveOrder, step: int) -> bool:
         """Save for a drain, even if the step is sealed: that save may need a node that is about to go."""
-        guard = self.rounds.guard
         copied = self._saver.copy(
-            self._objects, order, step=step, describe=self._describe, deadline=lambda: guard
+            self._objects,
+            order,
+            step=step,
+            describe=self._describe,
+            deadline=lambda: self.rounds.guard,  # a notice may come while this waits
         )
         if copied is None or not self.rounds.hand_over(copied.handover):
             return False

@@ -157,7 +157,7 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     times = [one.at for one in beat.phases]
     assert times == sorted(times)
     second = bench.generations()[1]
-    assert (second.launch, second.restore_from) == (2, first.id)
+    assert (second.ranks(2), second.restore_from) == ((0,), first.id)
 
 
 @pytest.mark.parametrize("is_held", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ import pytest
 
 from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.local import machines
 from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
 from cloudspot.local.options import LocalOptions
@@ -62,6 +64,18 @@ def test_a_second_sooner_notice_replaces_the_first(machine, host):
     LocalProvider().preempt(machine.id, notice_seconds=1800)
     host.wait_until(lambda: source.poll() != first)
     assert source.poll().deadline < first.deadline
+
+
+def test_a_full_disk_is_tried_again_and_ends_no_driver(machine, monkeypatch):
+    """``run`` ended with a traceback when the tags of a machine could not be written."""
+    provisioner = LocalProvider().provisioner()
+
+    def fail(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(machines, "write_whole", fail)
+    with pytest.raises(TransientError, match="provider 'local': .*No space left"):
+        provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1"})
 
 
 def test_announced_facts_are_tags(machine):

@@ -133,6 +133,7 @@ class _Job:
 
     def append(self, record) -> None:
         assert self._journal.append(record, len(self._journal.known) + 1)
+        self._journal.renew_copy()
 
     def launch(self, node_outcome: str | None = None, outcome: str | None = None, *, num_commits=1) -> None:
         """Write a launch; without an outcome it is open and trains."""

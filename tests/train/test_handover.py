@@ -8,7 +8,9 @@ import torch.distributed as dist
 from cloudspot.train import handover
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handover import HandOver, limit_bytes, pack, unpack
-from cloudspot.train.save_order import DRAIN, INTERVAL, make_order, read_order
+from cloudspot.train.save_order import DRAIN, INTERVAL, SaveOrder, make_order, read_order
+
+ORDER = SaveOrder(DRAIN, 7, 3)
 
 
 @pytest.fixture
@@ -20,15 +22,17 @@ def connect():
 
 def test_more_than_the_store_takes_at_once_is_handed_over_and_acknowledged(connect):
     lines = pack({"rank_states": {"1": {"random": 0.5}}}, [os.urandom(20 << 20), b"", b"abc"])
-    giving = HandOver(3, 1, gives=lines, awaits=[0])
-    taking = HandOver(3, 0, takes=[1])
+    giving = HandOver(ORDER, 1, gives=lines, awaits=[0])
+    taking = HandOver(ORDER, 0, takes=[1])
     mine, others = connect(), connect()
     assert not taking.advance(others)
     assert not giving.advance(mine)
     assert taking.advance(others)
     assert taking.taken == {1: lines}
     assert not giving.advance(mine)
-    others.set("left/0", "1")
+    others.set("left/0", "1")  # it has left its loop early, which says nothing
+    assert not giving.advance(mine)
+    others.set("parted/0", "1")
     assert giving.advance(mine)
     state, (large, empty, small) = unpack(taking.taken[1], [20 << 20, 0, 3])
     assert (state, len(large), bytes(empty), bytes(small)) == (
@@ -36,13 +40,15 @@ def test_more_than_the_store_takes_at_once_is_handed_over_and_acknowledged(conne
     )  # fmt: skip
 
 
-def test_the_hand_overs_of_two_rounds_are_told_apart(connect):
-    HandOver(3, 1, gives=b"old", awaits=[0]).advance(connect())
-    assert not HandOver(4, 0, takes=[1]).advance(connect())
+@pytest.mark.parametrize("other", [SaveOrder(DRAIN, 7, 4), SaveOrder(DRAIN, 8, 3)])
+def test_the_hand_overs_of_two_rounds_or_boundaries_are_told_apart(connect, other):
+    """A rewind that was called off and the drain after it have the same number."""
+    HandOver(ORDER, 1, gives=b"old", awaits=[0]).advance(connect())
+    assert not HandOver(other, 0, takes=[1]).advance(connect())
 
 
 def test_a_rank_that_neither_gives_nor_takes_is_done_at_once():
-    assert HandOver(3, 0).is_done
+    assert HandOver(ORDER, 0).is_done
 
 
 @pytest.mark.parametrize("sizes", [[2], [4], [3, 1]])

@@ -20,6 +20,11 @@ from cloudspot.train.rounds import Rounds
 from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
 
 
+def given(rank, order):
+    """What a rank hands over for this save, and for no other."""
+    return b"%d at %d in %d" % (rank, order.step, order.number)
+
+
 class WouldWait(Exception):
     """Raised where a main thread would wait."""
 
@@ -187,13 +192,14 @@ class Rank:
         if self.index in takers:
             staying = set(range(len(self.world.ranks))) - set(takers)
             awaits = staying if self.index == 0 else {takers[self.index]}
-            return HandOver(order.number, self.index, gives=b"lines of %d" % self.index, awaits=awaits)
+            return HandOver(order, self.index, gives=given(self.index, order), awaits=awaits)
         givers = [giver for giver, taker in takers.items() if taker == self.index]
-        return HandOver(order.number, self.index, takes=givers)
+        self.order = order
+        return HandOver(order, self.index, takes=givers)
 
     def seal(self):
         taken = self.handover.taken
-        assert taken == {giver: b"lines of %d" % giver for giver in self.handover._takes}
+        assert taken == {giver: given(giver, self.order) for giver in self.handover._takes}
         self.sealed = set() if self.handover.gives is not None else {self.index, *taken}
 
     def leave(self):
@@ -204,7 +210,7 @@ class Rank:
             staying = [rank.over for rank in self.world.ranks if not rank.is_doomed]
             self.is_dead = self.index != 0 or self.published is None or all(staying)
         else:
-            self.connection.set(f"left/{self.index}", "1")
+            self.connection.set(f"parted/{self.index}", "1")
 
     def move(self):
         """Let the main thread do its next thing, if it can."""
@@ -493,7 +499,7 @@ class Standing:
 
     def copy(self, order):
         assert order == order_for(DRAIN, 0, {1}, number=2)
-        return HandOver(order.number, 0)
+        return HandOver(order, 0)
 
     def publish(self):
         self.published += 1

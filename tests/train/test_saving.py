@@ -179,7 +179,7 @@ def test_ranks_that_have_planned_apart_hand_over_nothing(make_savers, objects):
     taking = zero.copy(objects, order, step=7, describe=describe, deadline=None)
     given.handover.advance(store)
     assert taking.handover.advance(store)
-    with pytest.raises(SessionError, match="another plan"):
+    with pytest.raises(SessionError, match="hands over for plan"):
         zero.seal(taking)
 
 
@@ -192,8 +192,8 @@ def test_rank_0_is_relieved_only_when_all_that_stay_have_sealed(make_savers, obj
     )
     assert not zero.advance(store)
     assert not one.advance(store)
-    store.set("left/2", "1")
+    store.set("parted/2", "1")
     assert not zero.advance(store)
-    store.set("left/3", "1")
+    store.set("parted/3", "1")
     assert zero.advance(store)
     assert one.advance(store)

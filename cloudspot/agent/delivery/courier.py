@@ -21,6 +21,7 @@ from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
+from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import Commit, Generation, SaveId
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
@@ -242,6 +243,11 @@ class Courier:
 
     def _carry(self, taken: Path, name: files.SealName) -> None:
         save = SaveId(name.generation, name.step, name.round)
+        newest = head(self._context.journal.known)
+        if newest is not None and newest.generation <= save.generation and newest.step >= save.step:
+            _log.info("save %s is not uploaded: checkpoint %s is committed", save, newest)
+            taken.unlink()
+            return
         raw, seal, mapped = _open_seal(taken)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
@@ -267,13 +273,14 @@ class Courier:
         self._commit(save, seal.sealed_at_unix)
         taken.unlink()
 
-    def _commit(self, save: SaveId, sealed_at_unix: float) -> None:
+    def _commit(self, save: SaveId, sealed_at_unix: float) -> Commit | None:
         context, known = self._context, self._context.known_parts
         commit = manifests.try_commit(self._store, context.journal, context.job_id, save, known=known)
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
         self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
             self._committed(commit)
+        return commit
 
     def _uploaded(self, seconds: float) -> None:
         status, notice = self._status, self._status.notice_seconds
@@ -314,6 +321,7 @@ class Courier:
             retention.collect(
                 self._store, self._context.journal, self._node.job_id, keep=self._spec.checkpoint.keep
             )
+            self._context.journal.renew_copy()  # beside the uploads, too
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 

@@ -21,9 +21,10 @@ from cloudspot.agent.delivery.checkpoint_directories import (
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore import keys, parts
+from cloudspot.jobstore import keys, manifests, parts
 from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.records import SaveId
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import Commit, SaveId
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import code_key
 
@@ -39,7 +40,7 @@ class DirectoryUploads:
     """Uploads the newest complete directory, and uploads it again when the script has rewritten it.
 
     A checkpoint's step is the number that the directory's name ends with. A version for which that one is
-    taken or not beyond what was restored, or a directory without a number, gets the next free one: such a
+    taken or not beyond the newest commit, or a directory without a number, gets the next free one: such a
     step only tells the order.
     """
 
@@ -118,7 +119,7 @@ class DirectoryUploads:
                 "%s was not complete when the script ended; it is set aside as %s", torn.name, target
             )
 
-    def carry(self, commit: Callable[[SaveId, float], None]) -> None:
+    def carry(self, commit: Callable[[SaveId, float], Commit | None]) -> None:
         """Upload what is complete and new; call ``commit`` with its id and when it was taken (Unix seconds).
 
         Raises:
@@ -162,7 +163,9 @@ class DirectoryUploads:
         return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _choose_id(self, directory: CheckpointDirectory) -> SaveId:
-        step = max(directory.step or 0, self._status.restored_step + 1)
+        newest = head(self._context.journal.known)
+        known_step = max(self._status.restored_step, 0 if newest is None else newest.step)
+        step = max(directory.step or 0, known_step + 1)
         version = directory.name, directory.fingerprint
         while self._steps.get(step, version) != version:
             step += 1
@@ -172,7 +175,7 @@ class DirectoryUploads:
         self,
         directory: CheckpointDirectory,
         save: SaveId,
-        commit: Callable[[SaveId, float], None],
+        commit: Callable[[SaveId, float], Commit | None],
     ) -> bool:
         """Upload and commit a directory, or give it up; return False if the id is taken."""
         self._steps[save.step] = directory.name, directory.fingerprint
@@ -201,12 +204,16 @@ class DirectoryUploads:
                     check=check,
                     progress=progress,
                 )
-            commit(save, taken_at)
+            committed = commit(save, taken_at)
+            if committed is not None and committed.id != save.checkpoint:
+                return False  # a later one was committed meanwhile
         except CorruptData:
             if self._stands(save):
                 self._steps[save.step] = None
                 return False
             _log.exception("%s is given up", directory.name)
+        except manifests.Superseded as error:
+            _log.error("%s is given up: %s", directory.name, error)
         finally:
             shutil.rmtree(root, ignore_errors=True)  # else what the script deletes would stay on the disk
         return True

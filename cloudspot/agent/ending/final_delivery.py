@@ -146,7 +146,7 @@ class FinalDelivery:
         store, job_id, status = context.store, context.job_id, context.status
         commit = manifests.commit_whole(store, context.journal, job_id, checkpoint, known=context.known_parts)
         if commit is not None:
-            status.committed = max(checkpoint, status.committed or checkpoint)
+            status.committed = max(commit.id, status.committed or commit.id)
             return _COMMITTED
         missing = manifests.missing_ranks(store, job_id, checkpoint)
         # Nobody waits for what this node itself has given up.

@@ -180,6 +180,7 @@ class Membership:
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._peers.ask()
         restored: Restored | None = None
+        checked = -1  # how many records of the journal were known when what was restored was the best
         ready_at: float | None = None
         while True:
             context.obey()
@@ -202,10 +203,13 @@ class Membership:
                 if restored is not None:
                     return found.generation, restored
                 continue  # what it was to resume from is deleted: another has to follow it
-            if restored is None or restored.checkpoint != newest_candidate(context, known, restored.skipped):
-                context.status.state = "restoring"
-                restored = restore_newest(context)
-                continue  # that took a while: look again
+            if restored is None or len(known) != checked:
+                best = None if restored is None else newest_candidate(context, known, restored.skipped)
+                if restored is None or restored.checkpoint != best:
+                    context.status.state = "restoring"
+                    restored = restore_newest(context)
+                    continue  # that took a while: look again
+                checked = len(known)
             if isinstance(found, Wait):
                 if context.status.state != "ready":
                     context.status.state = "ready"

@@ -32,7 +32,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
         # In this order: a node that is gone now has put its parts before, or never will.
-        gone = {rank for rank in others if peers.is_gone(rank)}
+        gone = {rank for rank in others if peers.is_gone(rank)} | _settled(peers, current)
         try:
             commit = context.insist(
                 lambda: manifests.commit_whole(
@@ -43,7 +43,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
             _log.error("checkpoint %s is given up: %s", checkpoint, error)
             return
         if commit is not None:
-            context.status.committed = max(checkpoint, context.status.committed or checkpoint)
+            context.status.committed = max(commit.id, context.status.committed or commit.id)
             return
         missing = _missing_parts(context, checkpoint, current)
         if missing <= gone:
@@ -51,6 +51,16 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         if time.monotonic() >= end and not any(peers.has_notice(rank) for rank in missing - gone):
             return
         peers.pause()
+
+
+def _settled(peers: PeerHeartbeats, current: Generation) -> set[int]:
+    """Return the nodes that have delivered all that they made in the generation."""
+    beats = peers.beats()
+    return {
+        rank
+        for rank, beat in beats.items()
+        if beat is not None and beat.generation == current.number and beat.state in {"restoring", "ready"}
+    }
 
 
 def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[int]:

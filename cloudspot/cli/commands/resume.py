@@ -22,7 +22,7 @@ from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_op
 from cloudspot.controller.decide import exceeded_limit
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.controller.ownership import adopt, store_label
-from cloudspot.errors import CloudspotError, NotAdopted, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
@@ -109,6 +109,8 @@ def resume(
     now = job.history()
     if now.submission_sha256 != history.submission_sha256:
         raise CloudspotError(resumption.CHANGED.format(job.id))
+    if now.head is not None and not job.checkpoints_at(None):
+        raise CorruptData(f"no checkpoint of job {job.id} is left, so it cannot go on; submit it anew")
     resumption.resume(
         job.store,
         now,

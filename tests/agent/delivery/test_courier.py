@@ -13,7 +13,7 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import fetching, keys, manifests
+from cloudspot.jobstore import fetching, keys, manifests, retention
 from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
@@ -461,6 +461,44 @@ def test_a_restarted_agent_finds_the_next_free_step(bench, carry, node):
     assert steps(bench) == [10, 11]
     assert carry(checkpoint=PATTERN).courier.finish(until=lambda: FAR)
     assert steps(bench) == [10, 11]
+
+
+def test_a_restarted_agent_goes_on_behind_the_newest_commit(bench, carry, node):
+    """Its first steps were free again, as they had been collected: what it uploaded there counted for nothing."""
+    tables = {"checkpoint": {**PATTERN, "keep": 1}}
+    life = carry(**tables)
+    for number in range(3):
+        with life.courier._busy:
+            directory(node, "last", f"weights {number}")
+            life.courier._directories.end_of_script()
+        life.courier.settle()
+    retention.collect(bench.store, life.context.journal, "digits-1", 1, orphan_grace_seconds=-60.0)
+    assert life.courier.finish(until=lambda: FAR)
+    directory(node, "last", "weights of the next agent")
+    assert carry(**tables).courier.finish(until=lambda: FAR)
+    assert bench.journal()[-1].id == bench.id(1, 4)
+    data = bench.store.get(keys.chunk("digits-1", SaveId(1, 4, 0), 0, 0))
+    assert data == b"weights of the next agent"
+
+
+def test_a_directory_of_a_generation_that_others_have_left_is_given_up_at_once(bench, carry, node):
+    directory(node, "checkpoint-10")
+    bench.start(2)
+    until = time.monotonic() + 15
+    assert carry(checkpoint=PATTERN).courier.finish(until=lambda: until)
+    assert time.monotonic() < until
+    assert steps(bench) == []
+
+
+def test_a_save_of_a_step_that_is_committed_already_is_not_uploaded(bench, carry, node, monkeypatch):
+    """A drain at a boundary that is saved already has a save of its own, in case that one needs a doomed node."""
+    life = carry()
+    bench.seal(node, bench.id(1, 10), round=1)
+    life.courier.settle()
+    put = parts_put(bench, monkeypatch)
+    seal = bench.seal(node, bench.id(1, 10), round=2, kind="drain")
+    assert life.courier.finish(until=lambda: FAR)
+    assert (put, seal.exists()) == ([], False)
 
 
 def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, node, monkeypatch):

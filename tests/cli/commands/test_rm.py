@@ -130,7 +130,7 @@ def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     jobs.run("reconcile")
     ids = (job_id, "broken-abcd")
     assert all_keys(jobs.store) - before <= {
-        key(one) for one in ids for key in (keys.summary, keys.settled_launches)
+        key(one) for one in ids for key in (keys.summary, keys.settled_launches, keys.journal_copy)
     }
     if not spec_is_there:
         assert jobs.run("show", job_id, status=5).stderr.startswith("error: no job 'digits-7k3f'")
