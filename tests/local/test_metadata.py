@@ -74,7 +74,7 @@ def test_a_full_disk_is_tried_again_and_ends_no_driver(machine, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(machines, "write_whole", fail)
-    with pytest.raises(TransientError, match="provider 'local': .*No space left"):
+    with pytest.raises(TransientError, match=r"provider .local.: .*No space left"):
         provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1"})
 
 
