@@ -8,27 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudspot.train.distributed import Store
 from cloudspot.train.errors import SessionError
-
-if TYPE_CHECKING:
-    from cloudspot.train.save_order import SaveOrder
+from cloudspot.train.save_order import SaveOrder
 
 PIECE_BYTES = 1 << 20
-MAX_BYTES = 256 << 20
-"""Tensors of more bytes than this stay with the ranks that hold them: rank 0's memory holds it all."""
-BYTES_PER_SECOND = 50 << 20
-"""What a store is taken to carry: a tenth of what it does on one machine."""
-TIME_SHARE = 0.5
-"""The share of the time before the guard that may go into it."""
 _HEADER_BYTES = 8
-
-
-def limit_bytes(seconds: float) -> int:
-    """Return how many bytes of tensors may be handed over, ``seconds`` before the guard."""
-    return int(min(MAX_BYTES, max(0.0, seconds) * TIME_SHARE * BYTES_PER_SECOND))
 
 
 def pack(state: Mapping[str, Any], tensors: Iterable[bytes]) -> bytes:

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cloudspot.train.handover import limit_bytes
-
 INTERVAL = "interval"
 DRAIN = "drain"
 REWOUND = "rewound"
+MAX_BYTES = 256 << 20
+"""Tensors of more bytes than this stay with the ranks that hold them: rank 0's memory holds it all."""
+BYTES_PER_SECOND = 50 << 20
+"""What a store is taken to carry: a tenth of what it does on one machine."""
+TIME_SHARE = 0.5
+"""The share of the time before the guard that may go into it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class SaveOrder:
 def read_order(value: Mapping[str, Any]) -> SaveOrder:
     """Return what ``SaveOrder.to_json`` returned for."""
     return SaveOrder(**{**value, "avoid": frozenset(value["avoid"]), "rooms": tuple(value["rooms"])})
+
+
+def limit_bytes(seconds: float) -> int:
+    """Return how many bytes of tensors may be handed over, ``seconds`` before the guard."""
+    return int(min(MAX_BYTES, max(0.0, seconds) * TIME_SHARE * BYTES_PER_SECOND))
 
 
 def make_order(

@@ -15,7 +15,7 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.handover import HandOver
 from cloudspot.train.partition import Item, Placement, Plan, plan
-from cloudspot.train.save_order import INTERVAL, SaveOrder
+from cloudspot.train.save_order import INTERVAL, MAX_BYTES, SaveOrder
 from cloudspot.train.tree import Json, tensor_bytes
 
 _SAME = ("generation", "step", "round", "plan")
@@ -69,7 +69,7 @@ class Saver:
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
         others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
-        most = handover.MAX_BYTES
+        most = MAX_BYTES
         alone = plan(items, world_size=self._world.world_size, avoid=others, handover_bytes=most)
         nbytes = self._plan_for(items).part_bytes[rank]
         self._claiming = threading.Thread(

@@ -5,10 +5,10 @@ import os
 import pytest
 import torch.distributed as dist
 
-from cloudspot.train import handover
+from cloudspot.train import save_order
 from cloudspot.train.errors import SessionError
-from cloudspot.train.handover import HandOver, limit_bytes, pack, unpack
-from cloudspot.train.save_order import DRAIN, INTERVAL, SaveOrder, make_order, read_order
+from cloudspot.train.handover import HandOver, pack, unpack
+from cloudspot.train.save_order import DRAIN, INTERVAL, SaveOrder, limit_bytes, make_order, read_order
 
 ORDER = SaveOrder(DRAIN, 7, 3)
 
@@ -58,8 +58,8 @@ def test_bytes_of_another_length_than_planned_are_refused(sizes):
 
 
 def test_the_less_time_is_left_the_less_is_handed_over():
-    assert limit_bytes(float("inf")) == limit_bytes(3600.0) == handover.MAX_BYTES
-    assert limit_bytes(1.0) == handover.BYTES_PER_SECOND // 2
+    assert limit_bytes(float("inf")) == limit_bytes(3600.0) == save_order.MAX_BYTES
+    assert limit_bytes(1.0) == save_order.BYTES_PER_SECOND // 2
     assert limit_bytes(-1.0) == 0
 
 

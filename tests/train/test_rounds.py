@@ -14,10 +14,10 @@ import pytest
 from torch.distributed import HashStore
 
 from cloudspot.train import presiding, rounds, step_seconds
-from cloudspot.train.handover import MAX_BYTES, HandOver, limit_bytes
+from cloudspot.train.handover import HandOver
 from cloudspot.train.partition import plan
 from cloudspot.train.rounds import Rounds
-from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder
+from cloudspot.train.save_order import DRAIN, INTERVAL, MAX_BYTES, REWOUND, SaveOrder, limit_bytes
 
 
 def given(rank, order):
