@@ -44,6 +44,16 @@ def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
     return None
 
 
+def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
+    """Return whether what this generation commits counts: it is the newest, and the job is not over.
+
+    0 stands for what comes before the first.
+    """
+    newest = newest_generation(journal)
+    is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
+    return not is_over and generation == (0 if newest is None else newest.number)
+
+
 def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
     """Return the newest checkpoint that counts: only a later step is committed after it."""
     for record in reversed(journal):

@@ -12,16 +12,14 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import head, newest_generation
+from cloudspot.jobstore.lineage import counts, head, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
     CheckpointId,
     Commit,
-    Finished,
     JournalRecord,
     Manifest,
-    Moved,
     Part,
     SaveId,
     new_nonce,
@@ -125,9 +123,7 @@ def _standing(journal: Sequence[JournalRecord], checkpoint: CheckpointId) -> Com
     Raises:
         Superseded: the checkpoint cannot count any more.
     """
-    newest = newest_generation(journal)
-    is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
-    if is_over or checkpoint.generation != (0 if newest is None else newest.number):
+    if not counts(journal, checkpoint.generation):
         raise Superseded(f"checkpoint {checkpoint} comes too late to count")
     base = head(journal)
     if base is None or base.step < checkpoint.step:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from made_records import Records
 
 from cloudspot.jobstore.consistency import JournalOrder
-from cloudspot.jobstore.lineage import head, lineage, newest_generation, why_over
+from cloudspot.jobstore.lineage import counts, head, lineage, newest_generation, why_over
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
 
 MADE = Records()
@@ -69,6 +69,17 @@ def test_a_generation_that_started_afresh_passes_over_all_before_it():
 def test_a_launch_has_nothing_left_to_do_once_it_or_the_job_is_over(journal, launch, why):
     JournalOrder("x").extend(journal)
     assert why_over(journal, launch) == why
+
+
+def test_the_newest_generation_counts_until_the_job_is_over():
+    journal = [
+        MADE.intent(1), MADE.generation(1), MADE.generation(2), MADE.closed("lost", 1), MADE.finished(),
+        MADE.moved(), MADE.resumed(1),
+    ]  # fmt: skip
+    assert [counts(journal[:number], 2) for number in range(8)] == [False] * 3 + [True] * 2 + [False] * 2 + [
+        True
+    ]
+    assert [counts(journal[:number], 0) for number in range(4)] == [True, True, False, False]
 
 
 @st.composite

@@ -15,6 +15,7 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import manifests
+from cloudspot.jobstore.lineage import counts
 from cloudspot.jobstore.records import CheckpointId
 
 _log = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ class FinalDelivery:
         """
         context = self._context
         context.status.state = "ending"
-        # What a superseded node commits is no candidate for any resume.
-        upload_seconds = 0.0 if leaving.outcome == "superseded" else UPLOAD_SECONDS
+        # Whose launch was closed may be all that has its last checkpoint, until another generation begins.
+        is_outrun = not counts(context.journal.known, context.status.generation)
+        upload_seconds = 0.0 if leaving.outcome == "superseded" and is_outrun else UPLOAD_SECONDS
         uploaded = self._courier.finish(until=self._until(upload_seconds))
         self._artifacts.stop()
         until = self._until(LAST_WORD_SECONDS)
