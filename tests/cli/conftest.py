@@ -408,6 +408,10 @@ def four_jobs(jobs, tmp_path, monkeypatch):
         jobs.running(job_id)
         jobs.add_log(job_id, "1-0", ["step 1", "step 17"], minutes=101)
         jobs.add_checkpoint(job_id, 1, 10)
+    for job_id in (*ODD, *HEALTHY):
+        journal = Journal(jobs.store, job_id)
+        journal.read()
+        journal.write_copy()
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(

@@ -171,8 +171,8 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
 
 def test_without_slots_a_late_or_expired_create_gives_two_attempts_and_two_machines_of_one_rank():
     options = {"training": Training(heeds_slots=False), "nodes": (1, 1)}
-    assert first_violation("are alive at once", known=(622,), **options) is not None
-    assert first_violation("train as the same rank", known=(875,), **options) is not None
+    assert first_violation("are alive at once", known=(1437,), **options) is not None
+    assert first_violation("train as the same rank", known=(391,), **options) is not None
 
 
 def test_with_slots_a_token_of_any_age_gives_one_machine_of_each_rank(change_decisions):

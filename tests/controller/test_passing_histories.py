@@ -72,7 +72,7 @@ LAGGING = {
 
 
 def test_nobody_is_taken_for_dead_by_a_listing_that_lags():
-    assert first_violation(num_tries=60, known=(245, 250), **LAGGING) is None
+    assert first_violation(num_tries=60, known=(245, 495), **LAGGING) is None
 
 
 def test_without_a_handover_a_vanished_node_is_never_replaced(monkeypatch):
@@ -99,7 +99,7 @@ def test_the_wall_clocks_of_two_hosts_take_the_living_for_dead(monkeypatch):
     real_take = Handover.take
     monkeypatch.setattr(Memory, "note_suspicions", note)
     monkeypatch.setattr(Handover, "take", take)
-    assert first_violation("are alive at once", known=(250,), **LAGGING) is not None
+    assert first_violation("are alive at once", known=(495,), **LAGGING) is not None
 
 
 def test_the_whole_of_a_gap_makes_an_outage_the_death_of_a_node(monkeypatch):
