@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -66,10 +66,11 @@ class ScriptNotice:
         """Return whether the script can have heard of it."""
         return self._on_notice not in SIGNALS or bool(self._told)
 
-    def tell(self, now: float) -> None:
+    def tell(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
         """Tell the script that it has to save and leave; repeat this until it has left.
 
-        Every process is told once, also one that installs its handler only later.
+        Every process is told once, also one that installs its handler only later. ``before`` is called right
+        before any is.
         """
         if now < self._looked_at + LOOK_SECONDS:
             return
@@ -77,6 +78,7 @@ class ScriptNotice:
         if self._on_notice not in SIGNALS:
             path = self._node.work / self._on_notice
             if not path.exists():
+                before()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, b"save and leave\n")
                 _log.info("told the script to save, by the file %s", self._on_notice)
@@ -85,6 +87,7 @@ class ScriptNotice:
         found = receivers(processes_of(self._handoff), number)
         new = [pid for pid in found if pid not in self._told]
         if new:
+            before()
             self._told.update(new)
             files.write_json(self._told_path, {"processes": sorted(self._told)})
             for pid in new:

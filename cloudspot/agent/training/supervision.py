@@ -127,8 +127,8 @@ class Supervisor:
     def _tell_script(self, now: float) -> None:
         """Tell a script without a session that it has to save."""
         if self._script_notice is not None and self._drains.tells_script:
-            self._courier.ask_script()
-            self._script_notice.tell(now)
+            # What it writes if nobody could tell it is its own, and complete when it ends well.
+            self._script_notice.tell(now, before=self._courier.ask_script)
 
     def _was_told(self, code: int | None) -> bool:
         """Return whether a script without a session was told, so that its end is not its own.
