@@ -129,9 +129,11 @@ class CheckpointDirectories:
     def ask(self) -> None:
         """Note that the script is asked to save now: what it begins from now on is its answer."""
         if self._memory.asked is None:
-            # What the script has not touched since it started was restored, or came with the code.
+            # What the script has not touched since it started was restored, or came with the code; what its
+            # content says is complete may be too new to be sure of, but is not what the script writes now.
+            whole = self._is_complete, self._says_complete, lambda each: not self._is_new(each)
             self._memory.asked = {
-                each.name: each.fingerprint if self._is_complete(each) or not self._is_new(each) else None
+                each.name: each.fingerprint if any(is_so(each) for is_so in whole) else None
                 for each in self._matching()
             }
             self._save()
