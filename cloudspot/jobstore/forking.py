@@ -15,10 +15,11 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import Bundle
 from cloudspot.jobstore.chunks import StoredChunk, read_chunk, stored_chunks
 from cloudspot.jobstore.integrity import check_manifest
+from cloudspot.jobstore.manifests import commit_of
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Manifest, Origin, Part, Submission, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Manifest, Origin, Part, Submission, new_nonce
 from cloudspot.jobstore.seals import read_seal
 from cloudspot.jobstore.submission import code_key
 
@@ -64,15 +65,7 @@ def bring_checkpoint(
 
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
     each(carry, tuple(pairs), num_threads=NUM_THREADS)
-    record = Commit(
-        generation=copy.generation,
-        step=copy.step,
-        kind=copy.kind,
-        size=copy.size,
-        sealed_at=min(part.sealed_at for part in copy.parts),
-        at=copy.at,
-        writer=new_nonce(),
-    )
+    record = commit_of(copy, at=copy.at)
     # Put, not created: an earlier submission of this id may have been cut short after it.
     store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
     store.put(keys.journal(job_id, 1), codec.encode(record))

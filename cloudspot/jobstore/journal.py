@@ -1,4 +1,4 @@
-"""The journal: numbered, create-only records. A writer of number n has read all before it (protocol P2).
+"""The journal: numbered, create-only records. A writer of number n has read all before it (protocol P1).
 
 Controllers and nodes append. The first missing number is the end, so whoever follows a job asks for the next
 number until it is missing: a single cheap request where nothing is new.

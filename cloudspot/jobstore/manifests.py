@@ -104,17 +104,22 @@ def try_commit(
             manifest = write_manifest(store, job_id, save, known=known)
             if manifest is None:
                 return None
-            record = Commit(
-                generation=save.generation,
-                step=save.step,
-                kind=manifest.kind,
-                size=manifest.size,
-                sealed_at=min(part.sealed_at for part in manifest.parts),
-                at=datetime.now(timezone.utc),
-                writer=new_nonce(),
-            )
+            record = commit_of(manifest, at=datetime.now(timezone.utc))
         if journal.append(record, len(records) + 1):
             return record
+
+
+def commit_of(manifest: Manifest, *, at: datetime) -> Commit:
+    """Return a new commit of the manifest's checkpoint, for the journal to take or refuse."""
+    return Commit(
+        generation=manifest.generation,
+        step=manifest.step,
+        kind=manifest.kind,
+        size=manifest.size,
+        sealed_at=min(part.sealed_at for part in manifest.parts),
+        at=at,
+        writer=new_nonce(),
+    )
 
 
 def _standing(journal: Sequence[JournalRecord], checkpoint: CheckpointId) -> Commit | None:
