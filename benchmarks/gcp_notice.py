@@ -56,7 +56,9 @@ def measure(source: PreemptionSource, server: GceMetadata, phase: float) -> floa
     server.view.notice = None
     told = threading.Event()
     stopped = threading.Event()
-    threading.Thread(target=poll_notices, args=(source, lambda _: told.set(), stopped), daemon=True).start()
+    threading.Thread(
+        target=poll_notices, args=(source, lambda _: told.set(), lambda: None, stopped), daemon=True
+    ).start()
     time.sleep(phase)
     began = time.perf_counter()
     server.view.notice = StandingNotice(deadline=datetime.now(timezone.utc))

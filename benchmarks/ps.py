@@ -64,7 +64,7 @@ def fill(root: Path, num_jobs: int) -> None:
             state="failed" if number % 7 == 0 else "succeeded",
             step=920,
             steps_total=920,
-            attempts=1 + number % 3,
+            starts=1 + number % 3,
             spent=0.01 * number,
             currency="USD",
             submitted_at=submitted,

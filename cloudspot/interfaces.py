@@ -86,11 +86,11 @@ class Provisioner(ABC):
 
     @abstractmethod
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request, or none.
+        """Create the machines of the request: all, or as many as there is room for, or none.
 
-        A repeated call with the same token and request creates nothing and returns the same machines, for
-        at least ``token_seconds``. Returns as soon as the provider has accepted; the machines may still be
-        pending. Placement (one zone, a cluster group) is arranged here.
+        A repeated call with the same token and request creates nothing and returns the same machines, however
+        many they were, for at least ``token_seconds``. Returns as soon as the provider has accepted; the
+        machines may still be pending. Placement (one zone, a cluster group) is arranged here.
 
         Raises:
             CapacityError: the offer has no room now for ``min_nodes`` machines; none is left running.
@@ -102,9 +102,10 @@ class Provisioner(ABC):
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Publish facts such as MASTER_ADDR to the machines (tags, metadata); safe to repeat.
 
-        The names are in ``model.ANNOUNCED``; a machine reads them through ``Provider.announced``. A provider
-        that names its machines uses ``Instance.node_name``. Any controller may announce at any time, and
-        repeat what was announced before; nothing depends on it.
+        The names are in ``model.ANNOUNCED``. Nothing of cloudspot reads them: they are for people, and for
+        scripts of the job's own, which may find them in the machine's metadata, late or not at all. A
+        provider that names its machines uses ``Instance.node_name``. Any controller may announce at any time,
+        and repeat what was announced before.
 
         Raises:
             TransientError: some machines do not have the facts; call again.
@@ -165,6 +166,14 @@ class PreemptionSource(ABC):
         Raises:
             TransientError: the metadata service did not answer; nothing is known.
         """
+
+    def is_at_risk(self) -> bool:
+        """Return whether the provider holds it likelier than usual that it takes this machine.
+
+        As far as ``poll`` has seen, without I/O. It is a hint and no notice: the training goes on, and a
+        driver may buy a machine that takes this one's place. The default is for providers without such hints.
+        """
+        return False
 
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
@@ -396,9 +405,6 @@ class Provider(ABC):
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
-    announce_seconds: ClassVar[float] = 0.0
-    """How many seconds a ready node waits at most for what is announced to it; it can go on without. 0: it
-    looks once."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
@@ -419,16 +425,6 @@ class Provider(ABC):
         Raises:
             TransientError: the metadata service is not up yet.
         """
-
-    def announced(self) -> Mapping[str, str]:
-        """Return what the provisioner has announced to this machine so far; called on a node.
-
-        The names are in ``model.ANNOUNCED``. Empty until they arrive, and for a provider without them.
-
-        Raises:
-            TransientError: the metadata service did not answer; nothing is known.
-        """
-        return {}
 
     @abstractmethod
     def boot_profile(self) -> BootProfile:

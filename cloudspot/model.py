@@ -77,8 +77,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_MASTER_PORT: Final = 29500
 """torchrun's default."""
 ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")
-"""The facts about its launch that a machine is told: the first node's address, a port for setup scripts (each
-start of torchrun agrees on a free one of its own), and the number of nodes."""
+"""The facts about the newest generation that its machines are told: the address and the port at which its
+ranks meet, and how many nodes it has."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,13 +121,16 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch asks for: ``num_nodes`` equal machines, or none."""
+    """What a launch asks for: ``num_nodes`` equal machines, or at least ``min_nodes`` of them, or none."""
 
     job_id: str
     launch: int
     num_nodes: int
     min_nodes: int
     """With fewer machines than this, the provider must end them and raise CapacityError."""
+    job_nodes: int
+    """The most nodes that train together (``nodes.max``): this launch may replace one of many, so whatever is
+    arranged for several nodes, such as a placement group, is the job's and not the launch's."""
     offer: Offer
     resources: Resources
     user_data: str

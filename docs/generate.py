@@ -237,11 +237,11 @@ def _cell(text: str) -> str:
 FIGURES = (
     (decide, "BOOT_LIMIT_SECONDS"),
     (delivering, "SILENT_LIMIT_SECONDS"),
-    (delivering, "SURVIVOR_GRACE_SECONDS"),
+    (delivering, "SILENT_NEWCOMER_SECONDS"),
     (delivering, "STOP_GRACE_SECONDS"),
     (delivering, "DELIVERY_GRACE_SECONDS"),
     (launchrequest, "MAX_LIFE_SECONDS"),
-    (delivering, "CLOSED_GRACE_SECONDS"),
+    (delivering, "END_GRACE_SECONDS"),
     (delivering, "EXIT_GRACE_SECONDS"),
     (restarts, "FIRST_DELAY_SECONDS"),
     (restarts, "MAX_DELAY_SECONDS"),
@@ -365,7 +365,7 @@ def _extra(node: inspect.Type) -> dict[str, object]:
 
 def _kind(node: inspect.Type, path: str) -> str:
     """Return what may be written, in words."""
-    special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max }`", "store": "URL"}
+    special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max, hold }`", "store": "URL"}
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)
@@ -378,7 +378,7 @@ def _kind(node: inspect.Type, path: str) -> str:
         inner = "tables" if isinstance(_bare(bare.item_type), inspect.StructType) else "strings"
         return f"list of {inner}"
     if isinstance(bare, inspect.DictType):
-        kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers"}
+        kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers", inspect.IntType: "integers"}
         return f"table of {kinds.get(type(bare.value_type), 'tables')}"
     names = {
         inspect.StrType: "string",

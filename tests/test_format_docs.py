@@ -26,6 +26,7 @@ SAMPLES = {
     "job_id": "digits-7k3f",
     "sha256": "ab" * 32,
     "nonce": "0123456789abcdef",
+    "instance_id": "projects/p/i-0abc.1",
     "stream": "1-0",
     "date": "2026-11-20",
     "shared": f"code/{'ab' * 32}",
@@ -35,7 +36,7 @@ SAMPLES = {
 FUNCTIONS = {
     name: function
     for name, function in vars(keys).items()
-    if inspect.isfunction(function) and not name.startswith(("_", "is_"))
+    if inspect.isfunction(function) and function.__module__ == keys.__name__ and not name.startswith("is_")
 }
 
 

@@ -1,10 +1,9 @@
-"""The life of a node: claim its slot, prepare, run generations, leave with an exit record."""
+"""The life of a node: claim its seat, prepare, run generations, leave with an exit record."""
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
@@ -27,20 +26,15 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, launches
 from cloudspot.jobstore.log_streams import stream_name
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Exit, Slot
+from cloudspot.jobstore.records import Exit
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_secrets
 
 _log = logging.getLogger(__name__)
 
-SLOT_SECONDS = 1.0
-"""How often a node looks whether the others of its launch have come."""
-SLOT_SECONDS_PER_NODE = 0.1
-"""With many nodes that takes longer, so that their requests stay few."""
-
 
 class Life:
-    """One node from its slot to its exit record."""
+    """One node from its seat to its exit record."""
 
     def __init__(
         self, node: Node, store: ObjectStore, provider: Provider, job: Job, pipe: NoticePipe
@@ -57,10 +51,11 @@ class Life:
                 asked_seconds=job.spec.logs.flush_seconds,
             ),
         )
+        context.status.num_live = job.spec.nodes.max  # until it has heard the others
         context.status.log_standing = self.logs.standing
         self.events = EventFiles(node)
         self.artifacts = ArtifactSync(
-            store, node.job_id, node.artifacts, rank=context.rank, prepare=self.events.update
+            store, node.job_id, node.artifacts, seat=context.seat, prepare=self.events.update
         )
         self.courier = Courier(context)
         source = provider.preemption_source()
@@ -71,7 +66,7 @@ class Life:
     def run(self) -> None:
         """Live until the node has nothing more to do; then the machine may be ended.
 
-        Runs no user code before the slot is this machine's, and none when it is another's.
+        Runs no user code before the seat is this machine's, and none when it is void or another's.
         """
         context = self.context
         node, identity = context.node, context.job.identity
@@ -81,11 +76,13 @@ class Life:
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
-            _log.warning("slot %d of launch %d is not ours; ending", identity.rank, node.launch)
+            _log.warning("the seat of node %s is void, or another machine's: ending", context.seat)
             return
         self._remember()
         self.logs.start()
         self.notices.start()
+        # Before it looks for a checkpoint: retention deletes none that a node may be about to choose.
+        context.insist(self.heartbeat.beat)
         self.heartbeat.start()
         try:
             leaving = self._train()
@@ -120,8 +117,6 @@ class Life:
 
     def _train(self) -> Leaving:
         context = self.context
-        self._await_slots()
-        gathered_at = time.monotonic()
         run = context.job.spec.run
         resumption = context.job.submission.resumption
         secrets = context.insist(
@@ -131,40 +126,21 @@ class Life:
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
-        if context.node.launch > 1 and not context.memory.setup_done:
-            context.insist(self.artifacts.restore)
         python = context.job.spec.run.python or context.node.train_python
         run_setup(context, with_interpreter(environment, python, context.node))
         self.artifacts.start()
         self.courier.start()
-        membership = Membership(context, gathered_at=gathered_at)
+        membership = Membership(context)
         return GenerationRun(
             context,
             membership,
             with_interpreter(environment, python, context.node),  # anew: the setup may have made it
             courier=self.courier,
+            artifacts=self.artifacts,
             logs=self.logs,
             events=self.events,
             look=self.heartbeat.look,
         ).run_all()
-
-    def _await_slots(self) -> None:
-        """Wait until every slot of the launch names an instance: training starts with all or not at all."""
-        context = self.context
-        num_nodes = context.job.spec.nodes.max
-        slots: dict[int, Slot] = {}
-
-        def read() -> dict[int, Slot]:
-            return launches.read_slots(context.store, context.job_id, context.node.launch, known=slots)
-
-        while True:
-            slots = context.insist(read)
-            if any(slot.instance_id is None for slot in slots.values()):
-                raise LeavingError(Leaving("superseded", "the launch was given up before all nodes came"))
-            if len(slots) >= num_nodes:
-                return
-            context.obey()
-            context.orders.wait(max(SLOT_SECONDS, SLOT_SECONDS_PER_NODE * num_nodes))
 
     def _leave(self, leaving: Leaving) -> None:
         FinalDelivery(

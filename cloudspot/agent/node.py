@@ -132,6 +132,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
 
     code_ready: bool = False
     setup_done: bool = False
+    start_seconds: float | None = None
+    """How long it took from the intent of this node's launch until it was first ready."""
     generation: int = 0
     """The newest generation that this node has started; 0 before the first."""
     restored_step: int = 0
@@ -141,8 +143,12 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """The process group of that generation's training; 0 when none was started, or its end was dealt with."""
     next_why: str = "agent-restarted"
     """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
+    generation_began_at: float = 0.0
+    """When this node began to belong to that generation (monotonic)."""
     trainer_started_at: float = 0.0
     """Monotonic."""
+    training_began_at: float = 0.0
+    """When the script's loop over the steps began in it (monotonic); 0: it has not, or says nothing of it."""
     failed_at_step: int = -1
     """Where the last failure was that may be the script's own."""
     failed_with: str = ""

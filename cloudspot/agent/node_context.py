@@ -15,7 +15,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import why_over
-from cloudspot.jobstore.records import JournalRecord, Part, Submission
+from cloudspot.jobstore.records import JournalRecord, Part, Seat, Submission
 from cloudspot.model import NodeIdentity
 
 
@@ -58,6 +58,11 @@ class NodeContext:
     def rank(self) -> int:
         """Return the node's rank within its launch."""
         return self.job.identity.rank
+
+    @cached_property
+    def seat(self) -> Seat:
+        """Name this node."""
+        return Seat(self.node.launch, self.rank)
 
     def obey(self) -> None:
         """Leave when there is an order to; for the phases that have nothing to save.

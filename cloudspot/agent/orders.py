@@ -1,4 +1,4 @@
-"""What others have decided for this node: a reclaim, a stop, a newer launch or a newer generation."""
+"""What others have decided for this node: a reclaim, a stop, the job's end or a newer generation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Orders:
         self.reclaim: Reclaim | None = None
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
-        """Why the job goes on, or has ended, without this launch: this node must not train any more."""
+        """Why the job goes on, or has ended, without this node: it must not train any more."""
         self.newer: Generation | None = None
-        """A generation of this launch that is newer than the one this node runs."""
+        """The newest generation that others have agreed on, if this node has not written it itself."""
 
     def give(
         self,

@@ -56,11 +56,15 @@ class Status:
         self.ranks: tuple[int, ...] = ()
         """The global ranks that this node runs."""
         self.restored_step = 0
+        self.num_live = 1
+        """How many members and newcomers live, this node among them, as far as it knows."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
         """How long before it takes a machine the provider gives notice."""
+        self.is_at_risk = False
+        """The provider has hinted that it may take the machine."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
         """Returns how far the log is delivered."""
         self._warnings: dict[str, str] = {}

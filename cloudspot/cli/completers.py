@@ -1,4 +1,4 @@
-"""Shell completion of job ids, stores, providers and attempts.
+"""Shell completion of job ids, stores, providers, nodes and generations.
 
 Quick and silent: it reads little, and offers nothing if anything goes wrong.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from cloudspot.interfaces import ObjectStore
+
 MAX_JOBS = 200
 """More ids than anyone reads; one more letter narrows them down."""
-MAX_ATTEMPTS = 1000
+MAX_GENERATIONS = 1000
 
 
 _Complete = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -61,16 +65,34 @@ def complete_providers(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 
 @_quiet
-def complete_attempts(ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    """Return the numbers of the job's attempts, from its summary."""
-    from cloudspot.cli.jobs import find_job, open_named_store
+def complete_nodes(ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    """Return the names of the job's nodes; reads only a listing."""
+    from cloudspot.jobstore import keys
+
+    store, job_id = _job(ctx)
+    prefix = keys.nodes_prefix(job_id)
+    found = {meta.key.removeprefix(prefix).rpartition("/")[0] for meta in store.list_objects(prefix)}
+    places = sorted(tuple(map(int, place.split("/"))) for place in found)
+    return [f"{launch}.{rank}" for launch, rank in places]
+
+
+@_quiet
+def complete_generations(ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    """Return the numbers of the job's generations, from its summary."""
     from cloudspot.jobstore.reader import read_summary
+
+    summary = read_summary(*_job(ctx))
+    num_generations = 0 if summary is None else min(summary.starts, MAX_GENERATIONS)
+    return [str(number) for number in range(1, num_generations + 1)]
+
+
+def _job(ctx: click.Context) -> tuple[ObjectStore, str]:
+    """Return the store and the id of the job on the half-typed line."""
+    from cloudspot.cli.jobs import find_job, open_named_store
 
     store = open_named_store(_store_url(ctx))
     # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
-    summary = read_summary(store, find_job(store, ctx.params.get("job_id") or ctx.args[0]))
-    num_attempts = 0 if summary is None else min(summary.attempts, MAX_ATTEMPTS)
-    return [str(number) for number in range(1, num_attempts + 1)]
+    return store, find_job(store, ctx.params.get("job_id") or ctx.args[0])
 
 
 def _store_url(ctx: click.Context) -> str | None:

@@ -32,6 +32,7 @@ SHORT_HELPS = {
     "artifacts": "List and download a job's artifacts.",
     "stop": "Save a checkpoint and stop a job.",
     "resume": "Resume a job that was stopped, has failed or is suspended.",
+    "move": "Move a running job to another zone, machine type or market.",
     "fork": "Begin a new job from a checkpoint of another.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from cloudspot.cli.completers import complete_jobs, complete_providers, complete_stores
+from cloudspot.cli.completers import complete_jobs, complete_nodes, complete_providers, complete_stores
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, current_invocation
 from cloudspot.errors import SpecError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 STORE_VARIABLE = "CLOUDSPOT_STORE"
 STORE_HELP = (
@@ -99,6 +101,24 @@ job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jo
 job_file_argument = click.argument(
     "job_file", default="job.toml", type=click.Path(readable=False, path_type=Path)
 )
+
+
+def _parse_node(name: str) -> Any:
+    from cloudspot.story.node_names import parse_seat
+
+    return parse_seat(name)
+
+
+def node_option(*, help: str) -> Callable[[_Command], _Command]:  # noqa: A002 - as in click
+    """Return the option that names a node, such as 2.0, and gives its seat."""
+    return click.option(
+        "--node",
+        callback=parsed(_parse_node),
+        shell_complete=complete_nodes,
+        metavar="NODE",
+        help=help,
+    )
+
 
 provider_option = click.option(
     "--provider",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from cloudspot.controller.actions import (
     Action,
     Announce,
+    Certify,
     CleanUp,
-    CloseLaunch,
     Create,
     Finish,
     OpenLaunch,
@@ -16,10 +16,9 @@ from cloudspot.controller.actions import (
     RequestStop,
     Suspend,
     Terminate,
-    VoidSlot,
+    VoidSeat,
     Wait,
 )
-from cloudspot.controller.attempt import void_detail
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.launchrequest import launch_token, render_launch
 from cloudspot.controller.memory import Memory
@@ -34,11 +33,12 @@ from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.manifests import complete
-from cloudspot.jobstore.records import Closed, Finished, Intent, Suspended, VoidOutcome, new_nonce
-from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.records import Certificate, Finished, Intent, Suspended, VoidOutcome, new_nonce
+from cloudspot.jobstore.stored_records import create_record, find_meta
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
+from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
 """A machine that was told to end and still runs is told again after this long."""
@@ -66,7 +66,7 @@ class Actor:
         self._clock = clock
         self._journal = journal
         self._told: dict[str, float] = {}
-        self._announced: tuple[int, list[str], Mapping[str, str]] | None = None
+        self._announced: tuple[list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
         self._is_clean = False
         self._is_released = False
@@ -91,8 +91,10 @@ class Actor:
             # No machine without a mark: whoever drives the live jobs finds this one.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, spec, history), action.number)
-        elif isinstance(action, CloseLaunch):
-            self._journal.append(self._closed(action), action.number)
+        elif isinstance(action, Certify):
+            certificate = self._certificate(action)
+            key = keys.certificate(self._job_id, action.launch, action.instance_id)
+            create_record(self._store, key, certificate)
         elif isinstance(action, Finish):
             if action.outcome != "succeeded":
                 # What was uploaded whole and not committed, as its node was lost: nobody will after the end.
@@ -100,9 +102,10 @@ class Actor:
             self._journal.append(self._finished(action), action.number)
         elif isinstance(action, Suspend):
             self._journal.append(self._suspended(action), action.number)
-        elif isinstance(action, VoidSlot):
+        elif isinstance(action, VoidSeat):
             detail = void_detail(action.outcome, action.detail)
-            void_slot(self._store, self._job_id, action.launch, action.rank, detail)
+            machines, now = action.machines, self._clock.now
+            void_slot(self._store, self._job_id, *action.seat, detail, machines=machines, now=now)
         elif isinstance(action, RequestStop):
             resumption = history.submission.resumption
             request_stop(self._store, self._job_id, action.reason, resumption=resumption)
@@ -142,6 +145,8 @@ class Actor:
             submission_sha256=history.submission_sha256,
             launch=action.launch,
             offer=action.offer,
+            num_nodes=action.num_nodes,
+            min_nodes=action.min_nodes,
             label=self._label,
             decided_at=now,
             run_seconds=bill(history, now).run_seconds,
@@ -151,18 +156,22 @@ class Actor:
             offer=action.offer,
             token=launch_token(history.submission, action.launch),
             request=request,
-            num_nodes=spec.nodes.max,
+            num_nodes=action.num_nodes,
+            stands_in_for=action.stands_in_for,
             why=action.why,
+            detail=action.detail,
             at=now,
             writer=new_nonce(),
         )
 
-    def _closed(self, action: CloseLaunch) -> Closed:
-        return Closed(
+    def _certificate(self, action: Certify) -> Certificate:
+        return Certificate(
             launch=action.launch,
-            outcome=action.outcome,
-            detail=action.detail,
-            machines=action.machines,
+            rank=action.rank,
+            instance_id=action.instance_id,
+            started_at=action.started_at,
+            ended_at=action.ended_at,
+            end_reason=action.end_reason,
             at=self._clock.now(),
             writer=new_nonce(),
         )
@@ -181,9 +190,9 @@ class Actor:
 
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
         """Send the intent's own bytes; the request is never rendered again."""
-        intent = launch.intent
+        request = self._journal.request(launch.number)
         try:
-            instances = self._provisioner.create(intent.request, token=intent.token)
+            instances = self._provisioner.create(request, token=launch.intent.token)
         except ProvisionError as error:
             outcome: VoidOutcome = "refused"
             if isinstance(error, CapacityError):
@@ -197,7 +206,7 @@ class Actor:
         return False
 
     def _announce(self, action: Announce) -> None:
-        told = (action.launch, [one.id for one in action.instances], action.facts)
+        told = ([one.id for one in action.instances], action.facts)
         if told != self._announced:
             self._provisioner.announce(action.instances, action.facts)
             self._announced = told

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from cloudspot.jobstore.records import JobOutcome, LaunchOutcome, Machine, StopReason, VoidOutcome
-from cloudspot.model import Instance, Offer
+from cloudspot.jobstore.records import JobOutcome, Seat, StopReason, VoidOutcome
+from cloudspot.model import EndReason, Instance, Offer
 
 
 @dataclass(frozen=True)
@@ -14,54 +15,60 @@ class FetchOffers:
     """Ask the provisioner for offers, then decide again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenLaunch:
     """Append the intent of the next launch at journal record ``number``."""
 
     number: int
     launch: int
     offer: Offer
+    num_nodes: int
+    min_nodes: int
+    """With fewer machines than this the launch is of no use, and the provider ends them."""
+    stands_in_for: tuple[Seat | None, ...] = ()
+    """See ``records.Intent``."""
     why: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
 class Create:
-    """Send the open intent's own bytes to the provider, with its token."""
+    """Send an intent's own bytes to the provider, with its token."""
 
     launch: int
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the machines of the open launch about each other; nothing depends on it."""
+    """Tag the machines of the newest generation with its endpoint and size; nothing depends on it."""
 
-    launch: int
     instances: tuple[Instance, ...]
-    """By rank."""
+    """In rank order."""
     facts: Mapping[str, str]
     """The same for all of them; the names are those in ``model.ANNOUNCED``."""
 
 
 @dataclass(frozen=True)
-class VoidSlot:
-    """Make a slot void unless a machine has claimed it: a launch with a void slot can never train."""
+class VoidSeat:
+    """Make a seat void unless a machine has claimed it."""
 
-    launch: int
-    rank: int
+    seat: Seat
     outcome: VoidOutcome
-    """The outcome with which the launch is closed once the void stands."""
     detail: str
+    machines: tuple[str, ...] = ()
+    """Those that are there for it."""
 
 
-@dataclass(frozen=True)
-class CloseLaunch:
-    """Append the end of the open launch at journal record ``number``."""
+@dataclass(frozen=True, kw_only=True)
+class Certify:
+    """Write down that a machine has provably ended: see ``records.Certificate``."""
 
-    number: int
     launch: int
-    outcome: LaunchOutcome
-    detail: str
-    machines: tuple[Machine, ...]
+    rank: int | None
+    instance_id: str
+    started_at: datetime
+    ended_at: datetime
+    end_reason: EndReason
 
 
 @dataclass(frozen=True)
@@ -122,8 +129,8 @@ Action = (
     | OpenLaunch
     | Create
     | Announce
-    | VoidSlot
-    | CloseLaunch
+    | VoidSeat
+    | Certify
     | Finish
     | Terminate
     | RequestStop

@@ -1,38 +1,27 @@
-"""What the machines of a launch are told about each other, and when; pure."""
+"""What the machines of a generation are told about it; pure."""
 
 from __future__ import annotations
 
 from cloudspot.controller.actions import Announce
-from cloudspot.controller.attempt import machines_of
+from cloudspot.controller.deaths import find_instance
 from cloudspot.controller.observed import Observed
-from cloudspot.jobstore.history import LaunchHistory
-from cloudspot.model import DEFAULT_MASTER_PORT, Instance, InstanceState
+from cloudspot.jobstore.history import History
+from cloudspot.model import InstanceState
 
 
-def announcement(launch: LaunchHistory, observed: Observed) -> tuple[Announce, ...]:
-    """Return what to announce, once each rank has a machine and it is clear which one.
+def announcement(history: History, observed: Observed) -> tuple[Announce, ...]:
+    """Return what to announce to the machines of the newest generation, as far as they are listed.
 
-    Every controller that sees the same announces the same. An expired token can make two machines of one
-    rank: they are told nothing until one of them has claimed the rank, and the other is never told.
+    Every controller that sees the same announces the same.
     """
-    nodes: dict[int, Instance] = {}
-    owners = {slot.instance_id: rank for rank, slot in launch.slots.items()}
-    for one in machines_of(launch, observed):
-        rank = owners.get(one.id, None if one.rank in launch.slots else one.rank)
-        if rank is None or one.state not in {InstanceState.PENDING, InstanceState.RUNNING}:
-            continue
-        if rank in nodes:
-            return ()
-        nodes[rank] = one
-    if 0 not in nodes or len(nodes) < launch.intent.num_nodes:
+    if not history.generations:
         return ()
-    claim = launch.slots.get(0)
-    address = (claim.address if claim else None) or nodes[0].address
-    if address is None:
+    newest = history.generations[-1]
+    listed = (find_instance(member.instance_id, observed) for member in newest.members)
+    is_up = {InstanceState.PENDING, InstanceState.RUNNING}
+    running = tuple(one for one in listed if one is not None and one.state in is_up)
+    if not running:
         return ()
-    facts = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(DEFAULT_MASTER_PORT),
-        "NUM_NODES": str(launch.intent.num_nodes),
-    }
-    return (Announce(launch.number, tuple(nodes[rank] for rank in sorted(nodes)), facts),)
+    address, _, port = newest.endpoint.rpartition(":")
+    facts = {"MASTER_ADDR": address, "MASTER_PORT": port, "NUM_NODES": str(len(newest.members))}
+    return (Announce(running, facts),)

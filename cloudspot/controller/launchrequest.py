@@ -53,6 +53,8 @@ def plan(
                 submission_sha256=hash_of(codec.encode(submission)),
                 launch=1,
                 offer=offer,
+                num_nodes=spec.nodes.max,
+                min_nodes=spec.nodes.min,
                 label=label,
                 decided_at=submission.at,
             ),
@@ -88,6 +90,8 @@ def render_launch(
     submission_sha256: str,
     launch: int,
     offer: Offer,
+    num_nodes: int,
+    min_nodes: int,
     label: str,
     decided_at: datetime,
     run_seconds: float = 0.0,
@@ -95,7 +99,7 @@ def render_launch(
     """Return the request that the launch's intent stores and everyone replays.
 
     ``submission_sha256`` is ``submission.hash_of``: the nodes run no other.
-    A launch is all or nothing: all ``nodes.max`` machines come, or it is closed for lack of capacity.
+    ``num_nodes`` machines are asked for; if fewer than ``min_nodes`` can come, none does.
     ``label`` is the store's, as the machines carry it (``ownership.store_label``). ``decided_at`` is the time
     of the intent. ``run_seconds`` is how much of ``limits.max_runtime`` is used up.
 
@@ -118,8 +122,9 @@ def render_launch(
     group = InstanceGroup(
         job_id=submission.job_id,
         launch=launch,
-        num_nodes=spec.nodes.max,
-        min_nodes=spec.nodes.max,
+        num_nodes=num_nodes,
+        min_nodes=min_nodes,
+        job_nodes=spec.nodes.max,
         offer=offer,
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),

@@ -13,16 +13,17 @@ import msgspec
 from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
-    CloseLaunch,
+    Certify,
+    Create,
     FetchOffers,
     Finish,
     OpenLaunch,
     Suspend,
     Terminate,
 )
+from cloudspot.controller.between_passes import BetweenPasses
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.decide import decide
-from cloudspot.controller.handover import Handover
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.errors import JobResumed, TransientError
@@ -77,17 +78,21 @@ class Tick:
         return (
             self.history is not None
             and self.history.finished is not None
+            and not self.history.live_launches
             and self.instances is not None
             and not self.problems
             and all(one.state is InstanceState.ENDED for one in self.instances)
+            # The proofs of the last ends are read, counted and copied once more.
+            and not any(isinstance(action, Certify) for action in self.actions)
         )
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a provider listed, and when it was asked (monotonic)."""
+    """What a provider listed, and when it was asked and had answered (monotonic)."""
 
     asked: float
+    answered: float
     instances: tuple[Instance, ...] | None
 
 
@@ -127,7 +132,7 @@ class Controller:
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
-        self._handover = Handover(self._store, job_id, memory=self._memory, clock=clock)
+        self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
@@ -196,10 +201,10 @@ class Controller:
         """Run one pass, stopping where ``steps`` does."""
         problem: str | None = None
         events: list[Event] = []
-        if self._handover.is_wanted:
+        if self._between_passes.is_wanted:
             # Before the first look, since what others have left counts up to a moment before it.
             yield "read suspicions"
-            problem = self._handover.take()
+            problem = self._between_passes.take()
         for _ in range(MAX_TICKS_A_PASS):
             tick = yield from self.steps()
             events += tick.events
@@ -207,10 +212,25 @@ class Controller:
                 break
         if tick.history is not None:
             yield "leave suspicions"
-            problem = self._handover.leave(tick.history) or problem
+            problem = self._between_passes.leave(tick.history) or problem
         problems = [] if problem is None else [problem]
-        events += [Event(EventKind.WARNED, one) for one in self._handover.news_of(problems)]
+        events += [Event(EventKind.WARNED, one) for one in self._between_passes.news_of(problems)]
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
+
+    def open_launch(self, action: OpenLaunch, history: History) -> bool:
+        """Intend a launch that a person asked for; return False if something has happened since ``history``.
+
+        The next tick creates its machines. Raises as ``tick`` does.
+        """
+        self._check_submission(history)
+        check_adopted(self._store, self._provider, history)
+        spec = self._spec
+        assert spec is not None, "the submission was just read"
+        self._actor.act(action, spec, history, [])
+        found = self._reader.read().launches[action.launch - 1 : action.launch]
+        return any(
+            launch.intent.offer == action.offer and launch.intent.why == action.why for launch in found
+        )
 
     def steps(self) -> Generator[str, None, Tick]:
         """Run one tick, stopping before each call to the provider or the store.
@@ -273,10 +293,11 @@ class Controller:
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            return _Listing(asked, tuple(self._provisioner.instances(job_id=self._job_id)))
+            found = tuple(self._provisioner.instances(job_id=self._job_id))
+            return _Listing(asked, self._clock.monotonic(), found)
         except TransientError as error:
             problems.append(str(error))
-            return _Listing(asked, None)
+            return _Listing(asked, asked, None)
 
     def _read_history(
         self, listing: _Listing, problems: list[str]
@@ -288,14 +309,15 @@ class Controller:
             history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))
+        answered = self._clock.monotonic()
         known = history or self._last
         instances = listing.instances
         if instances is not None:
             instances = tuple(
                 one for one in instances if one.job_id == self._job_id and is_ours(one, self._label, known)
             )
-        self._memory.note_listing(instances, listing.asked)
-        self._memory.note_history(history, asked)
+        self._memory.note_listing(instances, listing.asked, answered=listing.answered)
+        self._memory.note_history(history, asked, answered=answered)
         return history, instances
 
     def _check_submission(self, history: History) -> None:
@@ -342,9 +364,9 @@ class Controller:
                 acted = self._actor.act(action, spec, history, events) or acted
             except TransientError as error:
                 problems.append(str(error))
-                if not isinstance(action, Terminate):
+                if not isinstance(action, Terminate | Create):
                     break
-            if isinstance(action, OpenLaunch | CloseLaunch | Finish | Suspend):
+            if isinstance(action, OpenLaunch | Finish | Suspend):
                 break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 
@@ -366,7 +388,7 @@ class Controller:
 
         Where nodes commit, they copy the journal; launches that never train are copied here.
         """
-        settled = settled_launches(history, self._clock.now())
+        settled = settled_launches(history)
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)
         is_due = history.finished is not None or self._clock.monotonic() - written_at >= COPY_SECONDS
         if len(settled) > known and is_due:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.observed import CreateFailure, Observed, stop_of
+from cloudspot.controller.observed import CreateFailure, Observed, end_of, stop_of
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Suspect, Suspicions, new_nonce
+from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions, new_nonce
+from cloudspot.jobstore.seats import seats_of
 from cloudspot.model import Instance, InstanceState, Offer
-from cloudspot.story.outcomes import own_exit
 
 MAX_GAP_SECONDS = 120.0
 """The most that counts between two looks: a controller that slept for an hour has not watched for one."""
@@ -23,10 +25,14 @@ class _Timer:
 
     last: float | None = None
 
-    def step(self, monotonic: float) -> float:
-        """Return how much time this look adds, and remember it."""
-        gap = 0.0 if self.last is None else min(max(0.0, monotonic - self.last), MAX_GAP_SECONDS)
-        self.last = monotonic
+    def step(self, asked: float, answered: float | None) -> float:
+        """Return how much time this look adds at the least, and remember it.
+
+        What it saw may be of any moment between ``asked`` and ``answered`` (None: the same): a process may be
+        suspended in between, and must not count that time twice.
+        """
+        gap = 0.0 if self.last is None else min(max(0.0, asked - self.last), MAX_GAP_SECONDS)
+        self.last = asked if answered is None else answered
         return gap
 
     def fail(self) -> None:
@@ -41,15 +47,17 @@ class Memory:
     _listing: _Timer = field(default_factory=_Timer)
     _reading: _Timer = field(default_factory=_Timer)
     _instances: tuple[Instance, ...] | None = None
+    _machines: dict[str, Instance] = field(default_factory=dict)
+    """As they were listed, or created, last."""
     _known_since: dict[str, float] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)
-    _beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    _open_launch: int = 0
-    _open_since: float = 0.0
-    _created: tuple[Instance, ...] = ()
-    _failure: CreateFailure | None = None
+    _beats: dict[Seat, tuple[int, float]] = field(default_factory=dict)
+    _intents: dict[int, float] = field(default_factory=dict)
+    """Since when each live launch is known (monotonic)."""
+    _created: dict[int, tuple[Instance, ...]] = field(default_factory=dict)
+    _failures: dict[int, CreateFailure] = field(default_factory=dict)
     _left_absent: dict[str, Lasting] = field(default_factory=dict)
-    _left_silent: dict[tuple[int, int], tuple[int, Lasting]] = field(default_factory=dict)
+    _left_silent: dict[Seat, tuple[int, Lasting]] = field(default_factory=dict)
     _ended: dict[Ending, float] = field(default_factory=dict)
     _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
 
@@ -64,7 +72,7 @@ class Memory:
                 self._known_since.setdefault(one.instance_id, monotonic)
             if one.silent is not None:
                 seen = lengthened(one.silent, moment)
-                self._left_silent[left.launch, one.rank] = (one.counter, seen)
+                self._left_silent[one.seat] = (one.counter, seen)
 
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
         """Take in for how long earlier passes have known what has ended.
@@ -75,16 +83,19 @@ class Memory:
         for one in left.endings:
             self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
 
-    def note_listing(self, instances: Sequence[Instance] | None, monotonic: float) -> None:
-        """Take in a listing that was requested at ``monotonic``; None: it failed."""
+    def note_listing(
+        self, instances: Sequence[Instance] | None, monotonic: float, *, answered: float | None = None
+    ) -> None:
+        """Take in a listing that was requested at ``monotonic`` and ``answered`` then; None: it failed."""
         if instances is None:
             self._instances = None
             self._listing.fail()
             return
-        self._instances = tuple(instances)
-        gap = self._listing.step(monotonic)
-        for one in instances:
+        self._instances = tuple(self._with_its_start(one) for one in instances)
+        gap = self._listing.step(monotonic, answered)
+        for one in self._instances:
             self._known_since.setdefault(one.id, monotonic)
+            self._machines[one.id] = one
         present = {one.id for one in instances}
         for instance_id in self._known_since:
             if instance_id in present:
@@ -96,66 +107,79 @@ class Memory:
                 # The first look without it proves nothing about the time before.
                 self._absent[instance_id] = self._left_absent.get(instance_id, BEGUN).seconds
 
-    def note_history(self, history: History | None, monotonic: float) -> None:
-        """Take in the records that were requested at ``monotonic``; None: reading failed."""
+    def _with_its_start(self, instance: Instance) -> Instance:
+        """Return the machine with the start that an earlier listing told: some forget it at the end."""
+        known = self._machines.get(instance.id)
+        if known is None or instance.launched_at is not None:
+            return instance
+        return msgspec.structs.replace(instance, launched_at=known.launched_at)
+
+    def note_history(
+        self, history: History | None, monotonic: float, *, answered: float | None = None
+    ) -> None:
+        """Take in the records that were requested at ``monotonic`` and read by then; None: that failed."""
         if history is None:
             self._reading.fail()
             return
-        gap = self._reading.step(monotonic)
+        gap = self._reading.step(monotonic, answered)
         for ending in self._endings(history):
             if ending in self._ended:
                 self._ended[ending] += gap
             else:
                 self._ended[ending] = self._left_ended.get(ending, BEGUN).seconds
-        launch = history.open_launch
-        number = 0 if launch is None else launch.number
-        if number != self._open_launch:
-            self._open_launch, self._open_since = number, monotonic
-            self._created, self._failure = (), None
-            self._beats.clear()
-        if launch is None:
-            return
-        for rank, slot in launch.slots.items():
-            if slot.instance_id is not None:
-                self._known_since.setdefault(slot.instance_id, monotonic)
-            beat = launch.heartbeats.get(rank)
-            counter = 0 if beat is None else beat.counter
-            self._beats[number, rank] = (counter, self._silent_seconds((number, rank), counter, gap))
+        unsettled = [launch for launch in history.launches if not launch.is_settled]
+        for machine in (one for launch in unsettled for slot in launch.slots.values() for one in slot.owed):
+            self._known_since.setdefault(machine, monotonic)
+        live = {launch.number: launch for launch in history.live_launches}
+        self._intents = {number: self._intents.get(number, monotonic) for number in live}
+        self._created = {number: found for number, found in self._created.items() if number in live}
+        self._failures = {number: found for number, found in self._failures.items() if number in live}
+        beats: dict[Seat, tuple[int, float]] = {}
+        for launch in live.values():
+            for rank in set(launch.live_ranks) & launch.claimed.keys():
+                seat = Seat(launch.number, rank)
+                beat = launch.heartbeats.get(rank)
+                counter = 0 if beat is None else beat.counter
+                beats[seat] = (counter, self._silent_seconds(seat, counter, gap))
+        self._beats = beats
 
     def _endings(self, history: History) -> list[Ending]:
-        """Return what has ended, by the newest listing and these records."""
-        endings = [Ending(one.number) for one in history.launches if one.closed is not None]
-        launch = history.open_launch
-        if launch is not None and launch.is_attempt:
-            endings += [] if history.stop is None else [stop_of(history)]
-            endings += [
-                Ending(launch.number, rank)
-                for rank, slot in launch.slots.items()
-                if own_exit(launch, rank) is not None or self._has_ended(slot.instance_id)
-            ]
+        """Return what has ended, by the newest listing and these records, and may have machines left."""
+        endings = [] if history.stop is None else [stop_of(history)]
+        endings += [] if history.finished is None else [end_of(history)]
+        excluded = seats_of(history.launches, history.generations).excluded
+        listed = {one.id for one in self._instances or () if one.state is not InstanceState.ENDED}
+        for launch in history.launches:
+            for rank, slot in launch.claimed.items():
+                seat = Seat(launch.number, rank)
+                if launch.is_settled and slot.instance_id not in listed:
+                    continue
+                if launch.is_over(rank) or self._has_ended(slot.instance_id):
+                    endings.append(Ending("over", seat))
+                elif seat in excluded:
+                    endings.append(Ending("excluded", seat))
         return endings
 
-    def _silent_seconds(self, node: tuple[int, int], counter: int, gap: float) -> float:
-        left_counter, left = self._left_silent.get(node, (counter, BEGUN))
+    def _silent_seconds(self, seat: Seat, counter: int, gap: float) -> float:
+        left_counter, left = self._left_silent.get(seat, (counter, BEGUN))
         if left_counter != counter:
             left = BEGUN
-            del self._left_silent[node]
-        if node not in self._beats:
+            del self._left_silent[seat]
+        if seat not in self._beats:
             return left.seconds
-        last, silent = self._beats[node]
+        last, silent = self._beats[seat]
         return silent + gap if last == counter else 0.0
 
     def note_created(self, launch: int, instances: Sequence[Instance], monotonic: float) -> None:
         """Take in the answer of ``create``."""
-        if launch == self._open_launch:
-            self._created = tuple(instances)
-            for one in instances:
-                self._known_since.setdefault(one.id, monotonic)
+        self._created[launch] = tuple(instances)
+        for one in instances:
+            self._known_since.setdefault(one.id, monotonic)
+            self._machines.setdefault(one.id, one)
 
     def note_failure(self, failure: CreateFailure) -> None:
         """Take in a definite refusal of ``create``."""
-        if failure.launch == self._open_launch:
-            self._failure = failure
+        self._failures[failure.launch] = failure
 
     def observed(
         self,
@@ -168,22 +192,23 @@ class Memory:
         offers: Sequence[Offer] | None = None,
     ) -> Observed:
         """Return what ``decide`` may know."""
-        launch = history.open_launch
-        age = 0.0
-        if launch is not None:
-            age = max((now - launch.intent.at).total_seconds(), monotonic - self._open_since)
+        intents = {launch.number: launch.intent.at for launch in history.live_launches}
         return Observed(
             instances=self._instances,
-            created=self._created,
+            created=dict(self._created),
+            vanished=tuple(one for key, one in sorted(self._machines.items()) if key in self._absent),
             absent_seconds=dict(self._absent),
             known_seconds={one: monotonic - since for one, since in self._known_since.items()},
             silent_seconds={key: silent for key, (_, silent) in self._beats.items()},
             ending_seconds=dict(self._ended),
-            token_age_seconds=age,
+            intent_seconds={
+                number: max((now - at).total_seconds(), monotonic - self._intents.get(number, monotonic))
+                for number, at in intents.items()
+            },
             token_seconds=token_seconds,
             absence_proves_after_seconds=absence_proves_after_seconds,
             offers=None if offers is None else tuple(offers),
-            create_failure=self._failure,
+            create_failures=dict(self._failures),
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:
@@ -192,8 +217,7 @@ class Memory:
         What was left for this pass is left again as it was read. What this controller has added since is not
         in it: the next pass counts it from the time of the write.
         """
-        launch = history.open_launch
-        suspects = () if launch is None else self._suspects(launch, now)
+        suspects = tuple(one for launch in history.live_launches for one in self._suspects(launch, now))
         endings = tuple(
             KnownEnding(ending=one, known=self._left_ended.get(one, BEGUN))
             for one in self._endings(history)
@@ -202,27 +226,22 @@ class Memory:
         if not suspects and not endings:
             return None
         return Suspicions(
-            launch=0 if launch is None else launch.number,
             suspects=suspects,
             endings=endings,
             at=now,
             writer=new_nonce(),
         )
 
-    def _suspects(self, launch: LaunchHistory, now: datetime) -> tuple[Suspect, ...]:
-        suspects = []
-        for rank, slot in sorted(launch.slots.items()):
-            owner = slot.instance_id
-            if owner is None or own_exit(launch, rank) is not None:
+    def _suspects(self, launch: LaunchHistory, now: datetime) -> Iterator[Suspect]:
+        for rank, slot in launch.claimed.items():
+            owner, seat = slot.instance_id, Seat(launch.number, rank)
+            if owner is None or launch.is_over(rank):
                 continue
             silent, absent = self._still(launch, rank, now), self._missing(owner)
             if self._has_ended(owner) or (silent is None and absent is None):
                 continue
-            counter, _ = self._beats[launch.number, rank]
-            suspects.append(
-                Suspect(rank=rank, instance_id=owner, counter=counter, silent=silent, absent=absent)
-            )
-        return tuple(suspects)
+            counter, _ = self._beats[seat]
+            yield Suspect(seat=seat, instance_id=owner, counter=counter, silent=silent, absent=absent)
 
     def _may_run(self, ending: Ending) -> bool:
         """Return whether a machine of the ending may run on; one that shuts down is as good as gone."""
@@ -230,7 +249,7 @@ class Memory:
             return ending in self._left_ended
         return any(
             one.state in {InstanceState.PENDING, InstanceState.RUNNING}
-            and ending.launch in {None, one.launch}
+            and (ending.seat is None or ending.seat.launch == one.launch)
             for one in self._instances
         )
 
@@ -250,7 +269,7 @@ class Memory:
         return left or BEGUN
 
     def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> Lasting | None:
-        left = self._left_silent.get((launch.number, rank))
+        left = self._left_silent.get(Seat(launch.number, rank))
         if left is not None:
             return left[1]
         beat = launch.heartbeats.get(rank)

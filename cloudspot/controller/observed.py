@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Ending, VoidOutcome
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Ending, Seat, VoidOutcome
 from cloudspot.model import Instance, Offer
 
 
 def stop_of(history: History) -> Ending:
     """Return the ending that a request to stop the job is."""
-    return Ending(resumption=history.submission.resumption)
+    return Ending("stop", resumption=history.submission.resumption)
+
+
+def end_of(history: History) -> Ending:
+    """Return the ending that the end of the job is."""
+    return Ending("finished", resumption=history.submission.resumption)
 
 
 @dataclass(frozen=True)
@@ -34,30 +39,38 @@ class Observed:
 
     instances: tuple[Instance, ...] | None
     """The job's machines by the newest listing; None: the listing failed, and nothing is known."""
-    created: tuple[Instance, ...] = ()
-    """What ``create`` has returned to this controller for the open launch; a listing may lag."""
+    created: Mapping[int, tuple[Instance, ...]] = field(default_factory=dict)
+    """By launch: what ``create`` has returned to this controller; a listing may lag."""
+    vanished: tuple[Instance, ...] = ()
+    """Machines that an earlier listing or an answer of ``create`` had and the newest listing lacks."""
     absent_seconds: Mapping[str, float] = field(default_factory=dict)
     """For each known machine that the newest listing lacks: for how long it has been missing.
 
-    A machine is known once a slot, a listing or an answer of ``create`` has named it. Counted by the
+    A machine is known once a seat, a listing or an answer of ``create`` has named it. Counted by the
     monotonic clock, and only between listings that succeeded.
     """
     known_seconds: Mapping[str, float] = field(default_factory=dict)
     """For each known machine: how long this controller has known it, by the monotonic clock."""
-    silent_seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """For each (launch, rank) of the open attempt: how long its heartbeat has not changed.
+    silent_seconds: Mapping[Seat, float] = field(default_factory=dict)
+    """For each live seat that is claimed: how long its node's heartbeat has not changed.
 
     Counted by the monotonic clock, and only while this controller's own reads succeed.
     """
     ending_seconds: Mapping[Ending, float] = field(default_factory=dict)
     """For each ending that this controller knows of: for how long it has known, counted like a silence."""
-    token_age_seconds: float = 0.0
-    """The age of the open intent, at the most: by its own time or since first sight, whichever is longer."""
+    intent_seconds: Mapping[int, float] = field(default_factory=dict)
+    """By launch: the age of its intent, at the most: by its own time or since first sight."""
     token_seconds: float
     """The provisioner's figure."""
     absence_proves_after_seconds: float
     """The provisioner's figure."""
     offers: tuple[Offer, ...] | None = None
     """What can be bought; None: not asked for yet (``decide`` then returns FetchOffers)."""
-    create_failure: CreateFailure | None = None
-    """The refusal of the open launch, when this controller has seen one."""
+    create_failures: Mapping[int, CreateFailure] = field(default_factory=dict)
+    """By launch: the refusals that this controller has seen."""
+
+    def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:
+        """Return the launch's machines that are listed, or that our own ``create`` has returned."""
+        listed = [one for one in self.instances or () if one.launch == launch.number]
+        ids = {one.id for one in listed}
+        return (*listed, *(one for one in self.created.get(launch.number, ()) if one.id not in ids))

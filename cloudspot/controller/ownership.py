@@ -59,7 +59,7 @@ def is_ours(instance: Instance, label: str, history: History | None) -> bool:
     if not is_of_another_store(instance, label):
         return True
     launches = () if history is None else history.launches
-    return any(slot.instance_id == instance.id for launch in launches for slot in launch.slots.values())
+    return any(slot.instance_id == instance.id for launch in launches for slot in launch.claimed.values())
 
 
 def _ended_before(instance: Instance, history: History) -> bool:

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 
 from cloudspot.controller.actions import Wait
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import VoidOutcome
 from cloudspot.model import Market, Offer
+from cloudspot.story.outcomes import end_so_far, void_outcome, was_reclaimed
 
 CAPACITY_COOL_SECONDS = 60.0
 """An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
@@ -24,6 +26,10 @@ DEFAULT_MAX_WAIT_SECONDS = 600.0
 """How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 MAX_REFUSALS_IN_A_ROW = 5
 """After this many offers refused one after the other the request is wrong, not the offer."""
+OVERLAPPING = frozenset({"notice", "moved", "rebalance"})
+"""Why a launch is intended that runs beside the machines that it takes the place of."""
+BEFOREHAND = OVERLAPPING | {"growth"}
+"""Why one is intended although the job trains without it."""
 DEADLINE_SLACK_SECONDS = 600.0
 DEADLINE_FACTOR = 1.25
 
@@ -35,45 +41,63 @@ class GiveUp:
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What an offer is wanted for."""
+
+    why: str = "first"
+    """As in the launch's intent."""
+    instance_types: frozenset[str] = frozenset()
+    """Only these will do, since the nodes train with others that stay; empty: any."""
+    zones: tuple[str, ...] = ()
+    """These come first, since the others are there."""
+    is_needed: bool = True
+    """Whether the job does not train without it: then it may fall back to on-demand, or be suspended."""
+
+
 def choose_offer(
-    spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime
+    spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, wish: Wish = Wish()
 ) -> Offer | Wait | GiveUp:
     """Return the offer for the next launch, or how long to wait for one.
 
-    The cheapest comes first; among equals, the zone whose last reclaim is longest ago. An offer that
-    was just refused for capacity or quota cools down; one that can never work is not tried again.
+    The zone of the nodes that stay comes first, then the cheapest; among equals, the zone whose last reclaim
+    is longest ago. An offer that was just refused for capacity or quota cools down; one that can never work
+    is not tried again.
 
     ``spot`` waits for spot; when ``spot.max_wait`` is over (since the job last ran, or was submitted or
     resumed), the wait suspends the job. ``spot-then-on-demand`` takes on-demand then, or at once if there is
     no spot offer at all or ``spot.deadline`` is near. ``on-demand`` takes nothing else.
     """
     refused = _refused(history)
-    if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(
-        one.closed is not None and one.closed.outcome == "refused"
-        for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]
-    ):
+    last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
+    if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
         return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {_last_detail(history)}")
-    usable = [offer for offer in offers if offer.key not in refused]
+    fitting = [one for one in offers if not wish.instance_types or one.instance_type in wish.instance_types]
+    usable = [offer for offer in fitting if offer.key not in refused]
     spot = [offer for offer in usable if offer.market is Market.SPOT]
     on_demand = [offer for offer in usable if offer.market is Market.ON_DEMAND]
     wanted = {"spot": spot, "on-demand": on_demand}.get(spec.spot.policy, usable)
     if not wanted:
         why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
         return GiveUp(f"every offer was refused: {_last_detail(history)}" if refused else why)
+    market = _Market(history, now, wish)
     if spec.spot.policy == "on-demand":
-        return _cheapest(on_demand, history, now) or _wait(on_demand, history, now, ())
-    return _choose_spot(spec, history, spot, on_demand, now)
+        return market.cheapest(on_demand) or market.wait(on_demand)
+    if not wish.is_needed:
+        return market.cheapest(spot) or market.wait(spot)
+    return _choose_spot(spec, market, spot, on_demand)
 
 
 def _choose_spot(
-    spec: JobSpec, history: History, spot: Sequence[Offer], on_demand: Sequence[Offer], now: datetime
+    spec: JobSpec, market: _Market, spot: Sequence[Offer], on_demand: Sequence[Offer]
 ) -> Offer | Wait | GiveUp:
+    history, now = market.history, market.now
     may_fall_back = spec.spot.policy == "spot-then-on-demand"
     if may_fall_back and deadline_presses(spec, history, now):
-        pressed = _cheapest(on_demand, history, now)
+        pressed = market.cheapest(on_demand)
         if pressed is not None:
             return pressed
-    found = _cheapest(spot, history, now)
+    found = market.cheapest(spot)
     if found is not None:
         return found
     max_wait = spec.spot.max_wait
@@ -82,11 +106,10 @@ def _choose_spot(
     over_in = None if max_wait is None else max_wait - (now - waiting_since(history)).total_seconds()
     if over_in is not None and over_in <= 0 and not may_fall_back:
         why = f"no spot capacity within spot.max_wait of {max_wait:g} s"
-        return dataclasses.replace(_wait(spot, history, now, ()), suspends=why)
+        return dataclasses.replace(market.wait(spot), suspends=why)
     if may_fall_back and (not spot or (over_in is not None and over_in <= 0)):
-        fallback = _cheapest(on_demand, history, now)
-        return fallback or _wait((*spot, *on_demand), history, now, ())
-    return _wait(spot, history, now, () if over_in is None else (over_in,))
+        return market.cheapest(on_demand) or market.wait((*spot, *on_demand))
+    return market.wait(spot, () if over_in is None else (over_in,))
 
 
 def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
@@ -100,27 +123,50 @@ def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
 
 def waiting_since(history: History) -> datetime:
     """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
-    ran = [one.closed.at for one in history.current_launches if one.closed is not None and one.is_attempt]
-    return ran[-1] if ran else history.asked_at
+    ends = (launch.over_at(rank) for launch in history.current_launches for rank in launch.claimed)
+    return max((end for end in ends if end is not None), default=history.asked_at)
 
 
-def cool_until(offer: Offer, history: History) -> datetime | None:
-    """Return until when the offer is left alone; None: it may be tried now."""
+def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
+    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now.
+
+    A machine that was lost before it trained counts as a refusal if others went on without it meanwhile. A
+    quota that has no room for old and new machines at once says nothing of the time after the old ones' end.
+    """
     refusals = 0
-    newest = None
+    newest: tuple[VoidOutcome, datetime] | None = None
     for launch in reversed(history.current_launches):
-        if launch.intent.offer.key != offer.key or launch.closed is None:
+        if launch.intent.offer.key != offer.key:
             continue
-        if launch.closed.outcome not in {"capacity", "quota"}:
-            break
+        found = refusal(history, launch)
+        if found is None:
+            if launch.claimed:
+                break
+            continue
+        if found[0] == "quota" and launch.intent.why in OVERLAPPING and why not in OVERLAPPING:
+            continue
         refusals += 1
-        newest = newest or launch.closed
+        newest = newest or found
     if newest is None:
         return None
     growth = 2 ** min(refusals - 1, 16)
-    if newest.outcome == "quota":
-        return newest.at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
-    return newest.at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
+    outcome, at = newest
+    if outcome == "quota":
+        return at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
+    return at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
+
+
+def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:
+    """Return that the launch got less than it asked for, in quota or capacity, and when; or None."""
+    for rank, slot in sorted(launch.slots.items()):
+        if slot.instance_id is None:
+            outcome, _ = void_outcome(launch)
+            if outcome in {"capacity", "quota"}:
+                return outcome, launch.slots[rank].at
+    is_wasted = launch.intent.why in BEFOREHAND and launch.number not in history.generations_by_launch
+    if is_wasted and launch.claimed and launch.ended_at is not None:
+        return "capacity", launch.ended_at
+    return None
 
 
 def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
@@ -132,13 +178,14 @@ def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
     if spec.spot.deadline is None:
         return False
     left = spec.spot.deadline - (now - history.asked_at).total_seconds()
-    needed = _seconds_to_go(history)
+    needed = seconds_to_go(history)
     if needed is None:
         return left < spec.spot.deadline / 4
     return left < DEADLINE_FACTOR * needed + DEADLINE_SLACK_SECONDS
 
 
-def _seconds_to_go(history: History) -> float | None:
+def seconds_to_go(history: History) -> float | None:
+    """Return how long the rest of the steps takes at the pace so far, or None if no heartbeat tells it."""
     for launch in reversed(history.current_launches):
         for rank, beat in sorted(launch.heartbeats.items()):
             done = beat.step - beat.restored_step
@@ -150,34 +197,47 @@ def _seconds_to_go(history: History) -> float | None:
     return None
 
 
-def _cheapest(offers: Sequence[Offer], history: History, now: datetime) -> Offer | None:
-    last_reclaim = {
-        one.intent.offer.zone: one.number
-        for one in history.launches
-        if one.closed is not None and one.closed.outcome == "reclaimed"
-    }
-    ready = [offer for offer in offers if (until := cool_until(offer, history)) is None or until <= now]
-    return min(
-        ready,
-        key=lambda one: (one.price_per_hour, last_reclaim.get(one.zone, 0), one.zone, one.instance_type),
-        default=None,
-    )
+@dataclass(frozen=True)
+class _Market:
+    """The offers as they stand now, for one wish."""
 
+    history: History
+    now: datetime
+    wish: Wish
 
-def _wait(offers: Sequence[Offer], history: History, now: datetime, also: Iterable[float]) -> Wait:
-    cooling = [until for offer in offers if (until := cool_until(offer, history)) is not None]
-    seconds = [*also, *((until - now).total_seconds() for until in cooling)]
-    return Wait(max(0.0, min(seconds, default=CAPACITY_COOL_SECONDS)), "no offer has capacity now")
+    def cheapest(self, offers: Sequence[Offer]) -> Offer | None:
+        """Return the best offer that may be tried now, or None."""
+        last_reclaim = {
+            one.intent.offer.zone: one.number for one in self.history.launches if was_reclaimed(one)
+        }
+        ready = [one for one in offers if (until := self._cool_until(one)) is None or until <= self.now]
+        return min(
+            ready,
+            key=lambda one: (
+                one.zone not in self.wish.zones,
+                one.price_per_hour,
+                last_reclaim.get(one.zone, 0),
+                one.zone,
+                one.instance_type,
+            ),
+            default=None,
+        )
+
+    def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Wait:
+        """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
+        cooling = [until for offer in offers if (until := self._cool_until(offer)) is not None]
+        seconds = [*also, *((until - self.now).total_seconds() for until in cooling)]
+        return Wait(max(0.0, min(seconds, default=CAPACITY_COOL_SECONDS)), "no offer has capacity now")
+
+    def _cool_until(self, offer: Offer) -> datetime | None:
+        return cool_until(offer, self.history, self.wish.why)
 
 
 def _refused(history: History) -> set[str]:
-    return {
-        one.intent.offer.key
-        for one in history.current_launches
-        if one.closed is not None and one.closed.outcome == "refused"
-    }
+    ends = ((launch, end_so_far(launch)) for launch in history.current_launches)
+    return {launch.intent.offer.key for launch, end in ends if end is not None and end.outcome == "refused"}
 
 
 def _last_detail(history: History) -> str:
-    closed = [one.closed for one in history.current_launches if one.closed is not None]
-    return next((one.detail for one in reversed(closed) if one.outcome == "refused"), "")
+    ends = (end_so_far(launch) for launch in reversed(history.current_launches))
+    return next((end.detail for end in ends if end is not None and end.outcome == "refused"), "")

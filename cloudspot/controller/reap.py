@@ -3,56 +3,89 @@
 from __future__ import annotations
 
 from cloudspot.controller.actions import Terminate
-from cloudspot.controller.observed import Observed
-from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, EXIT_GRACE_SECONDS, may_deliver
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Ending
+from cloudspot.controller.observed import Observed, end_of, stop_of
+from cloudspot.jobstore.delivering import (
+    END_GRACE_SECONDS,
+    EXIT_GRACE_SECONDS,
+    SILENT_LIMIT_SECONDS,
+    SILENT_NEWCOMER_SECONDS,
+    STOP_GRACE_SECONDS,
+    may_deliver,
+)
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Ending, Seat
+from cloudspot.jobstore.seats import Seats
 from cloudspot.model import Instance, InstanceState
-from cloudspot.story.outcomes import own_exit
 
 
-def reapable(history: History, observed: Observed) -> tuple[Terminate, ...]:
+def reapable(history: History, seats: Seats, observed: Observed) -> tuple[Terminate, ...]:
     """Return what to terminate, by reason; nothing where the listing failed.
 
-    It ends the machines of closed launches (a finished job has no others), those whose rank belongs to
-    another machine or is void, those that have said their last word and do not go, and those that
-    belong to no launch of the journal. ``history`` must have been read after the machines were
-    listed: an intent is written before its machines exist, so no launch of theirs can be missing.
+    It ends machines whose seat is void or another's, nodes that have said their last word or were left out
+    of the training and do not go, those that are silent, those that outstay a stop or the job's end, and
+    machines of no launch in the journal. A notice is no reason. ``history`` must have been read after the
+    machines were listed: an intent is written before its machines exist, so no launch of theirs is missing.
     """
     doomed: dict[str, list[str]] = {}
     for instance in observed.instances or ():
         if instance.job_id != history.submission.job_id or instance.state is InstanceState.ENDED:
             continue
-        why = _why(history, instance, observed)
+        why = _why(history, seats, instance, observed)
         if why is not None:
             doomed.setdefault(why, []).append(instance.id)
     return tuple(Terminate(tuple(sorted(ids)), why) for why, ids in sorted(doomed.items()))
 
 
-def _why(history: History, instance: Instance, observed: Observed) -> str | None:
+def _why(history: History, seats: Seats, instance: Instance, observed: Observed) -> str | None:
     if not 1 <= instance.launch <= len(history.launches):
         return f"launch {instance.launch} is not in the journal"
     launch = history.launches[instance.launch - 1]
-    rank = next((rank for rank, slot in launch.slots.items() if slot.instance_id == instance.id), None)
-    if launch.closed is not None:
-        has_trained = launch.is_attempt and rank is not None
-        if has_trained and _may_go_by_itself(Ending(launch.number), observed, CLOSED_GRACE_SECONDS):
-            return None
-        return f"launch {launch.number} is closed"
-    if rank is not None:
-        ending = Ending(launch.number, rank)
-        if own_exit(launch, rank) is None or _may_go_by_itself(ending, observed, EXIT_GRACE_SECONDS):
-            return None
-        return f"node {rank} of launch {launch.number} has ended its work and still runs"
-    if launch.is_attempt:
-        return f"all ranks of launch {launch.number} belong to other machines"
-    if instance.rank is not None and instance.rank in launch.slots:
-        is_void = launch.slots[instance.rank].instance_id is None
-        return f"rank {instance.rank} of launch {launch.number} is {'void' if is_void else 'taken'}"
+    rank = next((rank for rank, slot in launch.claimed.items() if slot.instance_id == instance.id), None)
+    if rank is None:
+        return _why_unclaimed(launch, instance)
+    seat = Seat(launch.number, rank)
+    if launch.is_over(rank):
+        is_late = not _may_go_by_itself(Ending("over", seat), observed)
+        return f"node {seat} has ended its work and still runs" if is_late else None
+    if seat in seats.excluded:
+        is_late = not _may_go_by_itself(Ending("excluded", seat), observed)
+        return f"the training goes on without node {seat}" if is_late else None
+    if history.finished is not None:
+        waited = observed.ending_seconds.get(end_of(history), 0.0)
+        is_late = not _may_deliver(launch, rank, observed, waited, END_GRACE_SECONDS)
+        return "the job is over" if is_late else None
+    silent = observed.silent_seconds.get(seat, 0.0)
+    limit = SILENT_NEWCOMER_SECONDS if seat in seats.newcomers else SILENT_LIMIT_SECONDS
+    if not _may_deliver(launch, rank, observed, silent, limit):
+        return f"no heartbeat for {limit / 60:g} minutes"
+    if history.stop is not None:
+        waited = observed.ending_seconds.get(stop_of(history), 0.0)
+        if not _may_deliver(launch, rank, observed, waited, STOP_GRACE_SECONDS):
+            return f"still running {waited // 60:g} minutes after the stop"
     return None
 
 
-def _may_go_by_itself(ending: Ending, observed: Observed, grace_seconds: float) -> bool:
-    # Its heartbeat says nothing any more: it has said its last word, or its launch is closed.
+def _why_unclaimed(launch: LaunchHistory, instance: Instance) -> str | None:
+    if instance.rank is not None and instance.rank in launch.slots:
+        is_void = launch.slots[instance.rank].instance_id is None
+        return f"seat {launch.number}.{instance.rank} is {'void' if is_void else 'taken by another machine'}"
+    if not launch.open_ranks:
+        return f"all seats of launch {launch.number} are void or belong to other machines"
+    return None
+
+
+def _may_deliver(
+    launch: LaunchHistory, rank: int, observed: Observed, waited_seconds: float, grace_seconds: float
+) -> bool:
+    return may_deliver(
+        launch.heartbeats.get(rank),
+        silent_seconds=observed.silent_seconds.get(Seat(launch.number, rank), 0.0),
+        waited_seconds=waited_seconds,
+        grace_seconds=grace_seconds,
+    )
+
+
+def _may_go_by_itself(ending: Ending, observed: Observed) -> bool:
+    # Its heartbeat says nothing any more: it has said its last word, or nobody waits for what it has.
     waited = observed.ending_seconds.get(ending, 0.0)
-    return may_deliver(None, silent_seconds=0.0, waited_seconds=waited, grace_seconds=grace_seconds)
+    return may_deliver(None, silent_seconds=0.0, waited_seconds=waited, grace_seconds=EXIT_GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""Whether and when a job whose last launch is closed goes on; pure."""
+"""Whether and when a job that has lost nodes, or has none yet, buys again; pure."""
 
 from __future__ import annotations
 
@@ -9,69 +9,78 @@ from datetime import datetime
 from cloudspot.controller.actions import Wait
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.model import EndReason
-from cloudspot.story.outcomes import End, end_by_nodes, own_exits
+from cloudspot.story.outcomes import End, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
 MAX_DELAY_SECONDS = 600.0
 """The longest wait after a failure."""
 FREE_RECLAIMS = 3
-"""This many reclaims in a row without a new checkpoint are relaunched at once, further ones ever later."""
+"""After this many reclaims in a row without a new checkpoint, further ones are followed ever later."""
 
 
 @dataclass(frozen=True)
 class Go:
-    """Launch again now."""
+    """Buy now."""
 
     why: str
 
 
-def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
-    """Return what follows the last launch of a job that has no open one.
+@dataclass(frozen=True)
+class _Loss:
+    """A launch that has lost nodes, all or some."""
 
-    A reclaim is relaunched at once, as often as it takes. After a failure, a lost machine or one that never
-    claimed its rank, the job is relaunched with a growing delay, and ends after more than
-    ``limits.max_restarts`` of these without a new checkpoint in between, or when two in a row failed before
-    the training began, with the same error. (A machine lost after a new checkpoint is not the script's fault,
-    and is replaced at once.) A refusal for lack of capacity or quota is neither: the policy turns to other
-    offers.
+    launch: LaunchHistory
+    end: LaunchEnd
+
+
+def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
+    """Return what follows the newest loss of a job that lacks nodes.
+
+    A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
+    that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
+    these without a new checkpoint in between, or when two in a row failed before the training began, with the
+    same error. (A machine lost after a new checkpoint is not the script's fault, and is replaced at once.) A
+    refusal for lack of capacity or quota is neither: the policy turns to other offers.
     """
-    last = history.current_launches[-1] if history.current_launches else None
-    assert last is None or last.closed is not None
-    end = end_by_nodes(history)
-    if end is not None:
-        return end
-    if last is None or last.closed is None:
+    losses = _losses(history)
+    if not losses and history.current_launches:
+        # A launch got some of its machines.
+        return Go(void_outcome(history.current_launches[-1])[0])
+    if not losses:
         return Go("resumed" if history.launches else "first")
-    failures = _in_a_row(history, is_failure)
+    failures = _in_a_row(history, losses, _is_failure)
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
-        assert newest.closed is not None
-        detail = newest.closed.detail or newest.closed.outcome
-        return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest))
-    errors = [_early_error(launch) for launch in failures[:2]]
+        detail = newest.end.detail or newest.end.outcome
+        return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest.launch))
+    errors = [_early_error(loss.launch) for loss in failures[:2]]
     if len(errors) == 2 and errors[0] is not None and errors[0] == errors[1]:
         detail = f"failed twice in a row before the training began: {errors[0]}"
-        return End("failed", detail, exit_code_of(failures[0]))
-    delay, cause = _delay(history, failures)
-    if delay > 0 and cause is not None and cause.closed is not None:
-        left = delay - (now - cause.closed.at).total_seconds()
+        return End("failed", detail, exit_code_of(failures[0].launch))
+    delay, cause = _delay(history, losses, failures)
+    if delay > 0 and cause is not None:
+        left = delay - (now - cause.end.at).total_seconds()
         if left > 0:
             # A writer whose clock runs ahead must not stretch the delay.
-            return Wait(min(left, delay), f"{cause.closed.outcome}; trying again")
-    return Go(last.closed.outcome)
+            return Wait(min(left, delay), f"{cause.end.outcome}; trying again")
+    return Go(losses[0].end.outcome)
 
 
-def _delay(history: History, failures: list[LaunchHistory]) -> tuple[float, LaunchHistory | None]:
+def _losses(history: History) -> list[_Loss]:
+    """Return the launches since the last resumption that have lost nodes, the newest loss first."""
+    ends = ((launch, end_so_far(launch)) for launch in history.current_launches)
+    found = [_Loss(launch, end) for launch, end in ends if end is not None]
+    return sorted(found, key=lambda loss: (loss.end.at, loss.launch.number), reverse=True)
+
+
+def _delay(history: History, losses: list[_Loss], failures: list[_Loss]) -> tuple[float, _Loss | None]:
     if failures:
         newest = failures[0]
-        assert newest.closed is not None
-        # If it made a new checkpoint, it is also the first in its row.
-        if newest.closed.outcome == "lost" and made_progress(history, newest):
+        if newest.end.outcome == "lost" and len(failures) == 1 and made_progress(history, newest.launch):
             return 0.0, None
         return _grown(len(failures)), newest
-    reclaims = _in_a_row(history, is_reclaim)
+    reclaims = _in_a_row(history, losses, lambda loss: was_reclaimed(loss.launch))
     if len(reclaims) > FREE_RECLAIMS:
         return _grown(len(reclaims) - FREE_RECLAIMS), reclaims[0]
     return 0.0, None
@@ -81,34 +90,29 @@ def _grown(count: int) -> float:
     return float(min(FIRST_DELAY_SECONDS * 2 ** min(count - 1, 16), MAX_DELAY_SECONDS))
 
 
-def _in_a_row(history: History, kind: Callable[[LaunchHistory], bool]) -> list[LaunchHistory]:
-    """Return the launches of that kind since, and with, the one of the last new checkpoint, newest first."""
-    found = []
-    for launch in reversed(history.current_launches):
-        if launch.closed is not None and kind(launch):
-            found.append(launch)
-        if made_progress(history, launch):
+def _in_a_row(history: History, losses: list[_Loss], kind: Callable[[_Loss], bool]) -> list[_Loss]:
+    """Return the losses of that kind since the newest commit, the newest first.
+
+    Launches whose nodes failed in the same generation have failed once.
+    """
+    newest = history.commits[-1] if history.commits else None
+    found: dict[tuple[str, int], _Loss] = {}
+    for loss in losses:
+        if newest is not None and loss.end.at < newest.at:
             break
-    return found
+        if kind(loss):
+            generation = max((one.generation for one in own_exits(loss.launch)), default=0)
+            key = ("generation", generation) if generation else ("launch", loss.launch.number)
+            found.setdefault(key, loss)
+    return list(found.values())
 
 
-def is_failure(launch: LaunchHistory) -> bool:
-    """Return whether a closed launch counts against ``limits.max_restarts``."""
-    closed = launch.closed
-    return closed is not None and closed.outcome in {"failed", "lost", "voided"} and not is_reclaim(launch)
-
-
-def is_reclaim(launch: LaunchHistory) -> bool:
-    """Return whether the provider took back a machine of the closed launch, claimed or not."""
-    closed = launch.closed
-    if closed is None:
-        return False
-    taken = any(line.end_reason == EndReason.RECLAIMED.value for line in closed.machines)
-    return closed.outcome == "reclaimed" or (closed.outcome == "voided" and taken)
+def _is_failure(loss: _Loss) -> bool:
+    return loss.end.outcome in {"failed", "lost", "voided"} and not was_reclaimed(loss.launch)
 
 
 def made_progress(history: History, launch: LaunchHistory) -> bool:
-    """Return whether the launch committed a checkpoint beyond the one from which it resumed."""
+    """Return whether a generation with nodes of the launch has committed a checkpoint."""
     mine = history.generations_by_launch.get(launch.number, ())
     return any(history.commits_by_generation.get(one.number) for one in mine)
 

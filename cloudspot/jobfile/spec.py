@@ -36,9 +36,12 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``nodes``: how many equal machines. An integer N in the file means N to N."""
 
     min: PositiveCount
-    """The job does not run with fewer machines."""
+    """The job does not train on fewer machines."""
     max: PositiveCount
-    """How many are launched."""
+    """How many train at the most. While a node is replaced, there may be twice as many machines."""
+    hold: Duration | None = None
+    """How long nodes keep their machines, state and setup when fewer than ``min`` are left and no other is on
+    its way; in all, since the newest checkpoint."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +183,7 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     currency: str | None = None
     """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
     max_runtime: PositiveDuration | None = None
-    """How long machines may run, summed over all launches; the nodes of a launch count once."""
+    """For how long, in all, at least one machine may run."""
     max_restarts: Count = 3
     """How many failures without a new checkpoint in between lead to another try. Reclaims do not count."""
     stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
@@ -197,7 +200,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. If left out: the one that the command line names, or the provider's default."""
     nodes: Nodes = Nodes(min=1, max=1)
-    """How many equal machines. The job does not run with fewer than ``min``."""
+    """How many equal machines. The job does not train on fewer than ``min``. If fewer are left and no other
+    is on its way, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since the
+    newest checkpoint. If that is left out: as long as the node's own start took, from the request of its
+    machine on, at least a minute and at most half an hour."""
     procs_per_node: PositiveCount = 1
     """Training processes on each machine; at most 9999 over all ``nodes.max`` machines. torchrun starts that
     many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""

@@ -405,7 +405,7 @@ def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
-    if history.open_launch is not None or (history.finished is None and history.suspended is None):
+    if history.live_launches or (history.finished is None and history.suspended is None):
         raise CloudspotError(f"job {job_id!r} in {source.url} has not ended; stop it first")
     # Drivers take the marks back last, when no machine of the job is left that could write. One that is
     # suspended keeps them; that of a resumption that was given up says nothing.

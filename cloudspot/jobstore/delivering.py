@@ -1,6 +1,6 @@
 """Who may still deliver, and who may still resume: the one rule by which nodes are left alone; pure.
 
-Drivers ask it before they end a machine or close its launch, and retention asks it before it deletes a
+Drivers ask it before they end a machine, and retention asks it before it deletes a
 checkpoint. All ages are the asker's own: what its clock has counted since it first saw what they count from.
 No writer's wall clock has a part in them.
 """
@@ -17,16 +17,16 @@ STOP_GRACE_SECONDS = 10 * 60.0
 DRAIN_SECONDS = 120.0
 """How long at most the drain of a node that is gone may go on at its peers: what it saves is worth waiting
 for, and meanwhile they say that they run."""
-SURVIVOR_GRACE_SECONDS = DRAIN_SECONDS + 60.0
-"""When too few nodes are left, the others may take this long to begin to deliver what they hold."""
-# Longer than a drain: survivors notice a silent node up to 33 s after its provider has reported its end, wait
-# for its drain, and are heard with the driver's next look. A launch closed before that loses the drain.
-CLOSED_GRACE_SECONDS = 60.0
-"""After its launch is closed, a machine that has trained may take this long to shut itself down."""
+END_GRACE_SECONDS = 60.0
+"""After the job's end, a node that has said nothing yet may take this long."""
 EXIT_GRACE_SECONDS = 120.0
-"""After its last word, a machine may take this long to shut itself down while its launch goes on."""
+"""After its last word, or once the training goes on without it, a node may take this long to shut itself
+down."""
 SILENT_LIMIT_SECONDS = 60 * 60.0
-"""A machine whose heartbeat stands still for this long is ended. It is dead when the provider says so."""
+"""A node in the training whose heartbeat stands still for this long is ended. It is dead when the provider
+says so."""
+SILENT_NEWCOMER_SECONDS = 5 * 60.0
+"""The same for a node that was in no generation yet: nobody else misses what it has."""
 BEATING_SECONDS = 2 * 60.0
 """A heartbeat that has stood still for this long no longer tells what its node does."""
 

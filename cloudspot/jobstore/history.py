@@ -8,8 +8,8 @@ from datetime import datetime
 from functools import cached_property
 
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
-    Closed,
     Commit,
     Exit,
     Finished,
@@ -34,12 +34,13 @@ class LaunchHistory:
     """Everything that the bucket says about one launch."""
 
     intent: Intent
-    closed: Closed | None
     slots: Mapping[int, Slot]
     exits: Mapping[int, Exit]
     notices: Mapping[int, Notice]
     heartbeats: Mapping[int, Heartbeat]
     """The last that were read: with many nodes, some are not the newest, though each node's state is."""
+    certificates: Mapping[str, Certificate] = field(default_factory=dict)
+    """By machine: those that have provably ended, whether they had claimed a seat or not."""
     beats_listed: Mapping[int, tuple[datetime, int]] = field(default_factory=dict)
     """When each node's newest heartbeat was put, by the store's clock, and its size: they differ from beat to
     beat, whether it was read or not."""
@@ -58,15 +59,55 @@ class LaunchHistory:
             if rank in self.exits and self.exits[rank].instance_id == slot.instance_id
         }
 
-    @property
-    def is_void(self) -> bool:
-        """Whether some slot is void, so that this launch can never become an attempt."""
-        return any(slot.instance_id is None for slot in self.slots.values())
+    @cached_property
+    def claimed(self) -> Mapping[int, Slot]:
+        """Return the seats that a machine has claimed, by rank."""
+        return {rank: slot for rank, slot in sorted(self.slots.items()) if slot.instance_id is not None}
 
     @property
-    def is_attempt(self) -> bool:
-        """Whether every slot was claimed by a machine."""
-        return len(self.slots) == self.intent.num_nodes and not self.is_void
+    def open_ranks(self) -> tuple[int, ...]:
+        """Return the seats that are neither claimed nor void."""
+        return tuple(rank for rank in range(self.intent.num_nodes) if rank not in self.slots)
+
+    def certificate(self, rank: int) -> Certificate | None:
+        """Return the proof that the owner of the seat has ended, or None."""
+        slot = self.slots.get(rank)
+        return None if slot is None or slot.instance_id is None else self.certificates.get(slot.instance_id)
+
+    def is_over(self, rank: int) -> bool:
+        """Return whether the owner of the seat runs nothing any more, by its own last word or by proof."""
+        return rank in self.own_exits or self.certificate(rank) is not None
+
+    @cached_property
+    def live_ranks(self) -> tuple[int, ...]:
+        """Return the seats that hold a machine, or may hold one: neither void nor over."""
+        return tuple(
+            rank
+            for rank in range(self.intent.num_nodes)
+            if rank not in self.slots or (rank in self.claimed and not self.is_over(rank))
+        )
+
+    def over_at(self, rank: int) -> datetime | None:
+        """Return when the owner of the seat ended, or the seat became void; None: it is live."""
+        if rank not in self.slots or rank in self.live_ranks:
+            return None
+        exit_record, certificate = self.own_exits.get(rank), self.certificate(rank)
+        if exit_record is not None:
+            return exit_record.at
+        return self.slots[rank].at if certificate is None else certificate.ended_at
+
+    @cached_property
+    def ended_at(self) -> datetime | None:
+        """Return when the last of its seats became void or over; None: the launch is live."""
+        ends = [self.over_at(rank) for rank in range(self.intent.num_nodes)]
+        known = [end for end in ends if end is not None]
+        return max(known) if len(known) == len(ends) else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing new can come of it: no seat is open, and all its machines have provably ended."""
+        owed = {machine for slot in self.slots.values() for machine in slot.owed}
+        return not self.open_ranks and owed <= self.certificates.keys()
 
 
 @dataclass(frozen=True)
@@ -118,12 +159,7 @@ class History:
         num_launches, newest = self.turns[-1] if self.turns else (0, None)
         if not isinstance(newest, Suspended):
             return None
-        return None if any(launch.is_attempt for launch in self.launches[num_launches:]) else newest
-
-    @property
-    def attempts(self) -> tuple[LaunchHistory, ...]:
-        """Return the launches that became attempts, in order."""
-        return tuple(launch for launch in self.launches if launch.is_attempt)
+        return None if any(launch.claimed for launch in self.launches[num_launches:]) else newest
 
     @cached_property
     def commits_by_generation(self) -> Mapping[int, Sequence[Commit]]:
@@ -163,12 +199,15 @@ class History:
         said = [word.has_session for word in words if word.generation > 0]
         return bool(said) and not any(said)
 
-    @property
-    def open_launch(self) -> LaunchHistory | None:
-        """Return the launch that is not closed, or None; only the newest can be open."""
-        if self.launches and self.launches[-1].closed is None:
-            return self.launches[-1]
-        return None
+    @cached_property
+    def live_launches(self) -> tuple[LaunchHistory, ...]:
+        """Return the launches that have a live seat, in order."""
+        return tuple(launch for launch in self.launches if launch.live_ranks)
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """Return how many nodes the newest generation has; 0 before the first."""
+        return len(self.generations[-1].members) if self.generations else 0
 
 
 def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:

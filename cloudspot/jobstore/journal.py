@@ -19,8 +19,9 @@ from cloudspot.jobstore.consistency import JournalOrder
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Closed, Intent, JournalCopy, JournalRecord
+from cloudspot.jobstore.records import Intent, JournalCopy, JournalRecord
 from cloudspot.jobstore.stored_records import find_bytes, find_record
+from cloudspot.model import LaunchRequest
 
 COPY_EVERY = 4
 """After so many records the journal's copy is renewed: by nodes behind their commits, and by controllers."""
@@ -87,6 +88,15 @@ class Journal:
             self._take_in([*known, record])
         return True
 
+    def request(self, launch: int) -> LaunchRequest:
+        """Return the rendered request of a launch; one more request where the copy told of the launch."""
+        for number, record in enumerate(self._records, start=1):
+            if isinstance(record, Intent) and record.launch == launch:
+                whole = record if record.request.body else self._find(number)
+                assert isinstance(whole, Intent), "records never change"
+                return whole.request
+        raise ValueError(f"launch {launch} was not read")
+
     def renew_copy(self) -> None:
         """Replace the job's copy of the journal if it lacks ``COPY_EVERY`` records that were read here."""
         if len(self._records) - self.num_copied >= COPY_EVERY:
@@ -95,8 +105,7 @@ class Journal:
     def write_copy(self) -> None:
         """Replace the job's copy of the journal by what was read so far."""
         records = self._records
-        closed = {record.launch for record in records if isinstance(record, Closed)}
-        copy = JournalCopy(records=tuple(_without_request(one, closed) for one in records))
+        copy = JournalCopy(records=tuple(_without_request(one) for one in records))
         self._store.put(keys.journal_copy(self._job_id), codec.encode(copy))
         self.num_copied = len(records)
 
@@ -152,8 +161,8 @@ class Journal:
             return self._records
 
 
-def _without_request(record: JournalRecord, closed: set[int]) -> JournalRecord:
-    """Return an intent without its rendered request, which is large, if nobody will need it again."""
-    if not isinstance(record, Intent) or record.launch not in closed:
+def _without_request(record: JournalRecord) -> JournalRecord:
+    """Return an intent without its rendered request, which is large; ``Journal.request`` reads it again."""
+    if not isinstance(record, Intent):
         return record
     return msgspec.structs.replace(record, request=msgspec.structs.replace(record.request, body={}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from cloudspot.jobstore.records import SaveId
 
@@ -113,7 +114,7 @@ def journal_copy(job_id: str) -> str:
 
 
 def launches_prefix(job_id: str) -> str:
-    """Return the prefix of the launches, of which only the slots are kept."""
+    """Return the prefix of the launches: their seats, and the certificates of their machines."""
     return f"jobs/{job_id}/launches/"
 
 
@@ -125,6 +126,12 @@ def slots_prefix(job_id: str, launch: int) -> str:
 def slot(job_id: str, launch: int, rank: int) -> str:
     """Return the key of one slot; create-only: the first writer owns the rank of that launch."""
     return f"jobs/{job_id}/launches/{launch:06d}/nodes/{rank:04d}"
+
+
+def certificate(job_id: str, launch: int, instance_id: str) -> str:
+    """Return the key of the proof that a machine has ended; create-only. The id is percent-encoded."""
+    name = quote(instance_id, safe="").replace(".", "%2E")  # "." and ".." are no names
+    return f"jobs/{job_id}/launches/{launch:06d}/machines/{name}"
 
 
 def nodes_prefix(job_id: str) -> str:

@@ -1,9 +1,9 @@
-"""The slots of a launch: which machine may run as which rank, decided once and for all (protocol P2)."""
+"""The seats of a launch: which machine is which node, decided once and for all (protocol P2)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 
@@ -18,8 +18,21 @@ from cloudspot.model import NodeIdentity
 _RANK = re.compile(r"\d{4}", re.ASCII)
 
 
-def claim_slot(store: ObjectStore, job_id: str, launch: int, rank: int, identity: NodeIdentity) -> Slot:
-    """Claim the slot for this machine and return its owner's record.
+def utc_now() -> datetime:
+    """Return the time by this computer's clock."""
+    return datetime.now(timezone.utc)
+
+
+def claim_slot(
+    store: ObjectStore,
+    job_id: str,
+    launch: int,
+    rank: int,
+    identity: NodeIdentity,
+    *,
+    now: Callable[[], datetime] = utc_now,
+) -> Slot:
+    """Claim the seat for this machine and return its owner's record.
 
     A node's first act. Unless the record returned names this machine (``instance_id``), the machine
     must end before it runs any user code. A machine that asks again gets its own claim again.
@@ -27,25 +40,35 @@ def claim_slot(store: ObjectStore, job_id: str, launch: int, rank: int, identity
     slot = Slot(
         instance_id=identity.instance_id,
         address=identity.address,
-        at=datetime.now(timezone.utc),
+        at=now(),
         writer=new_nonce(),
     )
     return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 
-def void_slot(store: ObjectStore, job_id: str, launch: int, rank: int, detail: str) -> Slot:
-    """Forbid the slot to every machine, unless one has claimed it; return the record that stands.
+def void_slot(
+    store: ObjectStore,
+    job_id: str,
+    launch: int,
+    rank: int,
+    detail: str,
+    *,
+    machines: tuple[str, ...] = (),
+    now: Callable[[], datetime] = utc_now,
+) -> Slot:
+    """Forbid the seat to every machine, unless one has claimed it; return the record that stands.
 
-    The launch may be closed as void only where the record returned is void (no ``instance_id``).
+    The seat is void only if the record returned says so (it has no ``instance_id``). ``machines`` are those
+    that are there for it, and are on the bill until their end is proven.
     """
-    slot = Slot(instance_id=None, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
+    slot = Slot(instance_id=None, detail=detail, machines=machines, at=now(), writer=new_nonce())
     return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 
 def read_slots(
     store: ObjectStore, job_id: str, launch: int, *, known: Mapping[int, Slot] = MappingProxyType({})
 ) -> dict[int, Slot]:
-    """Return the slots of the launch that are taken, by rank.
+    """Return the seats of the launch that are claimed or void, by rank.
 
     ``known`` are those that an earlier call returned: they never change and are not read again.
     """

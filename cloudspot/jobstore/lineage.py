@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from cloudspot.jobstore.records import (
     CheckpointId,
-    Closed,
     Commit,
     Finished,
     Generation,
     Intent,
     JournalRecord,
     Moved,
+    Resumed,
 )
 
 
@@ -35,10 +35,8 @@ def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
     for record in reversed(journal):
         if isinstance(record, Finished | Moved):
             return "the job is over"
-        if isinstance(record, Closed | Intent) and record.launch > launch:
-            return f"launch {record.launch} runs the job"
-        if isinstance(record, Closed) and record.launch == launch:
-            return f"launch {launch} is closed"
+        if isinstance(record, Resumed):
+            return "the job was over, and goes on with other machines"
         if isinstance(record, Intent) and record.launch == launch:
             return None
     return None

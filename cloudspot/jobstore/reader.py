@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from cloudspot.errors import CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.consistency import check_place
+from cloudspot.jobstore.consistency import check_certificate, check_place
 from cloudspot.jobstore.heartbeat_size import change_count
 from cloudspot.jobstore.history import History, LaunchHistory, turns_of
 from cloudspot.jobstore.journal import Journal
@@ -19,7 +19,7 @@ from cloudspot.jobstore.lineage import generations_of, head
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
-    Closed,
+    Certificate,
     Commit,
     Exit,
     Finished,
@@ -42,6 +42,7 @@ from cloudspot.model import ObjectMeta
 
 _LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
 _SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
+_MACHINE = re.compile(rf"launches/{_LAUNCH}/machines/[\w~%-]+", re.ASCII)
 _NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
 _KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
 MAX_REREADS = 8
@@ -101,9 +102,9 @@ class HistoryReader:
     The first pass reads the copies of the journal and of the launches that are settled, so that its cost does
     not grow with them.
 
-    A pass over a job in which nothing is new costs a get each for the journal and the stop request. While a
-    launch is open it also costs a listing of the slots until all are taken, a listing of what the nodes say,
-    and gets of the heartbeats that the listing shows to be new: of all nodes whose state has changed, and of
+    A pass over a job in which nothing is new costs a get each for the journal and the stop request. Until all
+    its machines have provably ended it also costs a listing of seats and certificates, one of what the nodes
+    say, and gets of the heartbeats that this shows to be new: of all nodes whose state has changed, and of
     ``MAX_REREADS`` others, in turn.
     """
 
@@ -116,6 +117,8 @@ class HistoryReader:
         self._stop: StopRequest | None = None
         self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
         self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
+        self._certificates: dict[int, dict[str, Certificate]] = {}
+        """By launch and key."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
         """By launch and rank: when the newest heartbeat was put, and its size."""
         self._beats_read: dict[str, tuple[datetime, int]] = {}
@@ -124,7 +127,7 @@ class HistoryReader:
         self.num_copied = 0
         """How many launches came from the copy of those that are settled."""
         self._first_unsettled = 1
-        """The first launch that was not closed in the previous pass: the older ones were read completely."""
+        """The first launch that was not settled in the previous pass: the older ones were read completely."""
 
     def read(self) -> History:
         """Return everything that the bucket says about the job now.
@@ -149,14 +152,17 @@ class HistoryReader:
             turns = turns_of(journal)
             submission, sha256 = self._read_submissions(turns)
             intents = [record for record in journal if isinstance(record, Intent)]
-        closed = {record.launch: record for record in journal if isinstance(record, Closed)}
-        self._first_unsettled = 1 + sum(1 for intent in intents if intent.launch in closed)
+        launches = tuple(self._fold_launch(intent) for intent in intents)
+        for launch in launches[self._first_unsettled - 1 :]:
+            if not launch.is_settled:
+                break
+            self._first_unsettled = launch.number + 1
         return History(
             first_submission=self._submissions[0][0],
             submission=submission,
             submission_sha256=sha256,
             stop=self._stop,
-            launches=tuple(self._fold_launch(intent, closed.get(intent.launch)) for intent in intents),
+            launches=launches,
             generations=generations_of(journal),
             commits=tuple(record for record in journal if isinstance(record, Commit)),
             head=head(journal),
@@ -205,8 +211,8 @@ class HistoryReader:
 
     def _recall(self, submission: Submission, journal: Sequence[JournalRecord]) -> None:
         """Take in what another reader has read of the launches that are settled."""
-        has_closed = any(isinstance(record, Closed) for record in journal)
-        found = find_settled(self._store, submission, journal) if has_closed else None
+        num_launches = sum(1 for record in journal if isinstance(record, Intent))
+        found = find_settled(self._store, submission, journal) if num_launches > 1 else None
         self._has_recalled = True
         if found is None:
             return
@@ -216,22 +222,25 @@ class HistoryReader:
             self._nodes["heartbeat"][launch] = one.heartbeats
             self._nodes["notice"][launch] = one.notices
             self._nodes["exit.json"][launch] = one.exits
+            self._certificates[launch] = {
+                keys.certificate(self._job_id, launch, proof.instance_id): proof for proof in one.certificates
+            }
         self.num_copied = len(found.launches)
         self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> None:
-        """Read what is new in the launches that were open in the previous pass, or have come since."""
+        """Read what is new in the launches that were not settled in the previous pass, or have come since."""
         first = self._first_unsettled
         unsettled = [intent for intent in intents if intent.launch >= first]
         if not unsettled:
             return
-        new: list[ObjectMeta] = []
-        if any(len(self._slots.get(intent.launch, {})) < intent.num_nodes for intent in unsettled):
-            first_slots = keys.slots_prefix(self._job_id, first)
-            new += self._store.list_objects(keys.launches_prefix(self._job_id), after=first_slots)
+        # "machines" comes before "nodes".
+        before = keys.certificate(self._job_id, first, "")
+        new = list(self._store.list_objects(keys.launches_prefix(self._job_id), after=before))
         first_nodes = keys.launch_nodes_prefix(self._job_id, first)
         new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
         self._add(new, {intent.launch: intent.num_nodes for intent in unsettled})
+        self._certify(new, {intent.launch for intent in unsettled})
 
     def _is_behind(self, journal: Sequence[JournalRecord]) -> bool:
         """Return whether nodes speak of what was appended since the journal was read."""
@@ -283,19 +292,41 @@ class HistoryReader:
                 if place.kind is Heartbeat:
                     self._beats_read[place.key] = versions[place.key]
 
+    def _certify(self, found: Sequence[ObjectMeta], launches: Collection[int]) -> None:
+        """Read the certificates that were listed, each once."""
+        prefix = keys.job_prefix(self._job_id)
+        new: list[tuple[int, str]] = []
+        for meta in found:
+            match = _MACHINE.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None and int(match["launch"]) in launches:
+                launch = int(match["launch"])
+                if meta.key not in self._certificates.setdefault(launch, {}):
+                    new.append((launch, meta.key))
+
+        def read(place: tuple[int, str]) -> Certificate | None:
+            certificate = find_record(self._store, place[1], Certificate)
+            if certificate is not None:
+                check_certificate(certificate, self._job_id, place[1])
+            return certificate
+
+        for (launch, key), record in zip(new, each(read, new), strict=True):
+            if record is not None:
+                self._certificates[launch][key] = record
+
     def _read_place(self, place: _Place) -> Any:
         record = find_record(self._store, place.key, place.kind)
         check_place(record, place.launch, place.rank, place.key)
         return record
 
-    def _fold_launch(self, intent: Intent, closed: Closed | None) -> LaunchHistory:
+    def _fold_launch(self, intent: Intent) -> LaunchHistory:
         launch = intent.launch
+        certificates = self._certificates.get(launch, {}).values()
         return LaunchHistory(
             intent=intent,
-            closed=closed,
             slots=dict(self._slots.get(launch, {})),
             exits=dict(self._nodes["exit.json"].get(launch, {})),
             notices=dict(self._nodes["notice"].get(launch, {})),
             heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
+            certificates={one.instance_id: one for one in certificates},
             beats_listed=dict(self._beats_listed.get(launch, {})),
         )

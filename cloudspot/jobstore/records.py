@@ -37,12 +37,14 @@ from cloudspot.model import EndReason, LaunchRequest, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
 JobState = (
-    Literal["queued", "launching", "running", "draining", "waiting", "suspended", "stopping"] | JobOutcome
+    Literal["queued", "launching", "running", "holding", "draining", "waiting", "suspended", "stopping"]
+    | JobOutcome
 )
 StopReason = Literal["user", "max_cost", "max_runtime"]
 VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
-LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost"]
+LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
+"""How a launch ended of which nothing is live any more; ``left``: its nodes were not needed."""
 NodeState = Literal["setup", "restoring", "ready", "running", "draining", "uploading", "ending"]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected"]
@@ -93,6 +95,9 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 
 # --- submission ---------------------------------------------------------------------------------
 
+FORMAT = 2
+"""The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
+
 
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The archive from which machines install the agent if their image does not have this cloudspot."""
@@ -125,6 +130,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     secret_names: tuple[str, ...]
     version: str
     """The version of cloudspot that submitted the job."""
+    format: Ordinal = FORMAT
+    """Jobs of another format are refused before the rest is read; without this field it is 1."""
     agent: StagedAgent | None = None
     """None: the image has cloudspot."""
     has_own_code: bool = False
@@ -154,35 +161,37 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 # --- journal ------------------------------------------------------------------------------------
 
 
+class Seat(NamedTuple):
+    """The place of a node: the machine that claims it is this node for good, and gives it its name."""
+
+    launch: Ordinal
+    rank: Rank
+    """Within the launch."""
+
+    def __str__(self) -> str:
+        return f"{self.launch}.{self.rank}"
+
+
 class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
-    """From now on anyone may create launch ``launch``, with this very request."""
+    """From now on anyone may create launch ``launch``, with this very request: ``num_nodes`` seats."""
 
     launch: Ordinal
     offer: Offer
     token: str
     request: LaunchRequest
     num_nodes: NodeCount
+    stands_in_for: tuple[Seat | None, ...] = ()
+    """By rank: the node whose place in the training this one takes once it is ready. Empty: nobody's."""
     why: str
-    """What made this launch necessary: ``first``, ``reclaimed``, ``failed``, ``capacity``, ..."""
+    """What made this launch necessary: ``first``, ``reclaimed``, ``notice``, ``growth``, ``moved``, ..."""
+    detail: str = ""
+    """The reckoning behind it, for people."""
 
-
-class Machine(Dated, frozen=True, kw_only=True):
-    """A machine's line in the bill."""
-
-    instance_id: str
-    rank: Rank | None
-    started_at: datetime
-    ended_at: datetime
-    end_reason: EndReason
-
-
-class Closed(_Written, frozen=True, kw_only=True, tag="closed"):
-    """Launch ``launch`` can never train again; the next intent may be written."""
-
-    launch: Ordinal
-    outcome: LaunchOutcome
-    detail: str
-    machines: tuple[Machine, ...]
+    @property
+    def principals(self) -> dict[Seat, Seat]:
+        """Return, by stand-in, the node whose place it takes."""
+        named = enumerate(self.stands_in_for)
+        return {Seat(self.launch, rank): seat for rank, seat in named if seat is not None}
 
 
 class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
@@ -213,17 +222,6 @@ class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
 
     to: str
     """That store's URL in its one form."""
-
-
-class Seat(NamedTuple):
-    """The place of a node: the machine that claims it is this node for good, and gives it its name."""
-
-    launch: int
-    rank: int
-    """Within the launch."""
-
-    def __str__(self) -> str:
-        return f"{self.launch}.{self.rank}"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +258,8 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
     """None: from the beginning."""
     skipped: tuple[Skipped, ...] = ()
     why: str
-    """``first``, ``relaunched``, ``regrouped`` (without a node), ``drained``, ``trainer-failed``,
+    """``first``, ``relaunched`` (all members are gone), ``regrouped`` (without a node), ``joined`` by others,
+    ``handed-over`` (others in the place of nodes that leave), ``drained``, ``trainer-failed``,
     ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
 
     @property
@@ -294,26 +293,48 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
 
 Turn = Finished | Suspended | Resumed | Moved
 """What the journal says of the job as a whole."""
-JournalRecord = Intent | Closed | Generation | Commit | Turn
+JournalRecord = Intent | Generation | Commit | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
     """``jobs/<id>/journal-copy``: the first records of the journal; overwritten, perhaps short or absent."""
 
     records: tuple[JournalRecord, ...]
-    """Without the rendered requests of launches that are closed."""
+    """Without the rendered requests of the launches."""
 
 
 # --- nodes --------------------------------------------------------------------------------------
 
 
 class Slot(_Written, frozen=True, kw_only=True):
-    """``launches/k/nodes/<rank>``: claimed by a node, or void. The first writer wins for good."""
+    """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins for good."""
 
     instance_id: str | None
-    """None: void; no machine may take this rank of this launch."""
+    """None: void; no machine may ever take this seat."""
     address: str | None = None
     detail: str = ""
+    machines: tuple[str, ...] = ()
+    """Of a void seat: the machines that were there for it, which have yet to end."""
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """Return the machines whose end has to be proven."""
+        return self.machines if self.instance_id is None else (self.instance_id,)
+
+
+class Certificate(_Written, frozen=True, kw_only=True):
+    """``launches/k/machines/<instance>``: proof that the machine runs nothing any more; its line in the bill.
+
+    A controller writes it on the provider's word.
+    """
+
+    launch: Ordinal
+    rank: Rank | None
+    """The seat that it had claimed, or was made for; None: unknown."""
+    instance_id: str
+    started_at: datetime
+    ended_at: datetime
+    end_reason: EndReason
 
 
 class Phase(Dated, frozen=True, kw_only=True):
@@ -337,7 +358,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: ExitStatus
     fingerprint: str | None = None
     """The same for failures of the same kind; None: it may have come from outside the script."""
-    unreachable: tuple[Rank, ...] | None = None
+    unreachable: tuple[Seat, ...] | None = None
     """The members whose machines did not answer this one; None: it has not yet asked."""
 
 
@@ -386,6 +407,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """How long its upload and commit took."""
     notice_seconds: Seconds | None = None
     """The length of the provider's notices; None: unknown to this agent."""
+    at_risk: bool = False
+    """The provider has hinted that it may take the machine, but has given no notice."""
     transfer: Transfer | None = None
     """What it uploads or restores now, if anything."""
     log: LogStanding | None = None
@@ -433,8 +456,8 @@ class Exit(_Written, frozen=True, kw_only=True):
     rank: Rank
     instance_id: str
     outcome: NodeOutcome
-    """``drained``: after a notice. ``left``: too few nodes were left to go on. ``superseded``: the job goes
-    on without this node."""
+    """``drained``: after a notice. ``left``: it has waited long enough for too few others. ``superseded``:
+    the job goes on without this node."""
     detail: str
     exit_code: ExitStatus
     """The training script's if the outcome is ``failed``, else 0."""
@@ -543,7 +566,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     state: JobState
     step: Tally
     steps_total: Tally | None
-    attempts: OrdinalOrZero
+    starts: OrdinalOrZero
+    """How many generations have begun."""
     spent: Amount
     currency: str
     submitted_at: datetime
@@ -552,7 +576,10 @@ class Summary(Dated, frozen=True, kw_only=True):
     at: datetime
     others: dict[str, Amount] = msgspec.field(default_factory=dict)
     """What was spent in other currencies, on other providers."""
-    # Older summaries lack what follows.
+    num_nodes: OrdinalOrZero = 0
+    """How many are in the newest generation; 0 before the first."""
+    max_nodes: OrdinalOrZero = 0
+    """How many the job may have."""
     name: str | None = None
     """The job file's."""
     code_sha256: Sha256 | None = None
@@ -569,6 +596,7 @@ class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
     exits: dict[Rank, Exit]
     notices: dict[Rank, Notice]
     heartbeats: dict[Rank, Heartbeat]
+    certificates: tuple[Certificate, ...]
 
 
 class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
@@ -590,9 +618,9 @@ class Lasting(Dated, frozen=True, kw_only=True):
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the open launch that may be silent, or gone."""
+    """A node that may be silent, or gone."""
 
-    rank: Rank
+    seat: Seat
     instance_id: str
     counter: Tally
     """The newest heartbeat's; 0: it has none."""
@@ -605,12 +633,13 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
 class Ending(msgspec.Struct, frozen=True):
     """An event after which nodes have limited time to leave; never taken back."""
 
-    launch: Ordinal | None = None
-    """The launch that was closed; None: the whole job was asked to stop."""
-    rank: Rank | None = None
-    """The node of that launch that provably runs nothing any more; None: the launch was closed."""
+    what: Literal["over", "excluded", "stop", "finished"]
+    """``over``: the node has said its last word, or has provably ended. ``excluded``: the training goes on
+    without it. ``stop``: the job was asked to stop. ``finished``: it is over."""
+    seat: Seat | None = None
+    """The node; None: the whole job."""
     resumption: OrdinalOrZero = 0
-    """The resumption that was asked to stop."""
+    """The resumption that was asked to stop, or ended."""
 
 
 class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -623,8 +652,6 @@ class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
 class Suspicions(Dated, frozen=True, kw_only=True):
     """``jobs/<id>/suspicions``: what drivers that come and go have seen in turn; overwritten."""
 
-    launch: OrdinalOrZero
-    """The open launch, whose nodes the suspects are; 0: none is open."""
     suspects: tuple[Suspect, ...]
     endings: tuple[KnownEnding, ...] = ()
     """Those that machines have outlived so far."""

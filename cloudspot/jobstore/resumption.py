@@ -23,7 +23,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import mark_live, resumed_writer, unmark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Moved, Resumed, Submission, new_nonce
+from cloudspot.jobstore.records import Moved, Resumed, Seat, Submission, new_nonce
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import (
     agent_key,
@@ -47,9 +47,9 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     """Check that nothing of the job runs, that it has something left to do, and may do it in this store.
 
     Raises:
-        CloudspotError: it has succeeded, was moved to another store, or a launch of it is open.
+        CloudspotError: it has succeeded, was moved to another store, or a machine of it may still run.
     """
-    job_id, launch = history.submission.job_id, history.open_launch
+    job_id = history.submission.job_id
     if history.moved_to not in {None, store.canonical_url}:
         raise CloudspotError(
             f"job {job_id!r} was moved to {history.moved_to}, and goes on there only: "
@@ -60,8 +60,15 @@ def check_resumable(store: ObjectStore, history: History) -> None:
             f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
             f"checkpoints with: cloudspot fork {job_id} --store {store.url}"
         )
-    if launch is not None:
-        raise CloudspotError(f"launch {launch.number} of job {job_id!r} is not over: stop the job first")
+    if history.live_launches:
+        launch = history.live_launches[0]
+        node = Seat(launch.number, launch.live_ranks[0])
+        if history.finished is None:
+            raise CloudspotError(f"node {node} of job {job_id!r} may still run: stop the job first")
+        raise CloudspotError(
+            f"job {job_id!r} has ended, but its node {node} may still run; "
+            "let `cloudspot reconcile` end it first"
+        )
 
 
 def resume(

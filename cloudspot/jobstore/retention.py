@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.delivering import may_resume
+from cloudspot.jobstore.delivering import BEATING_SECONDS, may_resume
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
@@ -70,9 +70,8 @@ def collect(
     kept = set(candidates[:keep])
     if newest_started.restore_from is not None:
         kept.add(newest_started.restore_from)
-    launch = max(seat.launch for seat in newest_started.seats)
     doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
-    if doomed and _somebody_may_resume(store, job_id, launch, manifests[newest].modified_at):
+    if doomed and _somebody_may_resume(store, job_id, manifests[newest].modified_at):
         return ()
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
@@ -106,25 +105,24 @@ def _is_superseded(store: ObjectStore, job_id: str, save: SaveId) -> bool:
     return manifest is not None and manifest.save != save
 
 
-def _somebody_may_resume(store: ObjectStore, job_id: str, launch: int, moment: datetime) -> bool:
+def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> bool:
     """Return whether a node may have chosen its checkpoint before ``moment``, of the store's clock.
 
-    ``launch`` is the newest generation's. The nodes of a newer one have a generation yet to form. They claim
-    their slots before they look for a checkpoint: whoever claims after this listing finds the newest commit.
+    A node puts its first heartbeat before it looks for a checkpoint: whoever is not in this listing finds the
+    newest commit.
     """
-    newer = store.list_page(
-        keys.launches_prefix(job_id), after=f"{keys.slots_prefix(job_id, launch)}~", limit=1
-    )
-    if newer.objects:
-        return True
 
     def may(meta: ObjectMeta) -> bool:
         beat = find_record(store, meta.key, Heartbeat)
         silent_seconds = (moment - meta.modified_at).total_seconds()
         return beat is not None and may_resume(beat, silent_seconds=silent_seconds)
 
-    nodes = store.list_objects(f"{keys.nodes_prefix(job_id)}{launch:06d}/")
-    return any(each(may, [meta for meta in nodes if meta.key.endswith("/heartbeat")]))
+    beats = [
+        meta
+        for meta in store.list_objects(keys.nodes_prefix(job_id))
+        if meta.key.endswith("/heartbeat") and (moment - meta.modified_at).total_seconds() < BEATING_SECONDS
+    ]
+    return any(each(may, beats))
 
 
 def _list_manifests(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointId, ObjectMeta]]:

@@ -9,8 +9,8 @@ id. A copy that cannot be read, or does not fit, counts as none.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
@@ -21,27 +21,10 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Intent, JournalRecord, SettledLaunch, SettledLaunches, Submission
 from cloudspot.jobstore.stored_records import find_record
 
-LATE_SECONDS = 60 * 60.0
-"""After a launch was closed, its machines may still write for this long; drivers end them long before."""
 
-
-def settled_launches(history: History, now: datetime) -> tuple[LaunchHistory, ...]:
-    """Return the launches, from the first on, of which nothing new can come; ``now`` is the wall clock.
-
-    A clock that is wrong hides late words of a machine that was cut off, which tell how it ended.
-    """
-    found = []
-    for launch in history.launches:
-        if launch.closed is None:
-            break
-        claimed = {rank for rank, slot in launch.slots.items() if slot.instance_id is not None}
-        is_late = now - launch.closed.at > timedelta(seconds=LATE_SECONDS)
-        # After its exit record a node writes nothing.
-        have_left = claimed <= launch.own_exits.keys()
-        if not is_late and not have_left:
-            break
-        found.append(launch)
-    return tuple(found)
+def settled_launches(history: History) -> tuple[LaunchHistory, ...]:
+    """Return the launches, from the first on, of which nothing new can come."""
+    return tuple(itertools.takewhile(lambda launch: launch.is_settled, history.launches))
 
 
 def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
@@ -75,6 +58,7 @@ def _to_record(launch: LaunchHistory) -> SettledLaunch:
         exits=dict(launch.exits),
         notices=dict(launch.notices),
         heartbeats=dict(launch.heartbeats),
+        certificates=tuple(launch.certificates.values()),
     )
 
 
@@ -83,6 +67,8 @@ def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> No
     for number, one in enumerate(found.launches, start=1):
         if one.launch != number:
             raise CorruptData(f"{key} has launch {one.launch} in place of {number}")
+        if any(proof.launch != number for proof in one.certificates):
+            raise CorruptData(f"{key} has certificates of other launches than {number}")
         for records in (one.slots, one.exits, one.notices, one.heartbeats):
             for rank, record in records.items():
                 check_place(record, number, rank, key)

@@ -40,7 +40,8 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """Relative and ``/``-separated, as the job wrote it; below ``node-<rank>/`` for nodes other than 0.
+    """Relative and ``/``-separated, as the job wrote it. That of a node other than the first of the training
+    begins with ``node-<launch>.<rank>/``.
 
     Others may write keys too: it is a path only if ``is_safe_name`` says so."""
     key: str

@@ -21,7 +21,15 @@ from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bund
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.job_lists import forget_recent, mark_live, note_recent, unmark_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Origin, StagedAgent, StopReason, StopRequest, Submission, new_nonce
+from cloudspot.jobstore.records import (
+    FORMAT,
+    Origin,
+    StagedAgent,
+    StopReason,
+    StopRequest,
+    Submission,
+    new_nonce,
+)
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
@@ -37,6 +45,13 @@ class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"_Secrets({', '.join(self.values)})"
+
+
+class _Stated(msgspec.Struct, frozen=True, kw_only=True):
+    """What a submission of any format says."""
+
+    version: str = ""
+    format: int = 1
 
 
 def submit(
@@ -156,7 +171,7 @@ def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, 
     ``HistoryReader.read_job`` returns the newest, and checks the job file in it too.
 
     Raises:
-        CorruptData: it is malformed, or another job's.
+        CorruptData: it is malformed, another job's, or of another format.
         JobNotFound: there is no such job, or its submission was cut short.
     """
     data = find_bytes(patient(store), keys.spec(job_id))
@@ -169,7 +184,7 @@ def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submissi
     """Return the job's submission with this hash: its first, or one with which it was resumed.
 
     Raises:
-        CorruptData: it is malformed, another job's, or not what the hash says.
+        CorruptData: it is malformed, another job's, of another format, or not what the hash says.
         JobNotFound: there is no such job.
     """
     first, first_sha256 = read_first_submission(store, job_id)
@@ -185,6 +200,13 @@ def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submissi
 
 
 def _decode(data: bytes, job_id: str, key: str) -> Submission:
+    stated = codec.decode(data, _Stated, key=key)
+    if stated.format != FORMAT:
+        age = "an older" if stated.format < FORMAT else "a newer"
+        raise CorruptData(
+            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}): this one cannot "
+            f"drive it; finish or remove it with cloudspot {stated.version}"
+        )
     submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
         raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")

@@ -11,6 +11,7 @@ from cloudspot.jobfile.quantities import Duration, PositiveDuration
 from cloudspot.local.machine_records import PlannedReclaim
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+NumMachines = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Reclaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +67,8 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """As ``spot_price``."""
     zones: tuple[str, ...] = ("local-a", "local-b")
     """The zones of this cloud; each offer is in one."""
-    no_capacity: tuple[str, ...] = ()
-    """Zones without spot capacity, to see what happens then."""
+    capacity: dict[str, NumMachines] = {}
+    """How many spot machines a zone has at a time, to see what happens then; the others have any number."""
     boot_delay: Duration = 0.0
     """From the creation of a machine to the start of its boot script."""
     pass_environment: tuple[str, ...] = ()

@@ -7,18 +7,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.local import own_jobs
 from cloudspot.local.home import HOME, state_home
-from cloudspot.local.metadata import LocalPreemptionSource, fetch, fetch_json
+from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import ANNOUNCED, BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 
 
 class LocalProvider(Provider):
@@ -30,9 +30,9 @@ class LocalProvider(Provider):
     def __init__(self, options: LocalOptions | None = None) -> None:
         options = LocalOptions() if options is None else options
         super().__init__(options)
-        unknown = set(options.no_capacity) - set(options.zones)
+        unknown = set(options.capacity) - set(options.zones)
         if unknown:
-            raise SpecError(f"providers.local.no_capacity: no zone {min(unknown)!r} in providers.local.zones")
+            raise SpecError(f"providers.local.capacity: no zone {min(unknown)!r} in providers.local.zones")
         self._options = options
 
     def provisioner(self) -> Provisioner:
@@ -46,10 +46,6 @@ class LocalProvider(Provider):
         if identity is None:
             raise TransientError("the metadata service has no identity yet")
         return identity
-
-    def announced(self) -> Mapping[str, str]:
-        found = {name: fetch(f"/tags/{name}") for name in ANNOUNCED}
-        return {name: value for name, value in found.items() if value is not None}
 
     def boot_profile(self) -> BootProfile:
         """Return the submitter's own interpreter, for the agent and the training alike."""

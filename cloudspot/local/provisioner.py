@@ -16,7 +16,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import msgspec
 
-from cloudspot.decoding import convert, decode
+from cloudspot.decoding import NodeCount, convert, decode
 from cloudspot.disk.locks import lock, try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
@@ -66,6 +66,8 @@ class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
     """The body of a launch request."""
 
     user_data: str
+    min_nodes: NodeCount
+    """With room for fewer, there are none."""
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
     pass_environment: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ class LocalProvisioner(Provisioner):
             job_id=group.job_id,
             launch=group.launch,
             num_nodes=group.num_nodes,
+            min_nodes=group.min_nodes,
             zone=group.offer.zone,
             instance_type=group.offer.instance_type,
             market=group.offer.market,
@@ -112,10 +115,10 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create the machines and return when each has its supervisor.
+        """Create the machines, as many as there is room for, and return when each has its supervisor.
 
         Raises:
-            CapacityError: the job's options say that the zone has no capacity.
+            CapacityError: by the job's options the zone has no room for ``min_nodes``.
             ProvisionError: the request was not made in this state home, or the token was used for another.
             AuthError: a variable that machines are to be given is not set here.
             TransientError: a supervisor did not start, or the disk is full.
@@ -135,21 +138,22 @@ class LocalProvisioner(Provisioner):
         with lock(self._lock_path()):
             self._prune()
             name = hashlib.sha256(f"{account()}/{token}".encode()).hexdigest()[:10]
-            paths = [machines / f"m-{name}-{rank}" for rank in range(body.num_nodes)]
-            first = paths[0]
+            first = machines / f"m-{name}-0"
             if first.exists():
-                if MachineDirectory(first).record().request_sha256 != digest:
+                record = MachineDirectory(first).record()
+                if record.request_sha256 != digest:
                     raise ProvisionError("the token was used before with another request")
-            elif body.market is Market.SPOT and body.zone in self._options.no_capacity:
-                raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
+                num_nodes = record.num_nodes
+            else:
+                num_nodes = self._granted(body)
             created = [
                 MachineDirectory.create(
-                    path,
-                    _record(body, rank, path.name, digest),
+                    machines / f"m-{name}-{rank}",
+                    _record(body, rank, num_nodes, f"m-{name}-{rank}", digest),
                     user_data=body.user_data.encode(),
                     environment=environment,
                 )
-                for rank, path in enumerate(paths)
+                for rank in range(num_nodes)
             ]
             _start_supervisors(created)
         return tuple(machine.instance() for machine in created)
@@ -233,6 +237,19 @@ class LocalProvisioner(Provisioner):
     def _lock_path(self) -> Path:
         return state_home() / "lock"
 
+    def _granted(self, body: LocalRequest) -> int:
+        """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
+        room = self._options.capacity.get(body.zone) if body.market is Market.SPOT else None
+        if room is None:
+            return body.num_nodes
+        room -= sum(
+            (one.zone, one.market) == (body.zone, Market.SPOT) and one.state is not InstanceState.ENDED
+            for one in self.instances()
+        )
+        if room < body.min_nodes:
+            raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
+        return min(room, body.num_nodes)
+
     def _machines(self) -> list[MachineDirectory]:
         try:
             names = sorted(entry.name for entry in os.scandir(self._machines_home()))
@@ -251,9 +268,10 @@ class LocalProvisioner(Provisioner):
                 erase(machine.path)
 
 
-def _record(body: LocalRequest, rank: int, machine_id: str, digest: str) -> MachineRecord:
+def _record(body: LocalRequest, rank: int, num_nodes: int, machine_id: str, digest: str) -> MachineRecord:
+    terms = {name: getattr(body, name) for name in LaunchTerms.__struct_fields__}
     return MachineRecord(
-        **{name: getattr(body, name) for name in LaunchTerms.__struct_fields__},
+        **{**terms, "num_nodes": num_nodes},
         id=machine_id,
         request_sha256=digest,
         rank=rank,

@@ -84,6 +84,7 @@ def trial_launch(offer: Offer) -> InstanceGroup:
         job_id="check",
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=offer,
         resources=Resources(),

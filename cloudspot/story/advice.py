@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from cloudspot.jobstore.history import History
-from cloudspot.story.outcomes import last_generation, own_beat, own_exit
+from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.seats import seats_of
+from cloudspot.story.node_names import named
+from cloudspot.story.outcomes import own_beat
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""
@@ -21,30 +24,34 @@ def warnings(history: History) -> tuple[str, ...]:
         for generation in history.generations
         for skipped in generation.skipped
     ]
-    for launch in history.current_launches[-1:]:
-        for _, beat in sorted(launch.heartbeats.items()):
-            found += beat.warnings
+    for seat in _nodes(history):
+        beat = history.launches[seat.launch - 1].heartbeats.get(seat.rank)
+        found += () if beat is None else beat.warnings
     return tuple(dict.fromkeys(found))
+
+
+def _nodes(history: History) -> list[Seat]:
+    """Return the nodes of the newest generation, and those that came since."""
+    seats = seats_of(history.current_launches, history.generations)
+    return sorted({*seats.members, *seats.newcomers})
 
 
 def silence(history: History, now: datetime) -> Iterator[str]:
     """Yield a warning about nodes whose heartbeats are overdue, by the reader's clock and theirs."""
-    launch = history.open_launch
-    if launch is None or not launch.is_attempt:
-        return
-    newest = last_generation(history, launch)
-    ranks = tuple(sorted(launch.slots)) if newest is None else newest.ranks(launch.number)
     silent = {}
-    for rank in ranks:
-        beat = own_beat(launch, rank)
-        seconds = (now - (launch.slots[rank].at if beat is None else beat.at)).total_seconds()
-        if seconds >= SILENT_SECONDS and own_exit(launch, rank) is None:
-            silent[rank] = seconds
+    for seat in _nodes(history):
+        launch = history.launches[seat.launch - 1]
+        if seat.rank not in launch.claimed or launch.is_over(seat.rank):
+            continue
+        beat = own_beat(launch, seat.rank)
+        seconds = (now - (launch.slots[seat.rank].at if beat is None else beat.at)).total_seconds()
+        if seconds >= SILENT_SECONDS:
+            silent[seat] = seconds
     if silent:
         minutes = min(silent.values()) / 60
         how_long = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
-        named = f"node{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+        who = named(silent) if len(silent) <= MAX_NAMED else f"{len(silent)} nodes"
         yield (
-            f"nothing was heard of {named if len(silent) <= MAX_NAMED else f'{len(silent)} nodes'} for "
+            f"nothing was heard of {who} for "
             f"{how_long}; each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

@@ -112,11 +112,13 @@ def results(history: History, now: datetime) -> dict[str, Any]:
         **{name: value[name] for name in _SAME},
         "version": history.submission.version,
         "submitted": value["created"],
-        "offers": list(dict.fromkeys(launch.intent.offer.key for launch in history.attempts)),
-        **{name: len(value[name]) for name in ("attempts", "generations", "notices")},
+        "offers": list(
+            dict.fromkeys(launch.intent.offer.key for launch in history.launches if launch.claimed)
+        ),
+        **{name: len(value[name]) for name in ("nodes", "generations", "notices")},
         "duration": value["time"]["total"],
         "unknown_seconds": value["time"]["unknown"],
-        "cost": {name: found for name, found in value["cost"].items() if name != "machine_seconds"},
+        "cost": {name: found for name, found in value["cost"].items() if name in _SAME_COST},
     }
 
 
@@ -132,3 +134,4 @@ _SAME = (
     "metrics",
 )
 """What ``show --json`` says in the same words."""
+_SAME_COST = ("spent", "on_demand_equivalent", "currency", "others")

@@ -8,21 +8,24 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Moved, Resumed, Suspended, Turn
-from cloudspot.story.outcomes import own_exit
+from cloudspot.jobstore.records import Commit, Generation, Intent, Moved, Resumed, Seat, Suspended, Turn
+from cloudspot.story.node_names import named
+from cloudspot.story.outcomes import how_it_ended, launch_end, own_exit
+from cloudspot.story.states import is_holding, nodes_of
 
 
 class EventKind(enum.Enum):
     """What an event is about."""
 
     LAUNCHED = "an intent was written: a launch is under way"
-    CLAIMED = "a machine came up and claimed its rank"
+    CLAIMED = "a machine came up and claimed its seat"
     NODE_STATE = "a node has begun to do something else (setup, restoring, running, ...)"
     STARTED = "a generation started: the training runs"
+    HOLDING = "a generation has too few nodes to train, and keeps them warm"
     NOTICED = "a node has a notice that its machine will be taken"
     COMMITTED = "a checkpoint exists"
-    NODE_ENDED = "a node wrote its exit record"
-    LAUNCH_CLOSED = "a launch can no longer train"
+    NODE_ENDED = "a node wrote its exit record, or its machine has provably ended"
+    LAUNCH_ENDED = "nothing of a launch runs any more"
     STOP_REQUESTED = "somebody, or a limit, asked the job to checkpoint and end"
     JOB_FINISHED = "the job is over"
     SUSPENDED = "the job has waited for as long as it may, and runs again once there is capacity"
@@ -54,17 +57,20 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
         text = f"stop requested ({new.stop.reason}): the job checkpoints and ends"
         yield Event(EventKind.STOP_REQUESTED, text, new.stop.at)
     known_launches = () if old is None else old.launches
-    for launch in new.launches:
-        before = known_launches[launch.number - 1] if launch.number <= len(known_launches) else None
-        yield from _opened(before, launch)
-        for generation in new.generations[0 if old is None else len(old.generations) :]:
-            if generation.members[0].launch == launch.number:
-                yield from _started(generation)
-        numbers = {one.number for one in new.generations if one.members[0].launch == launch.number}
-        for commit in new.commits[0 if old is None else len(old.commits) :]:
-            if commit.generation in numbers:
-                yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed")
-        yield from _ended(before, launch)
+    before = [known_launches[n] if n < len(known_launches) else None for n in range(len(new.launches))]
+    for known, launch in zip(before, new.launches, strict=True):
+        yield from _opened(known, launch)
+    num_known = 0 if old is None else len(old.generations)
+    commits: dict[int, list[Commit]] = {}
+    for commit in new.commits[0 if old is None else len(old.commits) :]:
+        commits.setdefault(commit.generation, []).append(commit)
+    for number in sorted({*commits, *range(num_known + 1, len(new.generations) + 1)}):
+        if number > num_known:
+            yield from _started(new, new.generations[number - 1])
+        for commit in commits.get(number, ()):
+            yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed", commit.at)
+    for known, launch in zip(before, new.launches, strict=True):
+        yield from _ended(known, launch)
     for _, turn in new.turns[0 if old is None else len(old.turns) :]:
         yield _turned(turn)
 
@@ -81,29 +87,40 @@ def _turned(turn: Turn) -> Event:
 
 def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
     if before is None:
-        offer = launch.intent.offer
-        price = f"{offer.price_per_hour:g} {offer.currency} an hour"
-        text = (
-            f"launch {launch.number} ({launch.intent.why}): {launch.intent.num_nodes} x "
-            f"{offer.instance_type} in {offer.zone}, {offer.market.value} at {price}"
-        )
-        yield Event(EventKind.LAUNCHED, text, launch.intent.at)
+        yield Event(EventKind.LAUNCHED, _launched(launch.intent), launch.intent.at)
     for rank, slot in sorted(launch.slots.items()):
         if before is None or rank not in before.slots:
-            what = f"is up: {slot.instance_id}" if slot.instance_id else f"is void: {slot.detail}"
-            yield Event(EventKind.CLAIMED, f"node {rank} {what}", slot.at)
+            node = Seat(launch.number, rank)
+            text = (
+                f"node {node} is up: {slot.instance_id}"
+                if slot.instance_id
+                else f"seat {node} is void: {slot.detail}"
+            )
+            yield Event(EventKind.CLAIMED, text, slot.at)
     for rank, beat in sorted(launch.heartbeats.items()):
         last = None if before is None else before.heartbeats.get(rank)
+        node = Seat(launch.number, rank)
         if last is None or last.state != beat.state:
-            yield Event(EventKind.NODE_STATE, f"node {rank}: {beat.state}", beat.at)
+            yield Event(EventKind.NODE_STATE, f"node {node}: {beat.state}", beat.at)
         for warning in beat.warnings:
             if last is None or warning not in last.warnings:
-                yield Event(EventKind.WARNED, f"node {rank}: {warning}", beat.at)
+                yield Event(EventKind.WARNED, f"node {node}: {warning}", beat.at)
     for rank, notice in sorted(launch.notices.items()):
         if before is None or rank not in before.notices:
             left = max(0.0, (notice.deadline - notice.at).total_seconds())
-            text = f"node {rank} will be taken in {left:.0f} s ({notice.source}){_at_step(notice.step, ', ')}"
-            yield Event(EventKind.NOTICED, text, notice.at)
+            what = f"node {Seat(launch.number, rank)} will be taken in {left:.0f} s ({notice.source})"
+            yield Event(EventKind.NOTICED, f"{what}{_at_step(notice.step, ', ')}", notice.at)
+
+
+def _launched(intent: Intent) -> str:
+    offer = intent.offer
+    text = (
+        f"launch {intent.launch} ({intent.why}): {intent.num_nodes} x {offer.instance_type} in {offer.zone}, "
+        f"{offer.market.value} at {offer.price_per_hour:g} {offer.currency} an hour"
+    )
+    principals = [seat for seat in intent.stands_in_for if seat is not None]
+    instead = f", to take the place of {named(principals)}" if principals else ""
+    return f"{text}{instead}{_because(intent.detail)}"
 
 
 def _at_step(step: int, before: str) -> str:
@@ -115,22 +132,46 @@ def _because(detail: str) -> str:
     return f": {detail}" if detail else ""
 
 
-def _started(generation: Generation) -> Iterator[Event]:
+def _started(history: History, generation: Generation) -> Iterator[Event]:
     for skipped in generation.skipped:
         text = f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         yield Event(EventKind.WARNED, text, generation.at)
+    if is_holding(history, generation):
+        verb = "waits" if len(generation.seats) == 1 else "wait"
+        what = f"{named(generation.seats)} {verb}: the training needs {nodes_of(history).min} nodes"
+        text = f"{what} (generation {generation.number}, {generation.why})"
+        yield Event(EventKind.HOLDING, text, generation.at)
+        return
     restored = generation.restore_from
-    origin = "from the start" if restored is None else f"from the checkpoint at step {restored.step}"
-    text = f"training starts {origin} (generation {generation.number}, {generation.why})"
-    yield Event(EventKind.STARTED, text, generation.at)
+    what = "starts at step 0" if restored is None else f"resumes at step {restored.step}"
+    text = f"training {what} (generation {generation.number}, {generation.why})"
+    yield Event(EventKind.STARTED, f"{text}{_changes(history, generation)}", generation.at)
+
+
+def _changes(history: History, generation: Generation) -> str:
+    """Return which nodes have come and gone, unless all have."""
+    before = history.generations[generation.number - 2].seats if generation.number > 1 else ()
+    came = [seat for seat in generation.seats if seat not in before]
+    went = [seat for seat in before if seat not in generation.seats]
+    if len(came) == len(generation.seats):
+        return f" on {named(came)}" if before or len(came) > 1 else ""
+    said = [f"with {named(came)}"] if came else []
+    said += [f"without {named(went)}"] if went else []
+    return f", {' and '.join(said)}" if said else ""
 
 
 def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
-    for rank in sorted(launch.exits):
-        last = own_exit(launch, rank)
-        if last is not None and (before is None or own_exit(before, rank) is None):
-            text = f"node {rank} {last.outcome}{_at_step(last.step, ' ')}{_because(last.detail)}"
+    for rank, slot in launch.claimed.items():
+        if not launch.is_over(rank) or (before is not None and before.is_over(rank)):
+            continue
+        node, last, proof = Seat(launch.number, rank), own_exit(launch, rank), launch.certificate(rank)
+        if last is not None:
+            text = f"node {node} {last.outcome}{_at_step(last.step, ' ')}{_because(last.detail)}"
             yield Event(EventKind.NODE_ENDED, text, last.at, last.outcome)
-    if launch.closed is not None and (before is None or before.closed is None):
-        text = f"launch {launch.number} is over, {launch.closed.outcome}{_because(launch.closed.detail)}"
-        yield Event(EventKind.LAUNCH_CLOSED, text, launch.closed.at)
+        elif proof is not None:
+            text = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
+            yield Event(EventKind.NODE_ENDED, text, proof.ended_at, "lost")
+    end = launch_end(launch) if before is None or before.ended_at is None else None
+    if end is not None:
+        text = f"launch {launch.number} is over, {end.outcome}{_because(end.detail)}"
+        yield Event(EventKind.LAUNCH_ENDED, text, end.at)

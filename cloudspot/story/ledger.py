@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate, pairwise
 
 from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Seat
 from cloudspot.model import Instance, InstanceState, Market
-from cloudspot.story.outcomes import own_exit
+from cloudspot.story.outcomes import own_beat, own_exit
+from cloudspot.story.states import held_generations
 
 DEFAULT_CURRENCY = "USD"
+PURPOSES = ("starting", "standby", "holding", "training")
+"""What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
+kept warm in a generation of too few nodes; and all the rest of its time in the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,7 @@ class Ledger:
     machine_seconds: float
     """Over all machines."""
     run_seconds: float
-    """Over all launches; each counts as long as its longest machine ran."""
+    """For how long at least one machine ran."""
     lines: tuple[LedgerLine, ...]
 
 
@@ -61,14 +67,10 @@ def spent_in(ledger: Ledger, currency: str | None) -> float:
 def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Ledger:
     """Return the bill at ``now``.
 
-    A closed launch is billed by what its closing record says, and by what ``instances`` (a listing) shows
-    besides: a machine that came too late for the record costs money too. The open one is billed by its
-    slots, and more exactly where the listing tells when its machines really started.
+    A machine that has provably ended is billed by its certificate; another one from its claim on, and more
+    exactly where ``instances`` (a listing) tells when it really started.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
-    longest: dict[int, float] = {}
-    for line in lines:
-        longest[line.launch] = max(longest.get(line.launch, 0.0), line.seconds)
     currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
     others: dict[str, float] = {}
     for line in lines:
@@ -80,25 +82,67 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ())
         currency=currency,
         others=others,
         machine_seconds=sum(line.seconds for line in lines),
-        run_seconds=sum(longest.values()),
+        run_seconds=_union_seconds(lines, now),
         lines=tuple(lines),
     )
 
 
+def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, float], ...]:
+    """Return what each line's seconds were paid for, by ``PURPOSES``; together they are the line's."""
+    turns = _turns(history)
+    return tuple(_split(history, line, turns, now) for line in ledger.lines)
+
+
+def _turns(history: History) -> dict[Seat, list[tuple[datetime, str]]]:
+    """Return when each node began to train or to hold, in order; one that was left out goes on as it was."""
+    held = held_generations(history)
+    found: dict[Seat, list[tuple[datetime, str]]] = {}
+    for generation in history.generations:
+        purpose = "holding" if generation.number in held else "training"
+        for seat in generation.seats:
+            turns = found.setdefault(seat, [])
+            if not turns or turns[-1][1] != purpose:
+                turns.append((generation.at, purpose))
+    return found
+
+
+def _split(
+    history: History, line: LedgerLine, turns: Mapping[Seat, Sequence[tuple[datetime, str]]], now: datetime
+) -> dict[str, float]:
+    seconds, marks = dict.fromkeys(PURPOSES, 0.0), [(line.started, "starting")]
+    if line.rank is not None:
+        beat = own_beat(history.launches[line.launch - 1], line.rank)
+        phases = () if beat is None else beat.phases
+        ready = [one.at for one in phases if one.state == "ready" and one.generation == 0]
+        marks += [(at, "standby") for at in ready[:1]]
+        marks += turns.get(Seat(line.launch, line.rank), ())
+    end = max(line.started, line.ended or now)
+    # Whoever wrote one of these down had a clock of its own.
+    moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
+    for (_, purpose), (begun, over) in zip(marks, pairwise([*moments, end]), strict=True):
+        seconds[purpose] += (over - begun).total_seconds()
+    return seconds
+
+
+def _union_seconds(lines: Sequence[LedgerLine], now: datetime) -> float:
+    total, until = 0.0, None
+    for line in sorted(lines, key=lambda one: one.started):
+        ended = max(line.started, line.ended or now)
+        begun = line.started if until is None else max(line.started, until)
+        total += max(0.0, (ended - begun).total_seconds())
+        until = ended if until is None else max(until, ended)
+    return total
+
+
 def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) -> Iterator[LedgerLine]:
     listed = {one.id: one for one in instances if one.launch == launch.number}
-    if launch.closed is not None:
-        for machine in launch.closed.machines:
-            yield _line(launch, machine.rank, machine.instance_id, machine.started_at, machine.ended_at, now)
-            listed.pop(machine.instance_id, None)
-        for instance_id, late in sorted(listed.items()):
-            started = late.launched_at or launch.closed.at
-            ended = (late.ended_at or now) if late.state is InstanceState.ENDED else None
-            yield _line(launch, None, instance_id, started, ended, now)
-        return
-    ranks = {slot.instance_id: rank for rank, slot in launch.slots.items() if slot.instance_id}
-    for instance_id in sorted({*ranks, *listed}):
+    ranks = {slot.instance_id: rank for rank, slot in launch.claimed.items() if slot.instance_id}
+    for instance_id in sorted({*ranks, *listed, *launch.certificates}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
+        certificate = launch.certificates.get(instance_id)
+        if certificate is not None:
+            yield _line(launch, rank, instance_id, certificate.started_at, certificate.ended_at, now)
+            continue
         started = launch.intent.at if rank is None else launch.slots[rank].at
         ended = None
         if rank is not None and (exit_record := own_exit(launch, rank)) is not None:

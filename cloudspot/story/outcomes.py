@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import get_args
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation, Heartbeat, JobOutcome
+from cloudspot.jobstore.records import (
+    Certificate,
+    Exit,
+    Heartbeat,
+    JobOutcome,
+    LaunchOutcome,
+    Seat,
+    VoidOutcome,
+)
+from cloudspot.model import EndReason
+from cloudspot.story.node_names import named
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
@@ -24,28 +37,144 @@ class End:
     exit_code: int
 
 
+@dataclass(frozen=True)
+class LaunchEnd:
+    """How a launch ended of which nothing is live any more."""
+
+    outcome: LaunchOutcome
+    detail: str
+    at: datetime
+
+
+def launch_end(launch: LaunchHistory) -> LaunchEnd | None:
+    """Return how the launch ended, by what its nodes said and its provider proved; None: it is live."""
+    return None if launch.ended_at is None else end_so_far(launch)
+
+
+def end_so_far(launch: LaunchHistory) -> LaunchEnd | None:
+    """Return how those nodes of the launch ended that are over, or None; void seats count if no other does.
+
+    A reclaim explains the failures of the peers, since a rank whose peer was taken fails too. It does not
+    explain a success, a stop that was obeyed, or a failure that the script would repeat anywhere.
+    """
+    ranks = [rank for rank in launch.claimed if launch.is_over(rank)]
+    if not ranks and (launch.claimed or launch.open_ranks):
+        return None
+    ends = [launch.over_at(rank) for rank in ranks or launch.slots]
+    outcome, detail = _outcome(launch, ranks) if ranks else void_outcome(launch)
+    return LaunchEnd(outcome, detail, max(end for end in ends if end is not None))
+
+
+def _outcome(launch: LaunchHistory, over: Sequence[int]) -> tuple[LaunchOutcome, str]:
+    exits = own_exits(launch)
+    stopped = next((one for one in exits if one.outcome == "stopped"), None)
+    if any(one.outcome == "succeeded" for one in exits) and len(exits) == len(over):
+        return "succeeded", ""
+    if stopped is not None:
+        return "stopped", stopped.detail
+    permanent = permanent_failure(launch)
+    if permanent is not None:
+        return "failed", permanent.detail
+    reclaimed = _reclaim(launch)
+    if reclaimed is not None:
+        return "reclaimed", reclaimed
+    failed = next((one for one in exits if one.outcome == "failed"), None)
+    if failed is not None:
+        return "failed", failed.detail
+    words = "; ".join(_last_words(launch))
+    return ("left", words) if len(exits) == len(over) else ("lost", words)
+
+
+def was_reclaimed(launch: LaunchHistory) -> bool:
+    """Return whether the provider took back a machine of the launch, whether it had claimed a seat or not."""
+    if any(one.end_reason is EndReason.RECLAIMED for one in launch.certificates.values()):
+        return True
+    end = end_so_far(launch)
+    return end is not None and end.outcome == "reclaimed"
+
+
+def _reclaim(launch: LaunchHistory) -> str | None:
+    for rank, slot in launch.claimed.items():
+        node, certificate, last = Seat(launch.number, rank), launch.certificate(rank), own_exit(launch, rank)
+        if certificate is not None and certificate.end_reason is EndReason.RECLAIMED:
+            return f"the provider took back {slot.instance_id} (node {node})"
+        if last is not None and last.outcome == "drained":
+            return last.detail or f"node {node} drained"
+        if rank in launch.notices:
+            return f"node {node} had a notice ({launch.notices[rank].source})"
+    return None
+
+
+def _last_words(launch: LaunchHistory) -> Iterator[str]:
+    said: dict[str, list[Seat]] = {}
+    for rank, last in launch.own_exits.items():
+        said.setdefault(f"{last.outcome}: {last.detail}", []).append(Seat(launch.number, rank))
+    for words, nodes in said.items():
+        yield f"{named(nodes)} {words}"
+    for rank, slot in launch.claimed.items():
+        certificate = launch.certificate(rank)
+        if rank not in launch.own_exits and certificate is not None:
+            yield f"node {Seat(launch.number, rank)} ({slot.instance_id}) {how_it_ended(certificate)}"
+
+
+def how_it_ended(certificate: Certificate) -> str:
+    """Return what the provider said of a machine's end; one that is in no listing any more has vanished."""
+    reason = certificate.end_reason
+    return "vanished" if reason is EndReason.UNKNOWN else f"ended: {reason.value}"
+
+
+VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}
+"""How a launch ended that no machine has claimed; the detail of a void begins with one of these."""
+
+
+def void_detail(outcome: VoidOutcome, detail: str) -> str:
+    """Return the detail of a void seat, from which everybody can tell why."""
+    return f"{outcome}: {detail}"
+
+
+def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
+    """Return the (outcome, detail) that the launch's void seats give; ``voided`` if they give none."""
+    for _, slot in sorted(launch.slots.items()):
+        if slot.instance_id is None:
+            outcome, _, detail = slot.detail.partition(": ")
+            known = VOID_OUTCOMES.get(outcome)
+            return ("voided", slot.detail) if known is None else (known, detail)
+    return "voided", ""
+
+
 def end_by_nodes(history: History) -> End | None:
-    """Return the end that needs nobody's judgement, once nothing of the last launch runs; None: not yet."""
-    last = history.current_launches[-1] if history.current_launches else None
-    if last is not None and (
-        succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded")
-    ):
-        return End("succeeded", _left_early(last), 0)
+    """Return the end that needs nobody's judgement; None: not yet.
+
+    Success needs the word of all members of the newest generation. A stop, or a failure that no other
+    machine would mend, is the end once no claimed seat is live.
+    """
+    if succeeded(history):
+        return End("succeeded", _left_early(history), 0)
+    if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
+        return None
     if history.stop is not None:
         reason = history.stop.reason
         return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
-    permanent = None if last is None else permanent_failure(last)
+    found = (permanent_failure(launch) for launch in reversed(history.current_launches))
+    permanent = next((one for one in found if one is not None), None)
     return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
 
 
-def _left_early(launch: LaunchHistory) -> str:
+def _left_early(history: History) -> str:
     """Return where the script has left its loop early; empty if it came to the end."""
-    finals = [one.final for one in own_exits(launch) if one.final is not None]
-    for final in finals:
-        if final.left_early:
+    for last in member_exits(history):
+        final = None if last is None else last.final
+        if final is not None and final.left_early:
             planned = "" if final.planned is None else f" of {final.planned}"
             return f"the script left its loop after {final.step}{planned} steps"
     return ""
+
+
+def member_exits(history: History) -> tuple[Exit | None, ...]:
+    """Return the exit record of each node of the newest generation, in rank order; None: it has none."""
+    seats = history.generations[-1].seats if history.generations else ()
+    launches = ((history.launch_of(seat), seat.rank) for seat in seats)
+    return tuple(None if launch is None else own_exit(launch, rank) for launch, rank in launches)
 
 
 def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
@@ -64,19 +193,13 @@ def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
     return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
 
 
-def last_generation(history: History, launch: LaunchHistory) -> Generation | None:
-    """Return the newest generation that ran on this launch, or None before its first."""
-    return next(iter(reversed(history.generations_by_launch.get(launch.number, ()))), None)
-
-
-def succeeded(history: History, launch: LaunchHistory) -> bool:
-    """Return whether every node of the attempt's newest generation has succeeded."""
-    if not launch.is_attempt:
+def succeeded(history: History) -> bool:
+    """Return whether every node of the newest generation has succeeded, since the job was last resumed."""
+    newest = history.generations[-1] if history.generations else None
+    current = {launch.number for launch in history.current_launches}
+    if newest is None or newest.seats[0].launch not in current:
         return False
-    generation = last_generation(history, launch)
-    ranks = launch.slots if generation is None else generation.ranks(launch.number)
-    exits = [own_exit(launch, rank) for rank in ranks]
-    return all(one is not None and one.outcome == "succeeded" for one in exits)
+    return all(one is not None and one.outcome == "succeeded" for one in member_exits(history))
 
 
 def permanent_failure(launch: LaunchHistory) -> Exit | None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Exit, Generation, Heartbeat, Notice, Seat
-from cloudspot.story.outcomes import last_generation, own_beat, own_exit, own_exits
-
-
-def last_commit_id(history: History) -> CheckpointId | None:
-    """Return the checkpoint from which the job would resume if it verifies, or None."""
-    return history.head
+from cloudspot.jobstore.records import Exit, Generation, Heartbeat, Notice, Seat
+from cloudspot.story.outcomes import own_beat, own_exit, own_exits
+from cloudspot.story.states import is_holding
 
 
 def newest_step(history: History) -> int:
     """Return the newest step that the job is known to have begun in its newest generation."""
-    known = [0 if (newest := last_commit_id(history)) is None else newest.step]
+    known = [0 if history.head is None else history.head.step]
     if history.generations:
         known.append(last_step(history, history.generations[-1]))
     return max(known)
@@ -81,12 +77,12 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     known = [step for step in told if step is not None]
     reached = max([last_step(history, before), *known])
     if is_last:
-        newest = last_commit_id(history)
-        kept = 0 if newest is None else newest.step
+        kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
-    # A member that has told nothing may have been ahead of the others.
-    return StepsLost(max(0, reached - kept), is_exact=len(known) == len(told))
+    # A member that has told nothing may have been ahead of the others, if they were to make steps at all.
+    is_exact = len(known) == len(told) or is_holding(history, before)
+    return StepsLost(max(0, reached - kept), is_exact=is_exact)
 
 
 def first_step(generation: Generation) -> int:
@@ -102,12 +98,14 @@ def last_step(history: History, generation: Generation) -> int:
     if exits:
         # A drained node's record has the step of its commit; heartbeats and notices are older.
         return max([*steps, *(one.step for one in exits)])
+    following = [seat for one in history.generations[generation.number :][:1] for seat in one.seats]
     for seat in generation.seats:
         launch = history.launch_of(seat)
         beat, notice = (None, None) if launch is None else _words(launch, seat.rank)
         if beat is not None and beat.generation == generation.number:
             steps.append(beat.step)
-        if notice is not None and launch is not None and last_generation(history, launch) == generation:
+        # Whoever is left out never comes back, so this one is the node's last.
+        if notice is not None and seat not in following:
             steps.append(notice.step)
     return max(steps)
 

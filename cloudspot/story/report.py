@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,23 +11,22 @@ import msgspec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import (
     Commit,
-    Exit,
     Finished,
     Generation,
-    Heartbeat,
     Moved,
     Resumed,
+    Seat,
     Summary,
     Turn,
 )
-from cloudspot.model import Instance
+from cloudspot.model import EndReason, Instance
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
-from cloudspot.story.ledger import Ledger, LedgerLine, bill
-from cloudspot.story.outcomes import End, end_by_nodes, own_exit, own_exits
-from cloudspot.story.progress import StepsLost, last_commit_id, newest_step, steps_lost, steps_total
+from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, bill, purposes
+from cloudspot.story.outcomes import End, end_by_nodes, launch_end, member_exits, own_beat, own_exit
+from cloudspot.story.progress import StepsLost, newest_step, steps_lost, steps_total
 from cloudspot.story.spans import Span
-from cloudspot.story.states import ended_at, is_over, job_state
+from cloudspot.story.states import ended_at, held_generations, is_over, job_state, nodes_of
 from cloudspot.story.stretches import Stretch
 from cloudspot.story.timeline import timeline
 
@@ -39,7 +38,8 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
     """
     ledger = bill(history, now)
     newest, origin = history.find_commit(history.head), history.submission.forked_from
-    times = timeline(history, now)
+    times, nodes, held = timeline(history, now), nodes_of(history), held_generations(history)
+    paid = purposes(history, ledger, now)
     end, over = ended_at(history), _end(history)
     return {
         "id": history.submission.job_id,
@@ -54,10 +54,13 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "forked_from": None if origin is None else {"id": origin.job_id, "step": origin.checkpoint.step},
         "turns": [_turn(turn) for _, turn in history.turns],
         "stop_requested": None if history.stop is None else history.stop.reason,
-        "attempts": [_attempt(history, launch, ledger) for launch in history.attempts],
-        "launches": [_launch(launch) for launch in history.launches],
+        "nodes_min": nodes.min,
+        "nodes_max": nodes.max,
+        "launches": [_launch(launch, ledger) for launch in history.launches],
+        "nodes": list(_nodes(history, ledger)),
         "generations": [
-            _generation(one, part) for one, part in zip(history.generations, times.stretches, strict=True)
+            _generation(one, part, is_holding=one.number in held)
+            for one, part in zip(history.generations, times.stretches, strict=True)
         ],
         "notices": [_notice(one) for one in times.answers],
         "step": newest_step(history),
@@ -77,8 +80,9 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
             "currency": ledger.currency,
             "others": _rounded(ledger.others),
             "machine_seconds": round(ledger.machine_seconds, 3),
+            "purposes": _purposes(ledger, paid),
         },
-        "ledger": [_ledger_line(line) for line in ledger.lines],
+        "ledger": [_ledger_line(line, one) for line, one in zip(ledger.lines, paid, strict=True)],
         "final": _final(history),
         "warnings": [*silence(history, now), *warnings(history)],
     }
@@ -95,7 +99,7 @@ def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
 
 
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
-    """Return the small record that ``ps`` reads; with ``instances`` the open launch's bill is more exact."""
+    """Return the small record that ``ps`` reads; with ``instances`` the bill of what runs is more exact."""
     ledger = bill(history, now, instances=instances)
     submission = history.submission
     return Summary(
@@ -104,7 +108,9 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         state=job_state(history),
         step=newest_step(history),
         steps_total=steps_total(history),
-        attempts=len(history.attempts),
+        starts=len(history.generations),
+        num_nodes=history.num_nodes,
+        max_nodes=nodes_of(history).max,
         spent=round(ledger.spent, 6),
         currency=ledger.currency,
         others=_rounded(ledger.others),
@@ -126,16 +132,21 @@ def detail(history: History) -> str:
         return f"moved to {history.moved_to}"
     if end is not None:
         return end.detail
-    if history.suspended is not None and history.open_launch is None:
+    if history.suspended is not None and not history.live_launches:
         return history.suspended.detail
-    last = history.current_launches[-1] if history.current_launches else None
-    if last is None:
+    if not history.current_launches:
         return ""
-    if last.closed is not None:
-        why = f": {last.closed.detail}" if last.closed.detail else ""
-        return f"launch {last.number} {last.closed.outcome}{why}"
+    state = job_state(history)
+    missing = ""
+    if state == "holding":
+        missing = f"{history.num_nodes} of the {nodes_of(history).min} nodes that the training needs; "
+    last = (history.live_launches or history.current_launches)[-1]
+    over = launch_end(last)
+    if over is not None:
+        why = f": {over.detail}" if over.detail else ""
+        return f"launch {last.number} {over.outcome}{why}"
     offer = last.intent.offer
-    return f"launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
+    return f"{missing}launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
 
 
 def _end(history: History) -> End | Finished | None:
@@ -143,7 +154,7 @@ def _end(history: History) -> End | Finished | None:
 
 
 def metrics(history: History) -> dict[str, float]:
-    """Return the newest metrics: the final ones, or those of the newest launch that has any.
+    """Return the newest metrics: the final ones, or those of the first member that has any.
 
     A generation that only ended the script, after the last step, has logged nothing.
     """
@@ -154,79 +165,101 @@ def metrics(history: History) -> dict[str, float]:
 
 
 def _reported_metrics(history: History) -> dict[str, float]:
+    members = history.generations[-1].seats if history.generations else ()
+    beats = [history.launches[seat.launch - 1].heartbeats.get(seat.rank) for seat in members]
     for launch in reversed(history.launches):
-        for _, beat in sorted(launch.heartbeats.items()):
-            if beat.metrics:
-                return dict(beat.metrics)
+        beats += [beat for _, beat in sorted(launch.heartbeats.items())]
+    for beat in beats:
+        if beat is not None and beat.metrics:
+            return dict(beat.metrics)
     return {}
 
 
 def _final(history: History) -> dict[str, Any] | None:
-    for launch in reversed(history.launches):
-        for one in own_exits(launch):
-            if one.outcome == "succeeded" and one.final is not None:
-                newest, step = last_commit_id(history), one.final.step
-                return {
-                    "step": newest.step if step is None and newest is not None else step,
-                    "weights_sha256": one.final.weights_sha256,
-                    "are_weights_sharded": one.final.are_weights_sharded,
-                    "metrics": dict(one.final.metrics) or _reported_metrics(history),
-                }
+    """Return what the first rank said at the end: the others do not know the weights of all."""
+    for one in member_exits(history):
+        if one is not None and one.outcome == "succeeded" and one.final is not None:
+            newest, step = history.head, one.final.step
+            return {
+                "step": newest.step if step is None and newest is not None else step,
+                "weights_sha256": one.final.weights_sha256,
+                "are_weights_sharded": one.final.are_weights_sharded,
+                "metrics": dict(one.final.metrics) or _reported_metrics(history),
+            }
     return None
 
 
-def _attempt(history: History, launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
-    lines = {line.instance_id: line for line in ledger.lines if line.launch == launch.number}
-    return {
-        **_launch(launch),
-        "generations": [one.number for one in history.generations_by_launch.get(launch.number, ())],
-        "spent": round(sum(line.spent for line in lines.values()), 6),
-        "nodes": [
-            {
+def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
+    lines = {(line.launch, line.instance_id): line for line in ledger.lines}
+    for launch in history.launches:
+        for rank, slot in launch.claimed.items():
+            last, over = own_exit(launch, rank), launch.over_at(rank)
+            line = lines[launch.number, slot.instance_id or ""]
+            yield {
+                "name": str(Seat(launch.number, rank)),
+                "launch": launch.number,
                 "rank": rank,
                 "instance_id": slot.instance_id,
                 "address": slot.address,
                 "claimed": _time(slot.at),
-                "state": _node_state(launch.heartbeats.get(rank), own_exit(launch, rank)),
-                "outcome": None if (last := own_exit(launch, rank)) is None else last.outcome,
+                "ended": None if over is None else _time(over),
+                "state": _node_state(launch, rank),
+                "outcome": _node_outcome(launch, rank),
                 "exit_code": None if last is None else last.exit_code,
                 "detail": "" if last is None else last.detail,
                 "log_tail": [] if last is None else list(last.log_tail),
-                "seconds": round(lines[slot.instance_id].seconds, 3) if slot.instance_id in lines else None,
+                "seconds": round(line.seconds, 3),
+                "spent": round(line.spent, 6),
             }
-            for rank, slot in sorted(launch.slots.items())
-        ],
-    }
 
 
-def _node_state(beat: Heartbeat | None, last: Exit | None) -> str:
-    if last is not None:
+def _node_state(launch: LaunchHistory, rank: int) -> str:
+    if launch.is_over(rank):
         return "ended"
+    beat = own_beat(launch, rank)
     return "claimed" if beat is None else beat.state
 
 
-def _launch(launch: LaunchHistory) -> dict[str, Any]:
-    offer, closed = launch.intent.offer, launch.closed
+def _node_outcome(launch: LaunchHistory, rank: int) -> str | None:
+    """Return how the node ended: by its own word, else by what its provider proved."""
+    last, proof = own_exit(launch, rank), launch.certificate(rank)
+    if last is not None:
+        return last.outcome
+    if proof is None:
+        return None
+    return "reclaimed" if proof.end_reason is EndReason.RECLAIMED else "lost"
+
+
+def _launch(launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
+    intent, offer, over = launch.intent, launch.intent.offer, launch_end(launch)
+    lines = [line for line in ledger.lines if line.launch == launch.number]
     return {
         "launch": launch.number,
-        "why": launch.intent.why,
-        "provider": launch.intent.request.provider,
+        "num_nodes": intent.num_nodes,
+        "stands_in_for": [None if seat is None else str(seat) for seat in intent.stands_in_for],
+        "why": intent.why,
+        "detail": intent.detail,
+        "provider": intent.request.provider,
         "instance_type": offer.instance_type,
         "zone": offer.zone,
         "market": offer.market.value,
         "price_per_hour": offer.price_per_hour,
-        "started": _time(launch.intent.at),
-        "ended": None if closed is None else _time(closed.at),
-        "outcome": None if closed is None else closed.outcome,
-        "detail": "" if closed is None else closed.detail,
+        "started": _time(intent.at),
+        "ended": None if over is None else _time(over.at),
+        "outcome": None if over is None else over.outcome,
+        "outcome_detail": "" if over is None else over.detail,
+        "seconds": round(sum(line.seconds for line in lines), 3),
+        "spent": round(sum(line.spent for line in lines), 6),
+        "currency": offer.currency,
     }
 
 
-def _generation(generation: Generation, part: Stretch) -> dict[str, Any]:
+def _generation(generation: Generation, part: Stretch, *, is_holding: bool) -> dict[str, Any]:
     restored = generation.restore_from
     return {
         "generation": generation.number,
         "nodes": [str(seat) for seat in generation.seats],
+        "is_holding": is_holding,
         "why": generation.why,
         "restored": None if restored is None else msgspec.structs.asdict(restored),
         "skipped": [str(skipped.checkpoint) for skipped in generation.skipped],
@@ -248,6 +281,7 @@ def _steps_lost(lost: StepsLost | None) -> dict[str, Any]:
 def _notice(answer: Answer) -> dict[str, Any]:
     notice, commit, seconds = answer.notice, answer.commit, answer.commit_seconds
     return {
+        "node": str(Seat(notice.launch, answer.rank)),
         "launch": notice.launch,
         "rank": answer.rank,
         "at": _time(notice.at),
@@ -264,9 +298,30 @@ def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
     return {currency: round(amount, 6) for currency, amount in amounts.items()}
 
 
-def _ledger_line(line: LedgerLine) -> dict[str, Any]:
+def _purposes(ledger: Ledger, paid: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return what the machines were paid for: seconds of all of them, and money in the ledger's currency."""
+    pairs = list(zip(ledger.lines, paid, strict=True))
+    return {
+        name: {
+            "seconds": round(sum(one[name] for _, one in pairs), 3),
+            "spent": round(
+                sum(
+                    one[name] * line.price_per_hour / 3600
+                    for line, one in pairs
+                    if line.currency == ledger.currency
+                ),
+                6,
+            ),
+        }
+        for name in PURPOSES
+    }
+
+
+def _ledger_line(line: LedgerLine, paid: Mapping[str, float]) -> dict[str, Any]:
     return {
         **_values(line),
+        "node": None if line.rank is None else str(Seat(line.launch, line.rank)),
+        "purposes": {name: round(seconds, 3) for name, seconds in paid.items()},
         "seconds": round(line.seconds, 3),
         "spent": round(line.spent, 6),
         "on_demand_equivalent": round(line.on_demand_equivalent, 6),

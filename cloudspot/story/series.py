@@ -7,10 +7,11 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from cloudspot.jobstore.log_streams import METRICS, parse_stream
-from cloudspot.jobstore.records import Generation
+from cloudspot.jobstore.records import Generation, Seat
 from cloudspot.model import LogRecord
 from cloudspot.story.progress import first_step
 
@@ -47,6 +48,10 @@ class MetricSeries:
             raise ValueError(f"max_points must be >= 2: got {max_points}")
         self._max_points = max_points
         self._generations: tuple[Generation, ...] = ()
+        self._with: dict[Seat, list[Generation]] = {}
+        """The generations of each node."""
+        self._least: list[float] = [math.inf]
+        """The least step from which one of the generations after the first n has begun, by n."""
         self._runs: list[_Run] = []
         self._current: dict[str, _Run] = {}
         """By stream."""
@@ -56,7 +61,14 @@ class MetricSeries:
 
     def know(self, generations: Sequence[Generation]) -> None:
         """Take in all generations known by now: they tell, better than the steps, where each began again."""
-        self._generations = tuple(generations)
+        if len(generations) == len(self._generations):
+            return
+        self._generations, self._with = tuple(generations), {}
+        self._least = [*accumulate((first_step(one) for one in reversed(generations)), min, initial=math.inf)]
+        self._least.reverse()
+        for one in self._generations:
+            for seat in one.seats:
+                self._with.setdefault(seat, []).append(one)
 
     def add(self, record: LogRecord) -> bool:
         """Take in a line and return whether it holds metrics. The lines of a stream must come in order."""
@@ -69,11 +81,9 @@ class MetricSeries:
         step, time, values = parsed
         run = self._current.get(record.stream)
         if run is None or step < run.last_step:
-            launch, rank = parse_stream(record.stream)
-            run = _Run(launch=launch, rank=rank, time=time, step=step, last_step=step)
+            run = _Run(seat=Seat(*parse_stream(record.stream)), time=time, step=step, last_step=step)
             self._current[record.stream] = run
             self._runs.append(run)
-            self._runs.sort(key=lambda one: (one.launch, one.time))
         run.last_step = step
         for name, value in values.items():
             self._names.setdefault(name)
@@ -107,7 +117,7 @@ class MetricSeries:
         pieces = []
         # From the back: a later run's start is the end of all that came before it.
         end: float = math.inf
-        for run in reversed(self._runs):
+        for run in sorted(self._runs, key=self._order, reverse=True):
             columns = run.columns.get(name)
             if columns is not None:
                 restarts = self._restarts_after(run)
@@ -119,14 +129,20 @@ class MetricSeries:
             end = min(end, run.step)
         return pieces[::-1]
 
-    def _restarts_after(self, run: _Run) -> list[tuple[float, int]]:
+    def _order(self, run: _Run) -> tuple[float, int, float]:
+        """Order the runs by their generations, as far as these are known: each machine has its own clock."""
+        mine = self._with.get(run.seat, ())
+        begun = [one.number for one in mine[1:] if one.at.timestamp() <= run.time]
+        number = max([*(one.number for one in mine[:1]), *begun], default=math.inf)
+        return number, run.seat.launch, run.time
+
+    def _restarts_after(self, run: _Run) -> list[tuple[float, float]]:
         """Return when the generations after the run's began (seconds since 1970), and with which step."""
-        begun = [(one.members[0].launch, one) for one in self._generations]
-        restarts = [(math.inf, first_step(one)) for launch, one in begun if launch > run.launch]
-        # A launch that was replaced may go on for a while as a zombie, and counts for nothing whenever it
-        # speaks; of one launch the clocks agree as far as is needed: a restart takes seconds.
-        same = [one for launch, one in begun if launch == run.launch]
-        return [*sorted(restarts)[:1], *((one.at.timestamp(), first_step(one)) for one in same)]
+        mine = self._with.get(run.seat, ())
+        # A node that was left out may go on for a while as a zombie, and counts for nothing whenever it
+        # speaks; of those that go on the clocks agree as far as is needed: a restart takes seconds.
+        later = [(math.inf, self._least[mine[-1].number])] if mine else []
+        return [*later, *((one.at.timestamp(), first_step(one)) for one in mine)]
 
 
 class _Columns:
@@ -175,8 +191,7 @@ class _Columns:
 class _Run:
     """What one stream logged until its steps went back: a generation, or several that lost nothing."""
 
-    launch: int
-    rank: int
+    seat: Seat
     time: float
     """The time of its first line; the step is that line's too."""
     step: int

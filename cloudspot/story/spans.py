@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Phase, Seat
+from cloudspot.jobstore.seats import seats_of
 from cloudspot.story.outcomes import own_beat
+from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import Stretch, node_end, phases_of
 
 STATES = (
@@ -19,12 +22,15 @@ STATES = (
     "training",
     "lost",
     "saving",
+    "holding",
     "waiting",
     "suspended",
     "ended",
     "unknown",
 )
 """What a job does, one thing at a time, roughly in the order in which it gets there."""
+STANDBY = "standby"
+"""What a node does besides: it is ready to train, and waits for the training to take it in."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,6 @@ class Span:
     state: str
     start: datetime
     end: datetime
-    launch: int | None = None
     generation: int | None = None
 
     @property
@@ -43,29 +48,33 @@ class Span:
         return (self.end - self.start).total_seconds()
 
 
+def mark(state: str, at: datetime, generation: int | None = None) -> Span:
+    """Return the beginning of a span."""
+    return Span(state, at, at, generation)
+
+
 def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
     """Return the spans from each mark to the next; a clock that is slow moves no mark back."""
     found: list[Span] = []
     current: Span | None = None
-    for mark in [*marks, Span("", end, end)]:
+    for one in [*marks, mark("", end)]:
+        at = one.start
         if current is not None:
-            at = min(max(mark.start, current.start), max(end, current.start))
+            at = min(max(at, current.start), max(end, current.start))
             if at > current.start:
-                found.append(Span(current.state, current.start, at, current.launch, current.generation))
-            mark = Span(mark.state, at, at, mark.launch, mark.generation)  # noqa: PLW2901
-        current = mark
+                found.append(Span(current.state, current.start, at, current.generation))
+        current = mark(one.state, at, one.generation)
     return tuple(found)
 
 
-def trained(part: Stretch, at: datetime, launch: int) -> Iterator[Span]:
+def trained(part: Stretch, at: datetime) -> Iterator[Span]:
     """Yield the part of the time from ``at`` on that counts, and then the part that does not."""
     if part.kept_until is None:
-        yield Span("unknown", at, at, launch, part.number)
+        yield mark("unknown", at, part.number)
         return
-    yield Span("training", at, at, launch, part.number)
+    yield mark("training", at, part.number)
     if part.ended is not None and part.kept_until < part.ended:
-        behind = max(at, part.kept_until)
-        yield Span("saving" if part.was_drained else "lost", behind, behind, launch, part.number)
+        yield mark("saving" if part.was_drained else "lost", max(at, part.kept_until), part.number)
 
 
 _NODE_STATES = {
@@ -82,30 +91,37 @@ _NODE_STATES = {
 class NodeLine:
     """What one node has done, from the request of its launch to its end."""
 
-    launch: int
-    rank: int
+    seat: Seat
     spans: tuple[Span, ...]
 
 
 def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Iterator[NodeLine]:
-    """Yield a line for each slot that a machine claimed, by launch and rank."""
+    """Yield a line for each seat that a machine claimed, by launch and rank."""
+    excluded = seats_of(history.launches, history.generations).excluded
+    numbers, held, ran = held_generations(history), dict[Seat, list[Span]](), set[Seat]()
+    for generation in history.generations:
+        ran.update(generation.seats)
+        if generation.number in numbers:
+            for seat in generation.seats:
+                held.setdefault(seat, []).append(mark("holding", generation.at, generation.number))
     for launch in history.launches:
-        for rank, slot in sorted(launch.slots.items()):
-            if slot.instance_id is not None:
-                beat = own_beat(launch, rank)
-                end = node_end(history, launch, rank, now) or (slot.at if beat is None else beat.at)
-                marks = _marks(history, launch, rank, parts)
-                yield NodeLine(launch.number, rank, between(marks, end))
+        for rank, slot in launch.claimed.items():
+            seat, phases, beat = Seat(launch.number, rank), phases_of(launch, rank), own_beat(launch, rank)
+            end = node_end(launch, rank, now, excluded=excluded) or (slot.at if beat is None else beat.at)
+            begin = mark("setup" if phases or seat not in ran else "unknown", slot.at)
+            told = [one for phase in phases for one in _told(history, phase, parts, numbers)]
+            told = sorted([*told, *held.get(seat, ())], key=lambda one: one.start)
+            yield NodeLine(seat, between([mark("launching", launch.intent.at), begin, *told], end))
 
 
-def _marks(history: History, launch: LaunchHistory, rank: int, parts: Sequence[Stretch]) -> Iterator[Span]:
-    number, phases, claimed = launch.number, phases_of(launch, rank), launch.slots[rank].at
-    has_run = any(rank in one.ranks(number) for one in history.generations_by_launch.get(number, ()))
-    yield Span("launching", launch.intent.at, launch.intent.at, number)
-    yield Span("setup" if phases or not has_run else "unknown", claimed, claimed, number)
+def _told(history: History, phase: Phase, parts: Sequence[Stretch], held: Collection[int]) -> Iterator[Span]:
+    """Yield what begins with a phase of a node."""
     first = "running" if history.has_no_session else "training"
-    for phase in phases:
-        if phase.state == first and 1 <= phase.generation <= len(parts):
-            yield from trained(parts[phase.generation - 1], phase.at, number)
-        elif phase.state in _NODE_STATES:
-            yield Span(_NODE_STATES[phase.state], phase.at, phase.at, number, phase.generation)
+    if phase.state == first and 1 <= phase.generation <= len(parts):
+        yield from trained(parts[phase.generation - 1], phase.at)
+    elif phase.state in {"ready", "restoring"} and phase.generation in held:
+        yield mark("holding", phase.at, phase.generation)
+    elif phase.state == "ready" and phase.generation == 0:
+        yield mark(STANDBY, phase.at)
+    elif phase.state in _NODE_STATES:
+        yield mark(_NODE_STATES[phase.state], phase.at, phase.generation)

@@ -2,46 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import get_args
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import JobOutcome, JobState
-from cloudspot.story.outcomes import last_generation, own_exit, own_exits, permanent_failure, succeeded
+from cloudspot.jobfile.spec import Nodes, spec_from_json
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Generation, JobOutcome, JobState, Seat
+from cloudspot.story.outcomes import end_by_nodes, own_beat, succeeded
 
 TERMINAL_STATES: frozenset[str] = frozenset(get_args(JobOutcome))
 
 
 def job_state(history: History) -> JobState:
-    """Return ``queued``, ``launching``, ``running``, ``draining``, ``waiting`` or ``stopping``, or its end.
+    """Return the job's state.
+
+    That is ``queued``, ``launching``, ``running``, ``holding``, ``draining``, ``waiting``, ``suspended``,
+    ``stopping``, or its end.
 
     A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so, even
     if no controller was there to write the last record of the journal.
     """
     if history.finished is not None:
         return history.finished.outcome
-    if history.suspended is not None and history.stop is None and history.open_launch is None:
+    if history.suspended is not None and history.stop is None and not history.live_launches:
         return "suspended"
+    end = end_by_nodes(history)
+    if end is not None:
+        return end.outcome
     if not history.current_launches:
-        return "queued" if history.stop is None else "stopped"
-    last = history.current_launches[-1]
-    if succeeded(history, last) or (last.closed is not None and last.closed.outcome == "succeeded"):
-        return "succeeded"
-    has_ended = last.closed is not None or _all_exited(last)
+        return "queued"
     if history.stop is not None:
-        return "stopped" if has_ended else "stopping"
-    if permanent_failure(last) is not None and has_ended:
-        return "failed"
-    if has_ended:
+        return "stopping"
+    if not history.live_launches:
         return "waiting"
-    if not last.is_attempt:
+    members = live_members(history)
+    if not members:
         return "launching"
-    generation = last_generation(history, last)
+    if is_holding(history, history.generations[-1]):
+        return "holding"
     # A node that had a notice and died without an exit record is not in the generation that goes on.
-    members = last.slots.keys() if generation is None else set(generation.ranks(last.number))
-    draining = any(own_exit(last, rank) is None for rank in members & last.notices.keys())
-    return "draining" if draining else "running"
+    return "draining" if any(has_notice(history, seat) for seat in members) else "running"
+
+
+def live_members(history: History) -> tuple[Seat, ...]:
+    """Return the nodes of the newest generation that may still run, in rank order."""
+    seats = history.generations[-1].seats if history.generations else ()
+    launches = ((seat, history.launch_of(seat)) for seat in seats)
+    return tuple(seat for seat, launch in launches if launch is not None and seat.rank in launch.live_ranks)
+
+
+def has_notice(history: History, seat: Seat) -> bool:
+    """Return whether the node knows that its machine will be taken."""
+    launch = history.launch_of(seat)
+    return launch is not None and seat.rank in launch.notices
+
+
+def nodes_of(history: History) -> Nodes:
+    """Return how many nodes the training needs, and may have."""
+    return spec_from_json(history.submission.spec).nodes
+
+
+def is_holding(history: History, generation: Generation) -> bool:
+    """Return whether the generation has too few nodes to train, and only keeps them warm."""
+    return _is_holding(history, generation, nodes_of(history).min)
+
+
+def held_generations(history: History) -> frozenset[int]:
+    """Return the numbers of the generations that only held."""
+    least = nodes_of(history).min if history.generations else 0
+    return frozenset(one.number for one in history.generations if _is_holding(history, one, least))
+
+
+def _is_holding(history: History, generation: Generation, least: int) -> bool:
+    if len(generation.members) >= least:
+        return False
+    first = history.current_launches[0].number if history.current_launches else len(history.launches) + 1
+    if generation.seats[0].launch >= first:
+        return True
+    # How many nodes the job needed before it was resumed is told only by what they did.
+    return not any(_has_run(history, seat, generation.number) for seat in generation.seats)
+
+
+def _has_run(history: History, seat: Seat, number: int) -> bool:
+    """Return whether the node has run the generation, as far as is known."""
+    launch = history.launch_of(seat)
+    beat = None if launch is None else own_beat(launch, seat.rank)
+    return beat is None or any(one.generation == number and one.state == "running" for one in beat.phases)
 
 
 def is_over(history: History) -> bool:
@@ -58,14 +106,18 @@ def ended_at(history: History) -> datetime | None:
     finished = None if history.finished is None else history.finished.at
     if not is_over(replace(history, finished=None)):
         return finished
-    said = [] if history.stop is None else [history.stop.at]
-    for launch in history.current_launches[-1:]:
-        exits = [one.at for one in own_exits(launch)]
-        said += exits or ([] if launch.closed is None else [launch.closed.at])
-        said.append(launch.intent.at)
-    assert said, "a job that is over was stopped or launched"
+    said = list(_last_words(history))
+    assert said, "a job that is over was stopped, or a node of it has ended"
     return max(said) if finished is None else min(max(said), finished)
 
 
-def _all_exited(launch: LaunchHistory) -> bool:
-    return launch.is_attempt and all(own_exit(launch, rank) is not None for rank in launch.slots)
+def _last_words(history: History) -> Iterator[datetime]:
+    """Yield when what ended the job was asked for, and when the nodes that ended it did so."""
+    if history.stop is not None:
+        yield history.stop.at
+    members = set(history.generations[-1].seats) if succeeded(history) else None
+    for launch in history.current_launches:
+        for rank in launch.claimed:
+            if members is None or Seat(launch.number, rank) in members:
+                over = launch.over_at(rank)
+                yield launch.intent.at if over is None else max(over, launch.intent.at)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Generation, Phase, Seat
-from cloudspot.story.outcomes import own_beat, own_exit
+from cloudspot.jobstore.seats import seats_of
+from cloudspot.story.outcomes import own_beat
 from cloudspot.story.progress import StepsLost, last_step, steps_lost_by
-from cloudspot.story.states import job_state
+from cloudspot.story.states import held_generations, job_state, live_members
 
 OVER = frozenset({"uploading", "ending", "restoring"})
 """A node in one of these states after it ran has no trainer any more."""
@@ -39,8 +40,8 @@ class Stretch:
 
 def stretches(history: History, now: datetime) -> tuple[Stretch, ...]:
     """Return the stretch of each generation, in order."""
-    kept = _Kept(history)
-    return tuple(_stretch(history, generation, now, kept) for generation in history.generations)
+    kept, excluded = _Kept(history), seats_of(history.launches, history.generations).excluded
+    return tuple(_stretch(history, generation, now, kept, excluded) for generation in history.generations)
 
 
 def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
@@ -57,20 +58,22 @@ def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
     return phases[ran[-1] + 1 :] if ran else ()
 
 
-def node_end(history: History, launch: LaunchHistory, rank: int, now: datetime) -> datetime | None:
-    """Return when the node stopped running anything, ``now`` while it may run; None if that is not known."""
-    last = own_exit(launch, rank)
-    if last is not None:
-        return last.at
-    if launch.closed is not None:
-        return next((one.ended_at for one in launch.closed.machines if one.rank == rank), None)
-    newest = history.generations[-1] if history.generations else None
-    ranks = () if newest is None else newest.ranks(launch.number)
-    is_out = bool(ranks) and rank not in ranks
-    return None if is_out else now
+def node_end(
+    launch: LaunchHistory, rank: int, now: datetime, *, excluded: Collection[Seat]
+) -> datetime | None:
+    """Return when the node stopped running anything, ``now`` while it may run; None if that is not known.
+
+    ``excluded`` are the nodes without which the training has gone on.
+    """
+    over = launch.over_at(rank)
+    if over is not None:
+        return over
+    return None if Seat(launch.number, rank) in excluded else now
 
 
-def _stretch(history: History, generation: Generation, now: datetime, kept: _Kept) -> Stretch:
+def _stretch(
+    history: History, generation: Generation, now: datetime, kept: _Kept, excluded: Collection[Seat]
+) -> Stretch:
     number = generation.number
     first = "running" if history.has_no_session else "training"
     begun, over = [], []
@@ -80,8 +83,10 @@ def _stretch(history: History, generation: Generation, now: datetime, kept: _Kep
             phases = phases_of(launch, seat.rank)
             begun += [one.at for one in phases if one.generation == number and one.state == first]
             said = (one.at for one in after_trainer(phases, number) if one.state in OVER)
-            end = next(said, None) or node_end(history, launch, seat.rank, now)
+            end = next(said, None) or node_end(launch, seat.rank, now, excluded=excluded)
             over += [] if end is None else [end]
+    if number < len(history.generations):
+        over.append(history.generations[number].at)
     started, ended = max(begun, default=None), min(over, default=None)
     if started is not None and ended is not None:
         ended = max(started, ended)
@@ -96,12 +101,6 @@ def _stretch(history: History, generation: Generation, now: datetime, kept: _Kep
     )
 
 
-def _is_over(history: History, seat: Seat) -> bool:
-    """Return whether the node runs no training any more."""
-    launch = history.launch_of(seat)
-    return launch is not None and (launch.closed is not None or own_exit(launch, seat.rank) is not None)
-
-
 class _Kept:
     """Until when each generation's work counts, found by going back from the job's newest state."""
 
@@ -112,14 +111,15 @@ class _Kept:
         self.drained: set[int] = set()
         if not history.generations:
             return
-        current = history.generations[-1]
+        current, held = history.generations[-1], held_generations(history)
         self._take_newest(history, current)
         while current.restore_from is not None and 1 <= current.restore_from.generation < current.number:
             restored, commit = current.restore_from, history.find_commit(current.restore_from)
             if commit is not None:
                 self._sealed[restored.generation] = commit.sealed_at
             lost = steps_lost_by(history, restored.generation)
-            if restored.generation == current.number - 1 and lost == StepsLost(0, is_exact=True):
+            are_held = held.issuperset(range(restored.generation + 1, current.number))
+            if are_held and lost == StepsLost(0, is_exact=True):
                 self.drained.add(restored.generation)
             current = history.generations[restored.generation - 1]
 
@@ -136,8 +136,7 @@ class _Kept:
 
     def _take_newest(self, history: History, newest: Generation) -> None:
         """Judge the newest generation, from which no other has resumed."""
-        is_over = all(_is_over(history, seat) for seat in newest.seats)
-        if job_state(history) == "succeeded" or not is_over:
+        if job_state(history) == "succeeded" or live_members(history):
             self._whole.add(newest.number)  # What still runs may be kept whole.
             return
         commit = history.find_commit(history.head)

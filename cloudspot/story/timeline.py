@@ -6,22 +6,17 @@ it had said so, or its agent was too old to say it) is ``unknown``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Resumed, Suspended
+from cloudspot.jobstore.records import Generation, Resumed, Seat, Suspended
+from cloudspot.jobstore.seats import seats_of
 from cloudspot.story.answers import Answer, answers
-from cloudspot.story.spans import STATES, NodeLine, Span, between, node_lines, trained
-from cloudspot.story.states import ended_at
-from cloudspot.story.stretches import (
-    Stretch,
-    after_trainer,
-    node_end,
-    phases_of,
-    stretches,
-)
+from cloudspot.story.spans import STATES, NodeLine, Span, between, mark, node_lines, trained
+from cloudspot.story.states import ended_at, held_generations
+from cloudspot.story.stretches import Stretch, node_end, phases_of, stretches
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Timeline:
     answers: tuple[Answer, ...]
     """One for each notice, by launch and rank."""
     nodes: tuple[NodeLine, ...]
-    """One for each slot that a machine claimed, by launch and rank."""
+    """One for each node, by launch and rank."""
 
     @property
     def total_seconds(self) -> float:
@@ -68,104 +63,189 @@ def timeline(history: History, now: datetime) -> Timeline:
     """Return the job's timeline at ``now``."""
     start = history.first_submission.at
     parts = stretches(history, now)
-    marks = [Span("queued", start, start), *_marks(history, parts, now)]
     end = ended_at(history) or now
     return Timeline(
         start=start,
         end=max(start, end),
-        spans=between(marks, end),
+        spans=between([mark("queued", start), *_Marks(history, parts, now).all()], end),
         stretches=parts,
         answers=tuple(answers(history)),
         nodes=tuple(node_lines(history, parts, now)),
     )
 
 
-def _marks(history: History, parts: tuple[Stretch, ...], now: datetime) -> Iterator[Span]:
-    """Yield where each state begins, in order."""
-    for launch in history.launches:
-        yield from _turns(history, launch.number - 1)
-        yield Span("launching", launch.intent.at, launch.intent.at, launch.number)
-        if launch.is_attempt:
-            yield from _attempt_marks(history, launch, parts)
-        over = _launch_end(history, launch, now)
-        if over is not None:
-            yield Span("suspended" if _is_suspended(history, launch) else "waiting", over, over)
-    yield from _turns(history, len(history.launches))
+class _Marks:
+    """Finds where each state of a job begins.
 
+    From the first sign of a generation to the end of its last node, the job does what its members do;
+    newcomers that boot meanwhile change nothing. Between two generations without a node in common, and
+    before the first, it does what the machines on their way do.
+    """
 
-def _is_suspended(history: History, launch: LaunchHistory) -> bool:
-    """Return whether the job was suspended before the launch and has not run since."""
-    before = [(number, turn) for number, turn in history.turns if number < launch.number]
-    if not before or not isinstance(before[-1][1], Suspended):
-        return False
-    return not any(one.is_attempt for one in history.launches[before[-1][0] : launch.number])
+    def __init__(self, history: History, parts: tuple[Stretch, ...], now: datetime) -> None:
+        self._history = history
+        self._parts = parts
+        self._now = now
+        self._held = held_generations(history)
+        self._excluded = seats_of(history.launches, history.generations).excluded
+        self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
+        """Of each node that was in a generation: the first one."""
 
+    def all(self) -> Iterator[Span]:
+        """Yield the marks in order."""
+        before: Generation | None = None
+        for generation in self._history.generations:
+            survivors = () if before is None else tuple(set(before.seats).intersection(generation.seats))
+            if survivors:
+                assert before is not None
+                yield from self._going_on(before, survivors, generation)
+            else:
+                yield from self._gap(before, generation)
+            yield from self._generation(generation)
+            before = generation
+        if before is not None:
+            # The survivors may be about to agree on the next one.
+            yield from self._going_on(before, before.seats, None)
+        yield from self._gap(before, None)
 
-def _turns(history: History, num_launches: int) -> Iterator[Span]:
-    """Yield what begins with each turn after so many launches."""
-    for before, turn in history.turns:
-        if before == num_launches:
-            state = {Suspended: "suspended", Resumed: "queued"}.get(type(turn), "ended")
-            yield Span(state, turn.at, turn.at)
+    def _gap(self, before: Generation | None, after: Generation | None) -> Iterator[Span]:
+        """Yield what the job does from the end of one generation's nodes to the first sign of the next."""
+        begin = None if before is None else self._over(before)
+        if before is not None and begin is None:
+            return
+        number = 0 if before is None else before.number
+        comers = self._newcomers() if after is None else after.seats
+        begun = [at for at in (self._restored(seat, 0, after) for seat in comers) if at is not None]
+        # The slowest setup holds up all.
+        restoring = max(begun) if begun and len(begun) == len(comers) else None
+        until = restoring or (None if after is None else after.at)
+        for at, state in _supply(self._history, self._first, number):
+            if until is None or at <= until:
+                begun_at = at if begin is None else max(at, begin)
+                yield mark(state, begun_at if until is None else min(begun_at, until))
+        if restoring is not None:
+            yield mark("restoring", restoring, None if after is None else after.number)
 
+    def _newcomers(self) -> list[Seat]:
+        """Return the live nodes that were in no generation yet."""
+        return [
+            seat
+            for launch in self._history.live_launches
+            for rank in launch.claimed
+            if rank in launch.live_ranks and (seat := Seat(launch.number, rank)) not in self._first
+        ]
 
-def _launch_end(history: History, launch: LaunchHistory, now: datetime) -> datetime | None:
-    """Return when the launch stopped running anything; None while something may run."""
-    if not launch.is_attempt:
-        return None if launch.closed is None else launch.closed.at
-    if launch.closed is None and not all(rank in launch.exits for rank in launch.slots):
+    def _over(self, generation: Generation) -> datetime | None:
+        """Return when the last node of the generation ended; None: one of them may run, or nobody knows."""
+        ends = []
+        for seat in generation.seats:
+            launch = self._history.launches[seat.launch - 1]
+            if generation is self._history.generations[-1] and seat.rank in launch.live_ranks:
+                return None
+            ends.append(node_end(launch, seat.rank, self._now, excluded=self._excluded))
+        return max((one for one in ends if one is not None), default=None)
+
+    def _going_on(
+        self, before: Generation, survivors: tuple[Seat, ...], after: Generation | None
+    ) -> Iterator[Span]:
+        """Yield when the nodes that go on have begun to restore."""
+        told = (self._restored(seat, before.number, after) for seat in survivors)
+        begun = [at for at in told if at is not None]
+        if begun and before.number not in self._held:
+            # The first one to go on ends the training.
+            yield mark("restoring", min(begun), before.number + 1)
+
+    def _restored(self, seat: Seat, before: int, after: Generation | None) -> datetime | None:
+        """Return when the node began to restore between two generations (0: after its setup)."""
+        number = before if after is None else after.number
+        for phase in phases_of(self._history.launches[seat.launch - 1], seat.rank):
+            if phase.state == "running" and phase.generation == number != before:
+                return None
+            if phase.state == "restoring" and phase.generation in {before, number}:
+                return phase.at
         return None
-    ends = [node_end(history, launch, rank, now) for rank in launch.slots]
-    closed_at = None if launch.closed is None else launch.closed.at
-    return max((one for one in ends if one is not None), default=closed_at)
+
+    def _generation(self, generation: Generation) -> Iterator[Span]:
+        number, part = generation.number, self._parts[generation.number - 1]
+        if number in self._held:
+            yield mark("holding", generation.at, number)
+            return
+        running = [
+            one.at
+            for seat in generation.seats
+            for one in phases_of(self._history.launches[seat.launch - 1], seat.rank)
+            if one.generation == number and one.state == "running"
+        ]
+        if running:
+            yield mark("starting", max(running), number)
+        elif part.started is None:
+            yield mark("unknown", generation.at, number)
+        if part.started is not None:
+            yield from trained(part, part.started)
+        if part.ended is not None:
+            yield mark("saving", part.ended, number)
 
 
-def _attempt_marks(history: History, launch: LaunchHistory, parts: tuple[Stretch, ...]) -> Iterator[Span]:
-    claimed = max(slot.at for slot in launch.slots.values())
-    generations = history.generations_by_launch.get(launch.number, ())
-    is_told = not generations or any(phases_of(launch, rank) for rank in launch.slots)
-    yield Span("setup" if is_told else "unknown", claimed, claimed, launch.number)
-    before = 0
-    for generation in generations:
-        ranks = generation.ranks(launch.number)
-        yield from _restoring(launch, ranks, before, generation.number)
-        yield from _training(launch, generation, parts[generation.number - 1])
-        before = generation.number
-    # The survivors may be about to agree on the next one.
-    yield from _restoring(launch, tuple(sorted(launch.slots)), before, None)
+def _supply(history: History, first: Mapping[Seat, int], number: int) -> Iterator[tuple[datetime, str]]:
+    """Yield what the job does, and from when on, by the machines alone that came after a generation.
+
+    ``first`` is the first generation of each node that was in one.
+    """
+    changes: list[tuple[datetime, str, int]] = []
+    for at, word, launch in _in_journal_order(history):
+        changes.append((at, word, 0))
+        for rank in () if launch is None else range(launch.intent.num_nodes):
+            assert launch is not None
+            is_counted = first.get(Seat(launch.number, rank), number + 1) > number
+            changes += _changes(
+                launch, rank, at, is_counted=is_counted, has_run=(launch.number, rank) in first
+            )
+    word, num, told = "queued", dict.fromkeys(("setup", "unknown", "launching"), 0), ""
+    for at, what, change in sorted(changes, key=lambda one: one[0]):
+        if change:
+            num[what] += change
+        elif what not in _LEFT_BY or word not in _LEFT_BY[what]:
+            word = "waiting" if what in _LEFT_BY else what
+        busy = next((one for one, count in num.items() if count), None)
+        state = word if word == "ended" or busy is None else busy
+        if state != told:
+            yield at, state
+        told = state
 
 
-def _restoring(
-    launch: LaunchHistory, ranks: tuple[int, ...], before: int, number: int | None
-) -> Iterator[Span]:
-    """Yield when the nodes began to restore after generation ``before`` (0: after their setup)."""
-    begun = []
-    for rank in ranks:
-        behind = after_trainer(phases_of(launch, rank), before)
-        begun += [one.at for one in behind if one.state == "restoring"][:1]
-    # The slowest setup holds up all; after a generation the first one to go on ends the training.
-    if begun and (before > 0 or len(begun) == len(ranks)):
-        at = min(begun) if before > 0 else max(begun)
-        yield Span("restoring", at, at, launch.number, number)
+_LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}
+"""The states that outlast a new launch, or a machine's coming up."""
 
 
-def _training(launch: LaunchHistory, generation: Generation, part: Stretch) -> Iterator[Span]:
-    number = generation.number
-    running = [
-        one.at
-        for rank in generation.ranks(launch.number)
-        for one in phases_of(launch, rank)
-        if one.generation == number and one.state == "running"
-    ]
+def _changes(
+    launch: LaunchHistory, rank: int, at: datetime, *, is_counted: bool, has_run: bool
+) -> Iterator[tuple[datetime, str, int]]:
+    """Yield when a seat adds to what its job does, and when no more; its launch was requested ``at``."""
+    slot, over = launch.slots.get(rank), launch.over_at(rank)
+    if is_counted:
+        yield at, "launching", 1
+    if slot is None:
+        return
+    taken = max(at, slot.at)
+    if is_counted:
+        yield taken, "launching", -1
+    if rank in launch.claimed:
+        yield taken, "claimed", 0
+        if is_counted:
+            state = "setup" if phases_of(launch, rank) or not has_run else "unknown"
+            yield taken, state, 1
+            if over is not None:
+                yield max(taken, over), state, -1
 
-    def mark(state: str, at: datetime) -> Span:
-        return Span(state, at, at, launch.number, number)
 
-    if running:
-        yield mark("starting", max(running))
-    elif part.started is None:
-        yield mark("unknown", generation.at)
-    if part.started is not None:
-        yield from trained(part, part.started, launch.number)
-    if part.ended is not None:
-        yield mark("saving", part.ended)
+def _in_journal_order(history: History) -> Iterator[tuple[datetime, str, LaunchHistory | None]]:
+    """Yield the launches and the turns of the job, at times that never go back, and what begins with each."""
+    turns, at = list(history.turns), history.first_submission.at
+    for launch in (*history.launches, None):
+        while turns and (launch is None or turns[0][0] < launch.number):
+            turn = turns.pop(0)[1]
+            at = max(at, turn.at)
+            yield at, {Suspended: "suspended", Resumed: "queued"}.get(type(turn), "ended"), None
+        if launch is not None:
+            at = max(at, launch.intent.at)
+            yield at, "launched", launch

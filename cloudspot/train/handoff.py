@@ -69,7 +69,7 @@ class Drain:
     """``drain.json``: save at the next agreed step and leave."""
 
     kind: str
-    """``notice`` or ``stop``."""
+    """``notice``: this machine is about to go. ``stop``, or ``join``: newcomers are to be taken in."""
     guard: float
     """The monotonic moment after which a save no longer helps: leave without one."""
 

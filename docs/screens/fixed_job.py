@@ -12,16 +12,15 @@ from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
     Chunk,
-    Closed,
     Commit,
     Exit,
     File,
     Generation,
     Heartbeat,
     Intent,
-    Machine,
     Manifest,
     Member,
     Notice,
@@ -32,7 +31,7 @@ from cloudspot.jobstore.records import (
     Summary,
     Transfer,
 )
-from cloudspot.model import LaunchRequest, LogRecord, Market, Offer
+from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, Offer
 
 JOB = "digits-7k3f"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=timezone.utc)
@@ -96,25 +95,19 @@ def _records() -> Mapping[str, object]:
         keys.journal(JOB, 1): _intent(1, "first", 0.1),
         keys.journal(JOB, 2): _generation(1, None, 1.4),
         keys.journal(JOB, 3): _commit(drained, 14.0),
-        keys.journal(JOB, 4): Closed(
+        keys.journal(JOB, 4): _intent(2, "reclaimed", 14.5),
+        keys.journal(JOB, 5): _generation(2, drained, 15.4),
+        keys.journal(JOB, 6): _commit(newest, 31.1),
+        keys.certificate(JOB, 1, MACHINES[1]): Certificate(
             launch=1,
-            outcome="reclaimed",
-            detail="node 0 drained",
-            machines=(
-                Machine(
-                    instance_id=MACHINES[1],
-                    rank=0,
-                    started_at=at(0.2),
-                    ended_at=at(14.4),
-                    end_reason="reclaimed",
-                ),
-            ),
+            rank=0,
+            instance_id=MACHINES[1],
+            started_at=at(0.2),
+            ended_at=at(14.4),
+            end_reason=EndReason.RECLAIMED,
             at=at(14.5),
             writer="w",
         ),
-        keys.journal(JOB, 5): _intent(2, "reclaimed", 14.5),
-        keys.journal(JOB, 6): _generation(2, drained, 15.4),
-        keys.journal(JOB, 7): _commit(newest, 31.1),
         keys.slot(JOB, 1, 0): _slot(1, 0.9),
         keys.slot(JOB, 2, 0): _slot(2, 15.0),
         keys.notice(JOB, 1, 0): Notice(
@@ -297,7 +290,9 @@ def _ended(
         state=state,
         step=step,
         steps_total=steps_total,
-        attempts=2 if state == "succeeded" else 1,
+        starts=2 if state == "succeeded" else 1,
+        num_nodes=1,
+        max_nodes=1,
         spent=spent,
         currency="USD",
         submitted_at=submitted,

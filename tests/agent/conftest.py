@@ -143,7 +143,7 @@ class Bench:
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)
 
-    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, **tables):
+    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, num_seats=None, **tables):
         code = self.root / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
@@ -151,8 +151,10 @@ class Bench:
         put_bundle(self.store, keys.code(bundle.sha256), bundle)
         spec = self.spec(**tables)
         submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
-        identity = NodeIdentity(instance_id=f"m-{rank + 1}", rank=rank, address="127.0.0.1")
-        made_journal.open_launch(self.store, JOB, launch, num_nodes=max(spec.nodes.max, rank + 1))
+        name = f"m-{rank + 1}" if launch == 1 else f"m-{launch}-{rank + 1}"
+        identity = NodeIdentity(instance_id=name, rank=rank, address="127.0.0.1")
+        num_seats = num_seats or max(spec.nodes.max, rank + 1)
+        made_journal.open_launch(self.store, JOB, launch, num_nodes=num_seats)
         node = self.node(launch=launch, machine=machine)
         pipe = NoticePipe(node.directory)
         life = Life(node, store or self.store, self.provider, Job(submission, spec, identity), pipe)

@@ -212,3 +212,34 @@ sys.exit(0)
     assert second.restore_from == bench.id(1, 107)
     assert bench.exit_record(rank=1).outcome == "drained"
     assert "the script was not told to save" not in caplog.text
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_script_is_told_of_newcomers_and_left_alone_where_it_cannot_be(
+    bench, wait_until, monkeypatch, is_told
+):
+    monkeypatch.setattr("cloudspot.agent.training.drain_schedule.JOIN_AFTER_STARTS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.training.supervision.SCRIPT_START_SECONDS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
+    table = {**TABLE, "complete_file": "model"}
+    if not is_told:
+        del table["on_notice"]
+    options = {"nodes": {"min": 1, "max": 2}, "checkpoint": table}
+    life = bench.life(LEAVES, num_seats=1, **options)
+    thread = threading.Thread(target=life.run, daemon=True)
+    thread.start()
+    wait_until(bench.commits, seconds=30)
+    other = bench.life(LEAVES, num_seats=1, launch=2, machine="other", **options)
+    second = threading.Thread(target=other.run, daemon=True)
+    second.start()
+    if not is_told:
+        wait_until(lambda: other.context.status.state == "ready")
+        time.sleep(1.0)
+        assert len(bench.generations()) == 1
+        (life.context.node.work / "stop").touch()
+    end(thread)
+    end(second)
+    whys = [one.why for one in bench.generations()]
+    assert whys == (["first", "joined"] if is_told else ["first"])
+    assert bench.commits()[-1] == bench.id(1, 107)
+    assert bench.exit_record(2).outcome == ("succeeded" if is_told else "superseded")

@@ -32,8 +32,8 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.parts import upload_directory
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
-    Closed,
     Commit,
     Ending,
     Exit,
@@ -45,11 +45,11 @@ from cloudspot.jobstore.records import (
     Intent,
     KnownEnding,
     Lasting,
-    Machine,
     Member,
     Notice,
     Phase,
     SaveId,
+    Seat,
     Suspect,
     Suspicions,
     new_nonce,
@@ -59,7 +59,7 @@ from cloudspot.jobstore.suspicions import write_suspicions
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
+from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot.story.report import summarise
 
 OFFER = Offer(
@@ -141,19 +141,21 @@ class Jobs:
         )
         append(self.store, job_id, intent)
 
-    def add_closed(self, job_id: str, launch: int, outcome: str, *, started: float, ended: float):
-        """End a launch, with one machine on its bill."""
-        machine = Machine(
-            instance_id=f"m-{launch}",
+    def add_certificate(
+        self, job_id: str, launch: int, *, started: float, ended: float, end_reason=EndReason.SELF
+    ) -> None:
+        """Prove that the launch's machine has ended."""
+        certificate = Certificate(
+            launch=launch,
             rank=0,
+            instance_id=f"m-{launch}",
             started_at=at(started),
             ended_at=at(ended),
-            end_reason="reclaimed" if outcome == "reclaimed" else "self",
+            end_reason=end_reason,
+            at=at(ended),
+            writer=new_nonce(),
         )
-        closed = Closed(
-            launch=launch, outcome=outcome, detail="", machines=(machine,), at=at(ended), writer=new_nonce()
-        )
-        append(self.store, job_id, closed)
+        self.put(keys.certificate(job_id, launch, f"m-{launch}"), certificate)
 
     def add_finished(self, job_id: str, outcome: str, *, minutes: float, detail: str = "") -> None:
         """End the job."""
@@ -324,7 +326,7 @@ class Jobs:
         checkpoint = self.add_checkpoint(job_id, 1, 40, sealed=5.1, committed=5.15)
         self.add_log(job_id, "1-0", ["step 1", "step 40"], minutes=2)
         self.add_exit(job_id, 1, "drained", step=40, minutes=5.2, committed=checkpoint)
-        self.add_closed(job_id, 1, "reclaimed", started=0, ended=6)
+        self.add_certificate(job_id, 1, started=0, ended=6, end_reason=EndReason.RECLAIMED)
         self.add_intent(job_id, 2, minutes=6)
         self.claim(job_id, 2, minutes=6.5)
         self.add_generation(job_id, 2, minutes=7, restore_from=checkpoint)
@@ -334,7 +336,7 @@ class Jobs:
         self.add_log(job_id, "2-0", ["step 41", "step 100"], minutes=8)
         final = Final(step=100, weights_sha256="ab" * 32, metrics={"accuracy": 0.975})
         self.add_exit(job_id, 2, "succeeded", step=100, minutes=12, restored_step=40, final=final)
-        self.add_closed(job_id, 2, "succeeded", started=6, ended=12)
+        self.add_certificate(job_id, 2, started=6, ended=12)
         self.add_finished(job_id, "succeeded", minutes=12.5)
         return job_id
 
@@ -355,7 +357,7 @@ class Jobs:
             permanent=True,
             log_tail=("Traceback (most recent call last):", "ValueError: no data"),
         )
-        self.add_closed(job_id, 1, "failed", started=20, ended=22)
+        self.add_certificate(job_id, 1, started=20, ended=22)
         self.add_finished(job_id, "failed", minutes=22, detail="train.py ended with 3")
         return job_id
 
@@ -366,12 +368,13 @@ class Jobs:
         self.claim(job_id, 1, minutes=1)
         self.add_generation(job_id, 1, minutes=1)
         self.add_checkpoint(job_id, 1, 40)
-        self.add_closed(job_id, 1, "stopped", started=0, ended=60)
+        self.add_exit(job_id, 1, "stopped", step=40, minutes=60)
+        self.add_certificate(job_id, 1, started=0, ended=60)
         self.add_finished(job_id, "stopped", minutes=60)
         return job_id
 
     def running(self, job_id: str = "going-abcd") -> str:
-        """Write a job in the middle of its first attempt."""
+        """Write a job in the middle of its first generation."""
         self.submit(job_id, minutes=100)
         self.add_intent(job_id, 1, minutes=100)
         self.claim(job_id, 1, minutes=100.5)
@@ -415,10 +418,10 @@ def four_jobs(jobs, tmp_path, monkeypatch):
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(
-        rank=0, instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
+        seat=Seat(1, 0), instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
     )
-    ending = KnownEnding(ending=Ending(), known=Lasting(seconds=5.0, until=None))
-    left = Suspicions(launch=1, suspects=(absent,), endings=(ending,), at=at(103), writer="w")
+    ending = KnownEnding(ending=Ending("stop"), known=Lasting(seconds=5.0, until=None))
+    left = Suspicions(suspects=(absent,), endings=(ending,), at=at(103), writer="w")
     write_suspicions(jobs.store, ODD[1], left)
     return jobs.store
 

@@ -126,11 +126,11 @@ def test_every_key_of_a_log_line_is_documented(jobs):
     first = jobs.run("logs", jobs.reclaimed_and_finished(), "--json").stdout.splitlines()[0]
     found = set(re.findall(r'"(\w+)": ', first))
     assert found - words_in_backquotes(section("cloudspot logs")) == set()
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_every_state_is_documented():
     source = (Path(__file__).parents[2] / "cloudspot" / "story" / "states.py").read_text()
     states = set(re.findall(r"``(\w+)``", source)) | {"failed", "stopped", "succeeded"}
     assert states - words_in_backquotes(section("cloudspot ps")) == set()
-    assert len(states) == 9
+    assert len(states) == 11

@@ -330,7 +330,7 @@ CASES = [
     Case(
         "nothing to reclaim",
         "preempt digits",
-        "job digits-1111 has no running machine for node 0; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
+        "job digits-1111 has no running machine; see: cloudspot show digits-1111 --store {store} (this store: CLOUDSPOT_STORE)",
         1,
         jobs=("digits-1111",),
     ),

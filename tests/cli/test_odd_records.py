@@ -15,9 +15,7 @@ from record_kinds import HEALTHY, ODD, kind_of
 from cloudspot.cli.main import program
 from cloudspot.controller.ownership import adopt
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import (
-    Removal,
-)
+from cloudspot.jobstore.records import Removal, SettledLaunches
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
@@ -49,6 +47,8 @@ class OddStore:
         self.store.put(key, data)
         if key.startswith(keys.journal_prefix(self.job_id)):
             self.store.delete(keys.journal_copy(self.job_id))  # else the record is not read
+        if kind_of(key) not in {SettledLaunches, None}:
+            self.store.delete(keys.settled_launches(self.job_id))  # else a settled launch's are not read
 
     def run(self, *arguments):
         """Run a command; whatever it met, it ends with a status and shows no traceback."""

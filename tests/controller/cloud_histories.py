@@ -9,8 +9,9 @@ of ``Town``, which calls ``meet_fate`` before each request and after each answer
 import random
 from datetime import timedelta
 
+from launch_histories import check_journal, check_supply, is_rightful
 from simcloud import Machine, SimCloud
-from simnodes import SimNode, Training
+from simnodes import Script, SimAgents
 from simulation import START, Odds, SimStore, Violation, World
 
 from cloudspot.controller.loop import Controller
@@ -19,9 +20,11 @@ from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Closed, Commit, Generation, Intent, Submission, Suspended
+from cloudspot.jobstore.records import Submission
 from cloudspot.model import InstanceState, Market
 from cloudspot.story.events import EventKind
+from cloudspot.story.ledger import bill
+from cloudspot.story.outcomes import launch_end
 
 JOB = "digits-1"
 LIMIT_SECONDS = 60_000.0
@@ -44,9 +47,16 @@ class WorldHost(MachineHost):
         self.violations = []
         self.truth = SimCloud(
             town.world,
-            min_nodes=town.spec.nodes.min,
-            node=lambda machine: SimNode(town.world, self.truth, town.store, machine, town.training).live(),
+            max_nodes=town.spec.nodes.max,
+            node=SimAgents(
+                town.world,
+                lambda: self.truth,
+                lambda: town.store,
+                script=town.script,
+                min_nodes=town.spec.nodes.min,
+            ),
             is_rightful=lambda machine: False,
+            check_supply=lambda: check_supply(town.store, self.truth, town.spec.nodes.max),
         )
 
     def allocate_address(self):
@@ -70,6 +80,7 @@ class WorldHost(MachineHost):
         self.truth.machines[machine.id] = machine
         self.truth._set(machine, InstanceState.RUNNING)
         machine.life = world.start(self.truth._node(machine))
+        self.truth._check_supply()
         if machine.market is Market.SPOT and world.chance(0.5):
             world.start(self.truth._reclaim(machine), delay=world.rng.uniform(1, 300))
 
@@ -106,10 +117,13 @@ class Town:
     provider_name = None
     zones = ()
     """Those that the job uses."""
+    bill_seconds = 45.0
+    """The bill of a machine is right to so much, where nothing holds up the controllers, whose clocks are
+    20 s off."""
     faults_of_the_api = ()
     """(code, HTTP status) of what a request may fail with in passing."""
 
-    def __init__(self, *, seed=None, odds=None, options=None, **tables):
+    def __init__(self, *, seed=None, odds=None, options=None, script=None, **tables):
         rng = random.Random(seed)
         self.world = World(rng, odds=odds or Odds(), calm_at=0.0 if seed is None else rng.uniform(500, 3000))
         self.store = SimStore(self.world)
@@ -121,10 +135,12 @@ class Town:
                 "providers": {self.provider_name: {**self.options(), **(options or {})}},
             }
         )
-        self.training = Training(min_nodes=self.spec.nodes.min)
+        self.script = script or Script(doubt=0.01 if seed is not None else 0.0)
         self.host = WorldHost(self)
         self.faults = self.emulate()
         self.is_hooked = False
+        self.is_punctual = seed is None
+        """Nothing holds the controllers up."""
         self.num_kills = 0
         self.events = []
         submission = Submission(
@@ -184,13 +200,13 @@ class Town:
 
     @property
     def journal(self):
-        """The records themselves: their copy has no requests of closed launches."""
+        """The records themselves: their copy lacks the requests."""
         self.store.inner.delete(keys.journal_copy(JOB))
         return Journal(self.store.inner, JOB).read()
 
     def outcomes(self):
         return [
-            (one.intent.offer.market.value, one.intent.offer.zone, one.closed.outcome)
+            (one.intent.offer.market.value, one.intent.offer.zone, launch_end(one).outcome)
             for one in self.history.launches
         ]
 
@@ -199,29 +215,38 @@ class Town:
 
     def is_rightful(self, machine):
         """Say whether nobody has any business to terminate the machine."""
-        history = self.history
-        if not 1 <= machine.launch <= len(history.launches):
-            return False
-        launch = history.launches[machine.launch - 1]
-        if history.stop is not None or launch.closed is not None or launch.is_void:
-            return False
-        slot = launch.slots.get(machine.rank)
-        if len(launch.slots) < launch.intent.num_nodes and machine.num_nodes > 1:
-            return False
-        return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
+        return is_rightful(self.world, self.store, machine)
 
     def check_end(self):
-        """Whatever happened: nothing runs, nothing is left, and the journal has no gap."""
+        """Whatever happened: nothing runs, nothing is left, every machine is in the books, and on the bill."""
         assert self.host.violations == []
         left = [one.id for one in self.host.truth.machines.values() if not one.has_ended]
         assert left == []
         self.check_leftovers()
-        others = Suspended, Generation, Commit
-        kinds = [type(record) for record in self.journal[:-1] if not isinstance(record, others)]
-        assert kinds == [Intent, Closed] * (len(kinds) // 2)
+        check_journal(self.journal)
+        history = self.history
+        assert all(launch_end(one) is not None for one in history.launches)
+        assert not self.is_punctual or all(one.is_settled for one in history.launches)
+        lines = {line.instance_id: line for line in bill(history, self.world.now()).lines}
+        assert set(lines) <= set(self.host.truth.machines)
+        self.faults.throttle_every = 0
+        listed = {one.id: one for one in self.provider().provisioner().instances(job_id=JOB)}
         for machine in self.host.truth.machines.values():
-            launch = self.history.launches[machine.launch - 1]
-            assert launch.is_void or machine.rank in launch.slots, f"{machine.id} is in nobody's books"
+            launch = history.launches[machine.launch - 1]
+            assert machine.rank in launch.slots, f"{machine.id} is in nobody's books"
+            slot = launch.slots[machine.rank]
+            if machine.id not in slot.owed and not self.is_punctual:
+                continue  # It came when its seat was void already, and was ended for that.
+            line = lines[machine.id]
+            is_told = machine.id in launch.certificates or launch.own_exits.keys() >= {machine.rank}
+            assert is_told, f"{machine.id} is on the bill without a word of its end"
+            if machine.id in listed:
+                started, ended = listed[machine.id].launched_at, listed[machine.id].ended_at
+                assert started in {None, line.started}
+                assert ended in {None, line.ended}
+            if self.is_punctual:
+                life = machine.states[-1][0] - machine.created_at
+                assert abs(line.seconds - life) <= self.bill_seconds, f"{line.seconds} s for {life} s"
 
     def meet_fate(self):
         """Let others run, and controllers die; for before each request and after each answer."""

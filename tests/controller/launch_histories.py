@@ -6,34 +6,31 @@ from dataclasses import dataclass
 from unittest import mock
 
 from simcloud import SimCloud, SimProvider
-from simnodes import SimNode, Training
+from simnodes import SimAgents
 from simulation import START, Odds, SimStore, Violation, World
 
-from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
 from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.loop import Controller
+from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel
+from cloudspot.jobstore.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of
-from cloudspot.jobstore.records import (
-    Closed,
-    Commit,
-    Finished,
-    Generation,
-    Intent,
-    Resumed,
-    Submission,
-    Suspended,
-)
+from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Seat, Submission
 from cloudspot.jobstore.resumption import resume
+from cloudspot.jobstore.seats import seats_of
 from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import Market
 
 JOB = "digits-1"
 NUM_TRIES = 400
 """Within so many histories a shortcut must be found out."""
+SLACK_SECONDS = 60.0
+"""A heartbeat may have been put so long before its node knows it."""
 LIMIT_SECONDS = 60_000.0
 """A job that has not ended by then never will."""
 
@@ -127,6 +124,22 @@ def resuming(world, store, cloud, lives):
             lives.append(world.start(staying(world, store, cloud)))
 
 
+def moving(world, store, cloud):
+    """Be people who move the job at odd moments, each killed in the middle or not."""
+    for _ in range(world.rng.randint(1, 3)):
+        yield world.rng.uniform(0, 1500)
+        target = Target(zone=world.rng.choice(["a", "b"]), market=world.rng.choice(list(Market)))
+        one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+        try:
+            history = HistoryReader(patient(store, sleep=world.sleep), JOB).read()
+            offers = cloud.offers(None)
+            yield world.rng.choice([0.0, 0.0, 30.0])  # A person looks at the price.
+            launch = plan_move(job_file_of(history.submission), history, offers, world.now(), target)
+            one.open_launch(launch, history)
+        except (CloudspotError, JobResumed):
+            continue
+
+
 def stay_or_die(rng):
     return [staying] * rng.randint(2, 3)
 
@@ -148,7 +161,10 @@ class Result:
     outcome: str
     was_stopped: bool
     num_launches: int
-    num_attempts: int
+    num_generations: int
+    num_machines: int
+    num_stand_ins: int
+    """Nodes that took the place of another in the training."""
     num_commits: int
     num_resumptions: int
     seconds: float
@@ -178,15 +194,16 @@ def _play(
     seed,
     *,
     nodes=None,
-    training=None,
+    script=None,
     change_cloud=None,
     odds=None,
     drivers=stay_or_die,
     has_outages=False,
     resumes=False,
+    moves=None,
 ):
     rng = random.Random(seed)
-    nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2)])
+    nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2), (2, 3), (3, 3), (1, 3)])
     world = World(rng, odds=odds or Odds(), calm_at=rng.uniform(500, 4000))
     store = SimStore(world)
     spec = spec_from_json(
@@ -199,13 +216,14 @@ def _play(
         }
     )
     submit(store, spec)
-    training = training or Training(min_nodes=nodes[0])
     cloud = SimCloud(
         world,
-        min_nodes=nodes[0],
-        node=lambda machine: SimNode(world, cloud, store, machine, training).live(),
+        max_nodes=nodes[1],
+        node=SimAgents(world, lambda: cloud, lambda: store, script=script, min_nodes=nodes[0]),
         is_rightful=lambda machine: is_rightful(world, store, machine),
+        check_supply=lambda: check_supply(store, cloud, nodes[1]),
     )
+    cloud.is_driven = drivers is stay_or_die
     if change_cloud is not None:
         change_cloud(cloud)
     if has_outages:
@@ -217,6 +235,8 @@ def _play(
     lives = [world.start(driver(world, store, cloud), delay=rng.uniform(0, 30)) for driver in drivers(rng)]
     if rng.random() < 0.15:
         world.start(stop(store), delay=rng.uniform(0, 1000))
+    for _ in range(rng.randint(0, 1) if moves is None else moves):
+        world.start(moving(world, store, cloud))
     if resumes:
         lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
     while not all(life.is_over for life in lives):
@@ -271,17 +291,42 @@ def is_rightful(world, store, machine):
     """Say whether nobody has any business to terminate the machine."""
     history = HistoryReader(store.inner, JOB).read()
     launch = history.launches[machine.launch - 1]
-    if history.stop is not None or launch.closed is not None or launch.is_void:
+    seats = seats_of(history.launches, history.generations)
+    seat, slot = Seat(machine.launch, machine.rank), launch.slots.get(machine.rank)
+    if history.stop is not None or history.finished is not None or seat in seats.excluded:
         return False
-    slot = launch.slots.get(machine.rank)
-    if slot is not None and slot.instance_id == machine.id and launch.is_attempt:
+    if slot is not None and slot.instance_id == machine.id:
         # An outage of the store is no silence, but for what a gap between two passes may count.
         heard = machine.created_at if machine.heard_at is None else machine.heard_at
         down = store.down_seconds(heard)
         allowance = min(down, store.num_outages(heard) * MAX_PASS_GAP_SECONDS)
-        if world.time - heard - down + allowance >= SILENT_LIMIT_SECONDS:
+        limit = SILENT_NEWCOMER_SECONDS if seat in seats.newcomers else SILENT_LIMIT_SECONDS
+        if world.time - heard - down + allowance >= limit - SLACK_SECONDS:
+            return False
+        # Who ends it may have decided that while it was silent, as a newcomer, and have been suspended since.
+        if machine.longest_silence + allowance >= SILENT_NEWCOMER_SECONDS - SLACK_SECONDS:
             return False
     return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
+
+
+def check_supply(store, cloud, max_nodes):
+    """Count the machines that have a seat, or may get one: at most twice ``nodes.max``, and ``nodes.max`` to stay."""
+    history = HistoryReader(store.inner, JOB).read()
+    seats = seats_of(history.launches, history.generations)
+    held = set()
+    for machine in cloud.machines.values():
+        slot = history.launches[machine.launch - 1].slots.get(machine.rank)
+        seat = Seat(machine.launch, machine.rank)
+        # A certificate of a machine that runs is no excuse.
+        has_left = machine.has_ended or machine.rank in history.launches[machine.launch - 1].own_exits
+        if not has_left and (slot is None or slot.instance_id == machine.id):
+            held.add(seat)
+    if len(held) > 2 * max_nodes:
+        raise Violation("more machines than twice nodes.max have a seat or may get one")
+    leaving = held & (seats.noticed | seats.excluded)
+    named = {principal for one, principal in seats.principals.items() if one in held - leaving}
+    if len(held - leaving - named) > max_nodes:
+        raise Violation("more machines than nodes.max are there to stay")
 
 
 def check(world, store, cloud):
@@ -299,7 +344,17 @@ def check(world, store, cloud):
         outcome=history.finished.outcome,
         was_stopped=history.stop is not None,
         num_launches=len(history.launches),
-        num_attempts=len(history.attempts),
+        num_generations=len(history.generations),
+        num_machines=len(cloud.machines),
+        num_stand_ins=len(
+            {seat for one in history.generations for seat in one.seats}
+            & {
+                Seat(one.number, r)
+                for one in history.launches
+                for r, p in enumerate(one.intent.stands_in_for)
+                if p
+            }
+        ),
         num_commits=len(history.commits),
         num_resumptions=sum(isinstance(record, Resumed) for record in journal),
         seconds=world.time,
@@ -307,24 +362,10 @@ def check(world, store, cloud):
 
 
 def check_journal(journal):
-    """Launches are numbered without a gap, and each is closed before what follows; an end may be taken back.
-
-    Nodes start generations while their launch is open, and commit before the end.
-    """
-    expected, before = [], None
-    for record in journal:
-        if isinstance(record, Generation | Commit):
-            assert isinstance(record, Commit) or expected[-1] is Intent
-            assert not isinstance(before, Finished)
-            continue
-        kind = Closed if expected and expected[-1] is Intent else Intent
-        if kind is Intent and isinstance(record, Finished | Resumed | Suspended):
-            assert not isinstance(before, Finished) or isinstance(record, Resumed)
-        else:
-            assert type(record) is kind
-            assert not isinstance(before, Finished)
-            expected.append(kind)
-            assert record.launch == (len(expected) + 1) // 2
-        before = record
+    """Each generation resumes from all that was committed before it; the end comes last."""
+    for number, record in enumerate(journal):
+        if isinstance(record, Generation):
+            assert record.restore_from == head(journal[:number]), "a committed step is lost"
+        if isinstance(record, Generation | Commit | Intent):
+            assert number == 0 or not isinstance(journal[number - 1], Finished)
     assert type(journal[-1]) is Finished
-    assert not expected or expected[-1] is Closed

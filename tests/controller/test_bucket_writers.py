@@ -18,7 +18,7 @@ from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Intent, StagedAgent, Submission
+from cloudspot.jobstore.records import Intent, Slot, StagedAgent, Submission
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
@@ -62,6 +62,8 @@ def test_whoever_replaces_the_submission_chooses_archive_and_hash_of_later_launc
         submission_sha256="5" * 64,
         launch=2,
         offer=offer,
+        num_nodes=1,
+        min_nodes=1,
         label="",
         decided_at=read.at,
     )
@@ -76,6 +78,7 @@ def forged_launch(records: Records, mark: Path, *, signature: str = "") -> Inten
         job_id=JOB,
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=offer,
         resources=Resources(),
@@ -122,7 +125,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
     spec = {
         **SPEC,
         "spot": {"policy": "spot"},
-        "providers": {"local": {"no_capacity": ["local-a", "local-b"]}},
+        "providers": {"local": {"capacity": {"local-a": 0, "local-b": 0}}},
     }
     submission = submitted(records, store, provider="local", spec=spec, agent=None)
     adopt(store, LocalProvider(), JOB, hash_of(codec.encode(submission)))
@@ -130,11 +133,11 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
     store.put(keys.journal(JOB, 1), codec.encode(intent))
     (done,) = Reconciler(store, open_provider).run_pass()
     assert done.error is None
-    closed = codec.decode_journal(store.get(keys.journal(JOB, 2)))
-    assert closed.outcome == "refused"
-    assert closed.detail.startswith("the launch was not requested from here (state home ")
+    void = codec.decode(store.get(keys.slot(JOB, 1, 0)), Slot)
+    assert void.instance_id is None
+    assert void.detail.startswith("refused: the launch was not requested from here (state home ")
     # The job goes on with launches of its own.
-    own = codec.decode_journal(store.get(keys.journal(JOB, 3)))
+    own = codec.decode_journal(store.get(keys.journal(JOB, 2)))
     assert "touch" not in own.request.body["user_data"]
     assert LocalProvider().provisioner().instances() == ()
     assert not mark.exists()

@@ -4,8 +4,8 @@ import pytest
 
 from cloudspot.controller.actions import (
     Announce,
+    Certify,
     CleanUp,
-    CloseLaunch,
     Create,
     FetchOffers,
     Finish,
@@ -13,25 +13,24 @@ from cloudspot.controller.actions import (
     Release,
     RequestStop,
     Terminate,
-    VoidSlot,
+    VoidSeat,
     Wait,
 )
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
 from cloudspot.controller.observed import CreateFailure
-from cloudspot.jobstore.delivering import (
-    BEATING_SECONDS,
-    DELIVERY_GRACE_SECONDS,
-    SILENT_LIMIT_SECONDS,
-    STOP_GRACE_SECONDS,
-    SURVIVOR_GRACE_SECONDS,
-)
-from cloudspot.jobstore.records import Ending
+from cloudspot.jobstore.records import Ending, Seat
+from cloudspot.model import EndReason
 
 
 def act(records, history, observed=None, *, at=100.0, **tables):
     observed = records.observed() if observed is None else observed
     actions = decide(records.spec(**tables), history, observed, records.at(at))
     return tuple(one for one in actions if not isinstance(one, Announce))  # test_announcing.py has those
+
+
+def opened(records, number, launch, why, **changes):
+    fields = {"num_nodes": 1, "min_nodes": 1, "offer": records.offer(), **changes}
+    return OpenLaunch(number=number, launch=launch, why=why, **fields)
 
 
 # --- before a launch ------------------------------------------------------------------------------
@@ -42,7 +41,12 @@ def test_a_new_job_asks_for_offers_before_it_opens_a_launch(records):
 
 
 def test_a_new_job_opens_its_first_launch_at_the_first_record(records):
-    assert act(records, records.history()) == (OpenLaunch(1, 1, records.offer(), "first"),)
+    assert act(records, records.history()) == (opened(records, 1, 1, "first"),)
+
+
+def test_a_first_launch_asks_for_all_nodes_and_is_content_with_the_fewest_that_train(records):
+    expected = opened(records, 1, 1, "first", num_nodes=4, min_nodes=2)
+    assert act(records, records.history(), nodes={"min": 2, "max": 4}) == (expected,)
 
 
 def test_nothing_is_launched_while_the_provider_cannot_list(records):
@@ -54,17 +58,22 @@ def test_a_stop_before_the_first_launch_finishes_the_job(records):
     assert act(records, history) == (Finish(1, "stopped", "asked for with cloudspot stop", 0),)
 
 
-# --- an open launch whose machines are not there yet ----------------------------------------------
+# --- seats that nobody has claimed yet ------------------------------------------------------------
 
 
-def test_an_open_launch_without_a_machine_is_replayed(records):
+def test_a_launch_without_a_machine_is_replayed(records):
     history = records.history(records.launch(claimed=False))
     assert act(records, history) == (Create(1),)
 
 
+def test_each_launch_without_a_machine_is_replayed(records):
+    history = records.history(records.launch(claimed=False), records.launch(2, claimed=False))
+    assert act(records, history, nodes=2) == (Create(1), Create(2))
+
+
 def test_a_machine_that_only_our_own_create_has_returned_is_not_created_again(records):
     history = records.history(records.launch(claimed=False))
-    observed = records.observed(created=(records.instance(),), absent_seconds={"i-1-0": 59.0})
+    observed = records.observed(created={1: (records.instance(),)}, absent_seconds={"i-1-0": 59.0})
     assert act(records, history, observed) == ()
 
 
@@ -75,68 +84,83 @@ def test_nothing_is_replayed_while_the_listing_fails(records):
 
 def test_a_token_that_is_too_old_is_not_replayed_but_void(records):
     history = records.history(records.launch(claimed=False))
-    observed = records.observed(token_age_seconds=600.0)
-    (action,) = act(records, history, observed)
-    assert isinstance(action, VoidSlot)
-    assert (action.launch, action.rank, action.outcome) == (1, 0, "voided")
+    void, *_ = act(records, history, records.observed(intent_seconds={1: 600.0}))
+    assert isinstance(void, VoidSeat)
+    assert (void.seat, void.outcome) == (Seat(1, 0), "voided")
 
 
 @pytest.mark.parametrize("age", [0.0, 600.0])
-def test_a_launch_with_a_claimed_slot_is_neither_replayed_nor_void_for_its_token(records, age):
+def test_a_launch_with_a_claimed_seat_is_neither_replayed_nor_void_for_its_token(records, age):
     """Its machines have come, though no listing shows them yet."""
     launch = records.launch(intent=records.intent(num_nodes=2), slots={0: records.slot("i-1-0")})
-    observed = records.observed(token_age_seconds=age, absent_seconds={"i-1-0": 1.0})
-    assert act(records, records.history(launch), observed) == ()
+    observed = records.observed(intent_seconds={1: age}, absent_seconds={"i-1-0": 1.0})
+    assert act(records, records.history(launch), observed, nodes=2) == ()
 
 
 @pytest.mark.parametrize("outcome", ["capacity", "quota", "refused"])
-def test_a_refusal_becomes_a_void_and_not_yet_a_closed_launch(records, outcome):
-    history = records.history(records.launch(claimed=False))
-    observed = records.observed(create_failure=CreateFailure(1, outcome, "no big in a"))
-    assert act(records, history, observed) == (VoidSlot(1, 0, outcome, "no big in a"),)
+def test_a_refusal_makes_each_seat_void_and_buys_nothing_before_that_stands(records, outcome):
+    history = records.history(records.launch(intent=records.intent(num_nodes=2), claimed=False))
+    observed = records.observed(create_failures={1: CreateFailure(1, outcome, "no big in a")})
+    voids = tuple(VoidSeat(Seat(1, rank), outcome, "no big in a") for rank in (0, 1))
+    assert act(records, history, observed, nodes=2) == voids
 
 
 def test_a_refusal_of_an_earlier_launch_says_nothing_of_this_one(records):
     history = records.history(records.capacity(1, at=0), records.launch(2, claimed=False))
-    observed = records.observed(create_failure=CreateFailure(1, "capacity", ""))
+    observed = records.observed(create_failures={1: CreateFailure(1, "capacity", "")})
     assert act(records, history, observed) == (Create(2),)
 
 
 def test_a_launch_goes_on_when_another_controllers_create_succeeded(records):
-    history = records.history(records.launch())
-    observed = records.observed(records.instance(), create_failure=CreateFailure(1, "capacity", ""))
-    assert act(records, history, observed) == ()
-
-
-def test_the_void_goes_to_a_rank_that_nobody_has_claimed(records):
-    launch = records.launch(intent=records.intent(num_nodes=3), slots={0: records.slot("i-1-0")})
-    observed = records.observed(
-        records.instance(), create_failure=CreateFailure(1, "capacity", "only one came")
-    )
-    assert act(records, records.history(launch), observed) == (VoidSlot(1, 1, "capacity", "only one came"),)
-
-
-def test_a_launch_is_closed_with_what_its_void_says(records):
-    launch = records.launch(slots={0: records.slot(None, detail="quota: 8 vCPUs: all used")})
-    assert act(records, records.history(launch)) == (CloseLaunch(2, 1, "quota", "8 vCPUs: all used", ()),)
-
-
-def test_a_void_launch_is_not_closed_while_the_listing_fails(records):
-    launch = records.launch(slots={0: records.slot(None, detail="capacity: none")})
-    assert act(records, records.history(launch), records.observed(instances=None)) == ()
-
-
-def test_a_machine_that_ended_before_its_claim_makes_the_launch_void(records):
     history = records.history(records.launch(claimed=False))
-    ended = records.instance(state="ended", end_reason="reclaimed")
-    (action,) = act(records, history, records.observed(ended))
-    assert action == VoidSlot(1, 0, "voided", "i-1-0 ended before it claimed its rank (reclaimed)")
+    failures = {1: CreateFailure(1, "capacity", "")}
+    assert act(records, history, records.observed(records.instance(), create_failures=failures)) == ()
 
 
-def test_a_dead_double_does_not_void_the_launch_of_a_machine_that_still_boots(records):
+def test_machines_that_a_refused_create_ends_again_keep_no_seat(records):
+    history = records.history(records.launch(claimed=False))
+    failures = {1: CreateFailure(1, "capacity", "sold out")}
+    for state in ("shutting-down", "ended"):
+        found = act(
+            records, history, records.observed(records.instance(state=state), create_failures=failures)
+        )
+        assert VoidSeat(Seat(1, 0), "capacity", "sold out", ("i-1-0",)) in found
+
+
+def test_the_seats_of_a_launch_that_got_fewer_machines_are_void_and_the_others_go_on(records):
+    history = records.history(records.launch(intent=records.intent(num_nodes=3), claimed=False))
+    came = (records.instance(), records.instance("i-1-1", rank=1))
+    found = act(records, history, records.observed(*came, created={1: came}), nodes={"min": 2, "max": 3})
+    assert found == (VoidSeat(Seat(1, 2), "capacity", "only 2 of 3 machines came"),)
+
+
+def test_a_seat_without_a_machine_is_void_once_the_listing_has_had_time_to_show_it(records):
+    """Another controller had the answer of ``create``."""
+    history = records.history(records.launch(intent=records.intent(num_nodes=2), claimed=False))
+
+    def after(seconds):
+        observed = records.observed(records.instance(), known_seconds={"i-1-0": seconds})
+        return act(records, history, observed, nodes={"min": 1, "max": 2})
+
+    assert after(records.absence_seconds - 1) == ()
+    assert after(records.absence_seconds) == (
+        VoidSeat(Seat(1, 1), "capacity", "no machine came for this seat"),
+    )
+
+
+def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certificate(records):
+    history = records.history(records.launch(claimed=False))
+    ended = records.instance(state="ended", end_reason="reclaimed", ended_at=records.at(90))
+    certificate, void = act(records, history, records.observed(ended))
+    assert (certificate.instance_id, certificate.end_reason) == ("i-1-0", EndReason.RECLAIMED)
+    why = "i-1-0 ended before it claimed its seat (reclaimed)"
+    assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
+
+
+def test_a_dead_double_does_not_void_the_seat_of_a_machine_that_still_boots(records):
     history = records.history(records.launch(claimed=False))
     observed = records.observed(records.instance("i-x", "ended"), records.instance("i-y"))
-    assert act(records, history, observed) == ()
+    assert [type(one) for one in act(records, history, observed)] == [Certify]
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])
@@ -145,36 +169,66 @@ def test_a_machine_that_boots_is_waited_for(records, state):
     assert act(records, history, records.observed(records.instance(state=state))) == ()
 
 
-def test_a_machine_that_hangs_in_its_boot_makes_the_launch_void(records):
+def test_the_seat_of_a_machine_that_hangs_in_its_boot_is_void(records):
     history = records.history(records.launch(claimed=False))
     observed = records.observed(records.instance(launched=0.0))
     assert act(records, history, observed, at=BOOT_LIMIT_SECONDS - 1) == ()
-    (action,) = act(records, history, observed, at=BOOT_LIMIT_SECONDS)
-    assert isinstance(action, VoidSlot)
+    (void,) = act(records, history, observed, at=BOOT_LIMIT_SECONDS)
+    assert isinstance(void, VoidSeat)
 
 
 def test_the_boot_limit_also_counts_by_the_controllers_own_clock(records):
     history = records.history(records.launch(claimed=False))
     observed = records.observed(records.instance(launched=None), known_seconds={"i-1-0": BOOT_LIMIT_SECONDS})
-    (action,) = act(records, history, observed)
-    assert isinstance(action, VoidSlot)
+    (void,) = act(records, history, observed)
+    assert isinstance(void, VoidSeat)
 
 
-def test_a_node_that_died_after_its_claim_voids_the_rank_that_is_left(records):
-    launch = records.launch(intent=records.intent(num_nodes=2), slots={0: records.slot("i-1-0")})
-    observed = records.observed(records.instance(state="ended"), records.instance("i-1-1", rank=1))
-    (action,) = act(records, records.history(launch), observed)
-    assert isinstance(action, VoidSlot)
-    assert action.rank == 1
-
-
-def test_a_stop_voids_a_launch_that_is_not_claimed(records):
+def test_a_stop_voids_seats_that_are_not_claimed(records):
     history = records.history(records.launch(claimed=False), stop=records.stop())
-    (action,) = act(records, history, records.observed(records.instance()))
-    assert action == VoidSlot(1, 0, "voided", "stop requested (user)")
+    void, finish = act(records, history, records.observed(records.instance()))
+    assert void == VoidSeat(Seat(1, 0), "voided", "stop requested (user)", ("i-1-0",))
+    assert isinstance(finish, Finish)
 
 
-# --- an attempt -----------------------------------------------------------------------------------
+# --- who has ended --------------------------------------------------------------------------------
+
+
+def certified(records, history, observed, **tables):
+    return [one for one in act(records, history, observed, **tables) if isinstance(one, Certify)]
+
+
+def test_a_machine_whose_seat_is_void_is_on_the_bill_until_its_end_is_proven(records):
+    slot = records.slot(at=1300, detail="voided: slow")
+    void = records.launch(claimed=False, slots={0: records.change(slot, machines=("i-1-0",))})
+    assert not void.is_settled
+    absent = records.observed(absent_seconds={"i-1-0": 1e6})
+    for observed in (records.observed(records.instance(state="ended", ended_at=records.at(1400))), absent):
+        (proof,) = certified(records, records.history(void), observed)
+        assert (proof.instance_id, proof.rank) == ("i-1-0", 0)
+    proven = records.change(void, certificates={"i-1-0": records.certificate()})
+    assert proven.is_settled
+
+
+def test_an_end_that_the_provider_tells_counts_for_more_than_a_start_by_a_clock_that_runs_ahead(records):
+    history = records.history(records.launch(intent=records.intent(at=50), claimed=False))
+    ended = records.instance(state="ended", launched=None, ended_at=records.at(40))
+    (proof,) = certified(records, history, records.observed(ended))
+    assert (proof.started_at, proof.ended_at) == (records.at(40), records.at(40))
+
+
+def test_a_machine_that_ended_is_certified_and_not_yet_replaced(records):
+    history = records.history(records.launch())
+    ended = records.instance(state="ended", end_reason="reclaimed", ended_at=records.at(90))
+    expected = Certify(
+        launch=1,
+        rank=0,
+        instance_id="i-1-0",
+        started_at=records.at(5),
+        ended_at=records.at(90),
+        end_reason=EndReason.RECLAIMED,
+    )
+    assert act(records, history, records.observed(ended)) == (expected,)
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])
@@ -183,133 +237,57 @@ def test_a_machine_that_is_shutting_down_is_alive(records, state):
     assert act(records, history, records.observed(records.instance(state=state))) == ()
 
 
-def test_a_machine_that_ended_closes_its_launch(records):
-    history = records.history(records.launch())
-    ended = records.instance(state="ended", end_reason="reclaimed", ended_at=records.at(90))
-    (action,) = act(records, history, records.observed(ended))
-    assert (action.number, action.launch, action.outcome) == (2, 1, "reclaimed")
-    assert action.machines == (
-        records.machine("i-1-0", started=5.0, ended=90.0, end_reason="reclaimed", rank=0),
-    )
-
-
 def test_absence_proves_death_only_after_the_providers_figure(records):
     history = records.history(records.launch())
     assert act(records, history, records.observed(absent_seconds={"i-1-0": 59.9})) == ()
-    (action,) = act(records, history, records.observed(absent_seconds={"i-1-0": 60.0}))
-    assert (action.outcome, action.detail) == ("lost", "node 0 (i-1-0) vanished")
-    assert action.machines[0].ended_at == records.at(40)
+    (one,) = act(records, history, records.observed(absent_seconds={"i-1-0": 60.0}))
+    assert (one.ended_at, one.end_reason) == (records.at(40), EndReason.UNKNOWN)
+
+
+def test_a_last_word_says_when_a_machine_ended_that_is_gone_and_not_that_it_is(records):
+    """Its shutdown may hang, and a listing may be older than the record."""
+    history = records.history(records.launch(exits={0: records.exit("succeeded", at=90)}))
+    assert certified(records, history, records.observed(records.instance())) == []
+    assert certified(records, history, records.observed(absent_seconds={"i-1-0": 59.0})) == []
+    (one,) = certified(records, history, records.observed(absent_seconds={"i-1-0": 60.0}))
+    assert (one.ended_at, one.end_reason) == (records.at(90), EndReason.SELF)
 
 
 def test_silence_is_not_death(records):
     history = records.history(records.launch())
-    observed = records.observed(
-        records.instance(), silent_seconds={(1, 0): SILENT_LIMIT_SECONDS - 1}, absent_seconds={}
-    )
-    assert act(records, history, observed) == ()
+    observed = records.observed(records.instance(), silent_seconds={Seat(1, 0): 9000.0})
+    assert certified(records, history, observed) == []
 
 
-def test_a_machine_silent_for_very_long_is_terminated_and_its_launch_stays_open(records):
+def test_a_machine_of_no_seat_is_certified_for_its_bill(records):
     history = records.history(records.launch())
-    observed = records.observed(records.instance(), silent_seconds={(1, 0): SILENT_LIMIT_SECONDS})
-    assert act(records, history, observed) == (Terminate(("i-1-0",), "no heartbeat for 60 minutes"),)
+    double = records.instance("i-x", "ended", launched=7.0, ended_at=records.at(30))
+    (one,) = certified(records, history, records.observed(records.instance(), double))
+    assert (one.instance_id, one.started_at, one.ended_at) == ("i-x", records.at(7), records.at(30))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "closed"),
-    [("drained", "reclaimed"), ("failed", "failed"), ("stopped", "stopped"), ("superseded", "lost")],
-)
-def test_a_nodes_last_word_closes_its_launch_though_the_machine_still_runs(records, outcome, closed):
-    history = records.history(records.launch(exits={0: records.exit(outcome)}))
-    (action,) = act(records, history, records.observed(records.instance()))
-    assert (type(action), action.outcome) == (CloseLaunch, closed)
+def test_a_machine_that_vanished_before_its_claim_is_certified_too(records):
+    history = records.history(records.launch(claimed=False))
+    observed = records.observed(vanished=(records.instance(),), absent_seconds={"i-1-0": 60.0})
+    (one,) = certified(records, history, observed)
+    assert (one.instance_id, one.started_at) == ("i-1-0", records.at(5))
 
 
-def test_the_last_word_of_a_machine_that_does_not_own_the_rank_proves_nothing(records):
-    history = records.history(records.launch(exits={0: records.exit("failed", instance_id="i-other")}))
-    assert act(records, history, records.observed(records.instance())) == ()
+def test_no_machine_is_certified_twice_or_while_the_listing_fails(records):
+    history = records.history(records.launch(outcome="lost"))
+    assert certified(records, history, records.observed(records.instance(state="ended"))) == []
+    history = records.history(records.launch())
+    observed = records.observed(instances=None, absent_seconds={"i-1-0": 9000.0})
+    assert certified(records, history, observed) == []
 
 
-def test_a_launch_with_fewer_than_min_nodes_left_is_closed_after_the_survivors_grace(records):
-    launch = records.launch(intent=records.intent(num_nodes=2))
-    history = records.history(launch)
-    machines = (
-        records.instance(state="ended", ended_at=records.at(100)),
-        records.instance("i-1-1", rank=1),
-    )
-
-    def after(seconds):
-        observed = records.observed(*machines, ending_seconds={Ending(1, 0): seconds})
-        return act(records, history, observed, at=9000.0, nodes=2)
-
-    assert after(SURVIVOR_GRACE_SECONDS - 1) == ()
-    (action,) = after(SURVIVOR_GRACE_SECONDS)
-    assert isinstance(action, CloseLaunch)
+# --- the end of the job ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["draining", "uploading", "ending"])
-def test_a_survivor_that_says_it_delivers_has_an_hour(records, state):
-    """Rank 0 is reclaimed, and its share of the drain is with rank 1: nobody else has it."""
-    launch = records.launch(
-        intent=records.intent(num_nodes=2),
-        exits={0: records.exit("drained", at=100)},
-        heartbeats={1: records.heartbeat(instance_id="i-1-1", state=state)},
-    )
-    machines = (records.instance(state="ended"), records.instance("i-1-1", rank=1))
-
-    def after(seconds, silent=0.0):
-        observed = records.observed(
-            *machines, ending_seconds={Ending(1, 0): seconds}, silent_seconds={(1, 1): silent}
-        )
-        return act(records, records.history(launch), observed, at=9000.0, nodes=2)
-
-    assert after(DELIVERY_GRACE_SECONDS - 1) == ()
-    assert after(DELIVERY_GRACE_SECONDS - 1, silent=BEATING_SECONDS - 1) == ()
-    (action,) = after(SURVIVOR_GRACE_SECONDS, silent=BEATING_SECONDS)
-    assert (type(action), action.outcome) == (CloseLaunch, "reclaimed")
-    (action,) = after(DELIVERY_GRACE_SECONDS)
-    assert (type(action), action.outcome) == (CloseLaunch, "reclaimed")
-
-
-def test_the_survivors_grace_begins_anew_with_each_death(records):
-    launch = records.launch(intent=records.intent(num_nodes=3))
-    machines = (
-        records.instance(state="ended"),
-        records.instance("i-1-1", rank=1),
-        records.instance("i-1-2", rank=2),
-    )
-    history = records.history(launch)
-
-    def close(**changes):
-        return act(records, history, records.observed(*machines, **changes), at=9000.0, nodes=3)
-
-    long_ago, now = Ending(1, 0), Ending(1, 1)
-    assert close(ending_seconds={long_ago: 9000.0}) != ()
-    machines = (machines[0], records.instance("i-1-1", "ended", rank=1), machines[2])
-    assert close(ending_seconds={long_ago: 9000.0, now: SURVIVOR_GRACE_SECONDS - 1}) == ()
-    machines = (machines[0], machines[2])
-    absence = records.absence_seconds + SURVIVOR_GRACE_SECONDS
-    gone = {"ending_seconds": {long_ago: 9000.0}}
-    assert close(**gone, absent_seconds={"i-1-1": absence - 1}) == ()
-    assert close(**gone, absent_seconds={"i-1-1": absence}) != ()
-
-
-def test_survivors_that_have_said_their_last_word_are_not_waited_for(records):
-    launch = records.launch(
-        intent=records.intent(num_nodes=2), exits={1: records.exit("drained", instance_id="i-1-1", rank=1)}
-    )
-    observed = records.observed(
-        records.instance(state="ended", ended_at=records.at(100)), records.instance("i-1-1", rank=1)
-    )
-    (action,) = act(records, records.history(launch), observed, at=101.0, nodes=2)
-    assert (type(action), action.outcome) == (CloseLaunch, "reclaimed")
-
-
-def test_a_launch_with_min_nodes_left_goes_on(records):
-    launch = records.launch(intent=records.intent(num_nodes=2))
-    observed = records.observed(records.instance(state="ended"), records.instance("i-1-1", rank=1))
-    nodes = {"nodes": {"min": 1, "max": 2}}
-    assert act(records, records.history(launch), observed, at=9000.0, **nodes) == ()
+def test_a_job_whose_nodes_have_all_succeeded_is_finished_with_status_0(records):
+    launch = records.launch(exits={0: records.exit("succeeded")})
+    history = records.history(launch, generations=(records.generation(1),))
+    assert act(records, history, records.observed(records.instance())) == (Finish(3, "succeeded", "", 0),)
 
 
 def test_success_of_the_newest_generations_members_is_success(records):
@@ -318,131 +296,60 @@ def test_success_of_the_newest_generations_members_is_success(records):
     )
     generations = (records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(1,)))
     history = records.history(launch, generations=generations)
-    nodes = {"nodes": {"min": 1, "max": 2}}
-    (action,) = act(records, history, records.observed(records.instance()), **nodes)
-    assert (type(action), action.outcome) == (CloseLaunch, "succeeded")
+    machines = (records.instance(), records.instance("i-1-1", rank=1))
+    (finish,) = act(records, history, records.observed(*machines), nodes={"min": 1, "max": 2})
+    assert finish == Finish(4, "succeeded", "", 0)
 
 
-def test_success_of_some_nodes_is_not_success(records):
+def test_success_of_some_nodes_is_not_success_and_buys_nobody(records):
     launch = records.launch(
         intent=records.intent(num_nodes=2), exits={1: records.exit("succeeded", instance_id="i-1-1", rank=1)}
     )
     history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
     observed = records.observed(records.instance(), records.instance("i-1-1", rank=1))
-    assert act(records, history, observed, nodes={"min": 1, "max": 2}) == ()
-
-
-def test_a_reclaim_explains_the_failure_of_a_peer(records):
-    launch = records.launch(
-        intent=records.intent(num_nodes=2),
-        exits={1: records.exit("failed", instance_id="i-1-1", rank=1, exit_code=1)},
-    )
-    observed = records.observed(records.instance(state="ended", end_reason="reclaimed"))
-    (action,) = act(records, records.history(launch), observed, nodes=2)
-    assert action.outcome == "reclaimed"
-
-
-def test_a_stopped_job_waits_for_its_nodes_and_ends_them_after_the_grace(records):
-    history = records.history(records.launch(), stop=records.stop(at=100))
-
-    def after(seconds):
-        observed = records.observed(records.instance(), ending_seconds={Ending(): seconds})
-        return act(records, history, observed)
-
-    assert after(STOP_GRACE_SECONDS - 1) == ()
-    assert after(STOP_GRACE_SECONDS) == (Terminate(("i-1-0",), "still running 10 minutes after the stop"),)
-
-
-@pytest.mark.parametrize("said_at", [-86400.0, -660.0, 100.0, 86400.0])
-def test_a_wrong_clock_of_whoever_says_stop_or_exits_or_closes_ends_no_machine(records, said_at):
-    launch = records.launch(
-        intent=records.intent(num_nodes=3),
-        exits={1: records.exit("drained", instance_id="i-1-1", rank=1, at=said_at)},
-    )
-    closed = records.launch(2, outcome="reclaimed", closed_at=said_at)
-    machines = [records.instance(f"i-1-{rank}", rank=rank) for rank in range(3)]
-    history = records.history(launch, stop=records.stop(at=said_at))
-    nodes = {"nodes": {"min": 1, "max": 3}}
-    assert act(records, history, records.observed(*machines), **nodes) == ()
-    assert act(records, history, records.observed(*machines), nodes=3) == ()
-    history = records.history(records.capacity(1, at=0), closed, finished=records.finished(at=said_at))
-    assert act(records, history, records.observed(records.instance("i-2-0", launch=2))) == (CleanUp(),)
-
-
-@pytest.mark.parametrize("state", ["draining", "uploading", "ending"])
-def test_a_stopping_node_that_still_delivers_its_checkpoint_has_an_hour(records, state):
-    beats = {0: records.heartbeat(state=state), 1: records.heartbeat(instance_id="i-1-1", state="running")}
-    launch = records.launch(intent=records.intent(num_nodes=2), heartbeats=beats)
-    history = records.history(launch, stop=records.stop(at=100))
-    machines = [records.instance(), records.instance("i-1-1", rank=1)]
-    silent = {(1, 0): BEATING_SECONDS - 1}
-    after = {
-        seconds: act(
-            records,
-            history,
-            records.observed(*machines, silent_seconds=silent, ending_seconds={Ending(): float(seconds)}),
-            nodes=2,
-        )
-        for seconds in (599, 600, 3599, int(DELIVERY_GRACE_SECONDS))
-    }
-    assert after == {
-        599: (),
-        600: (Terminate(("i-1-1",), "still running 10 minutes after the stop"),),
-        3599: (Terminate(("i-1-1",), "still running 59 minutes after the stop"),),
-        3600: (Terminate(("i-1-0", "i-1-1"), "still running 60 minutes after the stop"),),
-    }
-
-
-def test_a_stopping_node_that_fell_silent_has_no_longer_grace(records):
-    launch = records.launch(heartbeats={0: records.heartbeat(state="uploading")})
-    history = records.history(launch, stop=records.stop(at=100))
-    observed = records.observed(
-        records.instance(),
-        silent_seconds={(1, 0): BEATING_SECONDS},
-        ending_seconds={Ending(): STOP_GRACE_SECONDS},
-    )
-    assert act(records, history, observed) == (
-        Terminate(("i-1-0",), "still running 10 minutes after the stop"),
-    )
-
-
-# --- after a launch -------------------------------------------------------------------------------
-
-
-def test_a_reclaimed_job_is_launched_again_at_once(records):
-    history = records.history(records.launch(outcome="reclaimed"))
-    assert act(records, history) == (OpenLaunch(3, 2, records.offer(), "reclaimed"),)
-
-
-def test_a_failed_job_waits_before_it_is_launched_again(records):
-    history = records.history(records.launch(outcome="failed", detail="exit status 1"))
-    assert act(records, history, at=101.0) == (Wait(9.0, "failed; trying again"),)
-    assert act(records, history, at=110.0) == (OpenLaunch(3, 2, records.offer(), "failed"),)
-
-
-def test_a_succeeded_job_is_finished_with_status_0(records):
-    launch = records.launch(outcome="succeeded", exits={0: records.exit("succeeded")})
-    assert act(records, records.history(launch)) == (Finish(3, "succeeded", "", 0),)
+    assert act(records, history, observed, nodes=2) == ()
 
 
 def test_success_outranks_a_stop(records):
     launch = records.launch(outcome="succeeded", exits={0: records.exit("succeeded")})
-    history = records.history(launch, stop=records.stop())
+    history = records.history(launch, stop=records.stop(), generations=(records.generation(1),))
     assert act(records, history) == (Finish(3, "succeeded", "", 0),)
 
 
-def test_a_stop_by_a_limit_finishes_with_status_1(records):
+def test_a_stop_is_the_end_once_no_claimed_seat_is_live(records):
+    history = records.history(records.launch(), stop=records.stop())
+    assert act(records, history, records.observed(records.instance())) == ()
     history = records.history(records.launch(outcome="stopped"), stop=records.stop("max_cost"))
-    assert act(records, history) == (Finish(3, "stopped", "limits.max_cost was reached", 1),)
+    assert act(records, history) == (Finish(2, "stopped", "limits.max_cost was reached", 1),)
+
+
+def test_a_failure_that_no_machine_mends_is_the_end_once_the_others_have_left(records):
+    exits = {0: records.exit("failed", permanent=True, exit_code=3, detail="ValueError")}
+    launch = records.launch(intent=records.intent(num_nodes=2), exits=exits)
+    others = records.instance("i-1-1", rank=1)
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
+    assert act(records, history, records.observed(records.instance(), others), nodes=2) == ()
+    gone = {1: records.exit("failed", instance_id="i-1-1", rank=1)}
+    history = records.history(
+        records.change(launch, exits={**exits, **gone}), generations=history.generations
+    )
+    observed = records.observed(records.instance(), others)
+    assert act(records, history, observed, nodes=2) == (Finish(3, "failed", "ValueError", 3),)
 
 
 def test_a_finished_job_ends_what_still_runs_and_is_cleaned_up(records):
     history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
     observed = records.observed(records.instance("i-late"))
-    assert act(records, history, observed, at=101.0) == (
-        Terminate(("i-late",), "launch 1 is closed"),
-        CleanUp(),
+    (late, clean) = act(records, history, observed, at=101.0)
+    assert late == Terminate(("i-late",), "seat 1.0 is taken by another machine")
+    assert clean == CleanUp()
+
+
+def test_a_finished_job_leaves_no_seat_that_a_late_machine_could_claim(records):
+    history = records.history(
+        records.launch(outcome="succeeded"), records.launch(2, claimed=False), finished=records.finished()
     )
+    assert act(records, history)[0] == VoidSeat(Seat(2, 0), "voided", "the job is over")
 
 
 def test_what_was_made_for_a_finished_job_is_released_when_its_last_machine_has_ended(records):
@@ -457,6 +364,77 @@ def test_without_a_listing_nothing_is_released(records):
     history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
     observed = records.observed(instances=None)
     assert act(records, history, observed, at=101.0) == (CleanUp(),)
+
+
+@pytest.mark.parametrize("said_at", [-86400.0, -660.0, 100.0, 86400.0])
+def test_a_wrong_clock_of_whoever_says_stop_or_exits_or_finishes_ends_no_machine(records, said_at):
+    exits = {1: records.exit("drained", instance_id="i-1-1", rank=1, at=said_at)}
+    launch = records.launch(intent=records.intent(num_nodes=3), exits=exits)
+    machines = [records.instance(f"i-1-{rank}", rank=rank) for rank in range(3)]
+    stopped = records.history(launch, stop=records.stop(at=said_at))
+    assert act(records, stopped, records.observed(*machines), nodes=3) == ()
+    over = records.history(launch, finished=records.finished(at=said_at))
+    assert act(records, over, records.observed(*machines), nodes=3) == (CleanUp(),)
+
+
+# --- after a loss ---------------------------------------------------------------------------------
+
+
+def test_a_reclaimed_job_is_launched_again_at_once(records):
+    history = records.history(records.launch(outcome="reclaimed"))
+    assert act(records, history) == (opened(records, 2, 2, "reclaimed"),)
+
+
+def test_a_failed_job_waits_before_it_is_launched_again(records):
+    history = records.history(records.launch(outcome="failed", detail="exit status 1"))
+    assert act(records, history, at=101.0) == (Wait(9.0, "failed; trying again"),)
+    assert act(records, history, at=110.0) == (opened(records, 2, 2, "failed"),)
+
+
+def test_a_node_that_is_proven_dead_is_replaced_alone_like_those_that_stay(records):
+    """Of three nodes only the lost one is bought again, in the others' zone and of their type."""
+    home = records.offer("b", price=1.0)
+    launch = records.launch(
+        intent=records.intent(num_nodes=3, offer=home),
+        certificates={"i-1-1": records.certificate("i-1-1", rank=1, end_reason="reclaimed")},
+    )
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1, 2)),))
+    offers = (records.offer("a", price=0.5), home, records.offer("b", price=0.1, instance_type="other"))
+    machines = [records.instance(f"i-1-{rank}", rank=rank) for rank in (0, 2)]
+    found = act(records, history, records.observed(*machines, offers=offers), nodes=3)
+    assert found == (opened(records, 3, 2, "reclaimed", offer=home),)
+
+
+def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(records):
+    launch = records.launch(
+        intent=records.intent(num_nodes=2), exits={1: records.exit("drained", instance_id="i-1-1", rank=1)}
+    )
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
+    machines = (records.instance(), records.instance("i-1-1", rank=1))
+    (wait,) = act(records, history, records.observed(*machines, offers=()), nodes=2)
+    assert (type(wait), wait.why.partition(":")[0]) == (Wait, "no machine is bought")
+    enough = {"min": 1, "max": 2}
+    assert act(records, history, records.observed(*machines, offers=()), nodes=enough) == ()
+
+
+def test_a_stand_in_for_a_machine_at_risk_is_bought_where_no_machine_is_at_risk(records):
+    home, other = records.offer("a", price=0.5), records.offer("b", price=1.0)
+    beat = records.heartbeat(at_risk=True)
+    launch = records.launch(intent=records.intent(offer=home), heartbeats={0: beat})
+    history = records.history(launch, generations=(records.generation(1),))
+    found = act(records, history, records.observed(records.instance(), offers=(home, other)))
+    assert found == (opened(records, 3, 2, "rebalance", offer=other, stands_in_for=(Seat(1, 0),)),)
+    assert act(records, history, records.observed(records.instance(), offers=(home,))) == ()
+
+
+def test_a_job_that_failed_too_often_ends_only_when_its_last_nodes_have_left(records):
+    exits = {0: records.exit("failed", generation=1)}
+    failed = records.launch(intent=records.intent(num_nodes=2), exits=exits)
+    history = records.history(failed, generations=(records.generation(1, ranks=(0, 1)),))
+    limits = {"limits": {"max_restarts": 0}, "nodes": 2}
+    machines = (records.instance(), records.instance("i-1-1", rank=1))
+    (wait,) = act(records, history, records.observed(*machines), **limits)
+    assert (type(wait), wait.why) == (Wait, "no machine is bought: failed 1 times in a row: failed")
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -479,22 +457,27 @@ def test_money_in_another_currency_is_not_compared(records):
 
 
 def test_a_job_that_has_used_its_time_is_asked_to_stop_and_not_launched_again(records):
-    machines = (records.machine(started=0.0, ended=600.0),)
-    history = records.history(records.launch(outcome="reclaimed", machines=machines))
+    proof = {"i-1-0": records.certificate(started=0.0, ended=600.0, end_reason="reclaimed")}
+    history = records.history(records.launch(certificates=proof))
     limits = {"limits": {"max_runtime": 600.0}}
     assert act(records, history, at=700.0, **limits) == (RequestStop("max_runtime"),)
 
 
 def test_a_job_that_has_succeeded_is_not_asked_to_stop(records):
-    history = records.history(records.launch(exits={0: records.exit("succeeded", at=90)}))
+    launch = records.launch(exits={0: records.exit("succeeded", at=90)})
+    history = records.history(launch, generations=(records.generation(1),))
     observed = records.observed(records.instance(launched=0.0))
     (action,) = act(records, history, observed, at=100.0, limits={"max_cost": 0.001})
-    assert isinstance(action, CloseLaunch)
+    assert isinstance(action, Finish)
 
 
 def test_decide_is_a_function_of_its_arguments(records):
     history = records.history(records.launch(claimed=False))
-    observed = records.observed(records.instance("i-z"), records.instance("i-1-0", launch=7))
+    observed = records.observed(
+        records.instance("i-z", "ended"),
+        records.instance("i-1-0", launch=7),
+        ending_seconds={Ending("stop"): 1.0},
+    )
     before = (copy.deepcopy(history), copy.deepcopy(observed))
     first = act(records, history, observed)
     assert first == act(records, *before)

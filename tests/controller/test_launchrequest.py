@@ -25,13 +25,14 @@ class Provider(SimProvider):
 
     def __init__(self):
         world = World(random.Random(0), calm_at=0.0)
-        super().__init__(SimCloud(world, min_nodes=1, node=None, is_rightful=None))
+        super().__init__(SimCloud(world, max_nodes=1, node=None, is_rightful=None))
         self.groups = []
         real = self._cloud.render
         self._cloud.render = lambda group: self.groups.append(group) or real(group)
 
 
-def render(spec, provider, submission, store_url, **fields):
+def render(spec, provider, submission, store_url, **changes):
+    fields = {"num_nodes": spec.nodes.max, "min_nodes": spec.nodes.min, **changes}
     return render_launch(
         spec,
         provider,
@@ -65,13 +66,15 @@ def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted
         plan(records.spec(), provider, records.history().submission, "memory://x", label="a store")
 
 
-def test_a_launch_asks_for_all_of_its_nodes_or_none_and_boots_the_agent(records):
+def test_a_launch_says_how_many_nodes_it_asks_for_and_boots_the_agent(records):
     provider = Provider()
     spec = records.spec(nodes={"min": 2, "max": 4}, resources={"disk": "50GiB"})
     submission = records.history().submission
-    render(spec, provider, submission, "memory://x", launch=7, offer=records.offer())
+    counts = {"num_nodes": 3, "min_nodes": 1}
+    render(spec, provider, submission, "memory://x", launch=7, offer=records.offer(), **counts)
     (group,) = provider.groups
-    assert (group.num_nodes, group.min_nodes, group.launch, group.store_url) == (4, 4, 7, "a store")
+    assert (group.num_nodes, group.min_nodes, group.job_nodes) == (3, 1, 4)
+    assert (group.launch, group.store_url) == (7, "a store")
     assert group.resources.disk_bytes == 50 << 30
     assert group.decided_at == submission.at
     assert "export CLOUDSPOT_JOB=digits-1\n" in group.user_data

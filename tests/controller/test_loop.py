@@ -6,11 +6,11 @@ import random
 import msgspec
 import pytest
 from simcloud import SimCloud, SimProvider
-from simnodes import SimNode, Training
+from simnodes import Script, SimAgents
 from simulation import SimStore, World
 
 from cloudspot.controller import act
-from cloudspot.controller.actions import Create, OpenLaunch, Terminate, VoidSlot
+from cloudspot.controller.actions import Create, Finish, OpenLaunch, Terminate, VoidSeat
 from cloudspot.controller.loop import (
     COPY_SECONDS,
     END_LIMIT_SECONDS,
@@ -22,12 +22,13 @@ from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionErr
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
-from cloudspot.jobstore.records import Closed, Commit, Finished, Generation, Intent, Submission
+from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
+from cloudspot.story.outcomes import launch_end
 
 JOB = "digits-1"
 
@@ -92,7 +93,7 @@ class Cloud(SimCloud):
 class House:
     """A job in a store, a cloud, and as many controllers as one likes."""
 
-    def __init__(self, records, *, training=None, **tables):
+    def __init__(self, records, *, script=None, **tables):
         self.world = World(random.Random(0), calm_at=0.0)
         self.store = SimStore(self.world)
         history = records.history()
@@ -100,11 +101,17 @@ class House:
         self.store.put(keys.spec(JOB), codec.encode(records.change(history.submission, spec=spec)))
         self.store.put(keys.index(JOB), b"")
         self.store.put(keys.secrets(JOB, 0), b"{}")
-        training = training or Training()
+        nodes = tables.get("nodes", {"min": 1, "max": 1})
         self.cloud = Cloud(
             self.world,
-            min_nodes=1,
-            node=lambda machine: SimNode(self.world, self.cloud, self.newest_store, machine, training).live(),
+            max_nodes=nodes["max"],
+            node=SimAgents(
+                self.world,
+                lambda: self.cloud,
+                lambda: self.newest_store,
+                script=script or Script(doubt=0.0, num_steps=40),
+                min_nodes=nodes["min"],
+            ),
             is_rightful=lambda machine: False,
         )
         self.slept = []
@@ -156,6 +163,10 @@ def house(records):
     return House(records)
 
 
+def outcomes(history):
+    return [launch_end(launch).outcome for launch in history.launches]
+
+
 def kinds(events):
     return [event.kind for event in events]
 
@@ -168,22 +179,18 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
     events = []
     history = house.controller().run_until_finished(lambda tick: events.extend(tick.events))
     assert history.finished.outcome == "succeeded"
-    nodes = (Generation, Commit)
-    assert [type(record) for record in house.journal if not isinstance(record, nodes)] == [
-        Intent,
-        Closed,
-        Finished,
-    ]
-    assert {type(record) for record in house.journal[1:-2]} == set(nodes)
+    types = [type(record) for record in house.journal]
+    assert (types[0], types[-1], set(types[1:-1])) == (Intent, Finished, {Generation, Commit})
+    assert [one.is_settled for one in house.history.launches] == [True]
     assert house.machine().has_ended
     assert list(house.store.list_objects(keys.secrets(JOB, 0))) == []
     assert read_summary(house.store, JOB).state == "succeeded"
     told = [
         kind
         for kind in kinds(events)
-        if kind in {EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_CLOSED, EventKind.JOB_FINISHED}
+        if kind in {EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED}
     ]
-    assert told == [EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_CLOSED, EventKind.JOB_FINISHED]
+    assert told == [EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED]
 
 
 def test_a_reclaimed_job_is_launched_again_in_another_zone_and_resumes(house):
@@ -193,7 +200,7 @@ def test_a_reclaimed_job_is_launched_again_in_another_zone_and_resumes(house):
         house.run(5)
     house.cloud.end(house.machine(), EndReason.RECLAIMED)
     history = controller.run_until_finished()
-    assert [one.closed.outcome for one in history.launches] == ["reclaimed", "succeeded"]
+    assert outcomes(history) == ["reclaimed", "succeeded"]
     assert [one.intent.offer.zone for one in history.launches] == ["a", "b"]
     assert history.launches[1].intent.why == "reclaimed"
     assert history.generations[1].restore_from == history.commits[0].id
@@ -219,12 +226,13 @@ def test_the_intents_own_bytes_are_sent_again_with_its_token_by_every_controller
     ("error", "outcome"),
     [(CapacityError("none"), "capacity"), (QuotaError("used"), "quota"), (ProvisionError("no"), "refused")],
 )
-def test_a_refusal_is_void_then_closed_then_the_next_offer_is_tried(house, error, outcome):
+def test_a_refusal_is_void_and_then_the_next_offer_is_tried(house, error, outcome):
     house.cloud.errors["create"] = [error]
     tick = house.controller().run_pass()
     history = house.history
     assert history.launches[0].slots[0].detail == f"{outcome}: {error}"
-    assert (history.launches[0].closed.outcome, history.launches[0].closed.detail) == (outcome, str(error))
+    end = launch_end(history.launches[0])
+    assert (end.outcome, end.detail) == (outcome, str(error))
     assert [one.intent.offer.zone for one in history.launches] == ["a", "b"]
     assert (str(error) in [event.text for event in tick.events]) == (outcome == "quota")
 
@@ -237,9 +245,9 @@ def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
     assert types(tick.actions) == [Create]
     winner.tick()
     house.run(30)
-    assert house.history.launches[0].is_attempt
+    assert house.history.launches[0].claimed
     loser.run_pass()
-    assert house.history.open_launch.is_attempt
+    assert house.history.launches[0].live_ranks == (0,)
     assert winner.run_until_finished().finished.outcome == "succeeded"
     assert len(house.history.launches) == 1
 
@@ -276,7 +284,7 @@ def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
 def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_and_launches_nothing(house):
     """A laptop that was closed: what it has read of the job tells it to go on with a lost machine."""
     sleeper = house.controller()
-    while not house.history.open_launch or not house.history.open_launch.is_attempt:
+    while not house.history.launches or not house.history.launches[0].claimed:
         sleeper.tick()
         house.run(5)
     sleeper.tick()
@@ -353,7 +361,7 @@ def test_a_machine_is_told_to_end_once_and_again_after_a_while(house):
     controller.run_pass()
     request_stop(house.store, JOB, "user", resumption=0)
     controller.run_pass()
-    assert house.history.launches[0].is_void
+    assert house.history.launches[0].live_ranks == ()
     told = len(house.cloud.terminated)
     assert told == 1
     controller.tick()
@@ -372,7 +380,7 @@ def test_a_stop_checkpoints_and_ends_the_job(house):
     request_stop(house.store, JOB, "user", resumption=0)
     history = controller.run_until_finished()
     assert (history.finished.outcome, history.finished.exit_code) == ("stopped", 0)
-    assert history.launches[0].closed.outcome == "stopped"
+    assert outcomes(history) == ["stopped"]
     assert history.commits
 
 
@@ -386,16 +394,18 @@ def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monke
     assert len(house.cloud.terminated) >= END_LIMIT_SECONDS / act.REPEAT_SECONDS - 3
 
 
-def test_all_machines_of_a_launch_are_told_of_the_first_once_by_each_controller_and_again_where_that_failed(
+def test_the_machines_of_a_generation_are_told_of_it_once_by_each_controller_and_again_where_that_failed(
     records,
 ):
-    house = House(records, nodes={"min": 2, "max": 2}, training=Training(min_nodes=2))
+    house = House(records, nodes={"min": 2, "max": 2})
     controller = house.controller()
-    controller.run_pass()
+    while not house.history.generations:
+        controller.run_pass()
+        house.run(3)
     for _ in range(3):
         controller.tick()
     ids = tuple(house.cloud.machines)
-    facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NUM_NODES": "2"}
+    facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "NUM_NODES": "2"}
     assert house.cloud.announced == [(ids, facts)]
     house.cloud.errors["announce"] = [TransientError("throttled")]
     other = house.controller()
@@ -404,12 +414,43 @@ def test_all_machines_of_a_launch_are_told_of_the_first_once_by_each_controller_
     assert house.cloud.announced == [(ids, facts)] * 3
 
 
-def test_two_nodes_train_as_one_attempt(records):
-    house = House(records, nodes={"min": 2, "max": 2}, training=Training(min_nodes=2))
+def test_two_nodes_train_as_one(records):
+    house = House(records, nodes={"min": 2, "max": 2})
     history = house.controller().run_until_finished()
     assert history.finished.outcome == "succeeded"
-    assert [len(one.slots) for one in history.launches] == [2]
-    assert [line.rank for line in history.launches[0].closed.machines] == [0, 1]
+    assert [generation.seats for generation in history.generations] == [((1, 0), (1, 1))]
+    assert sorted(proof.rank for proof in house.history.launches[0].certificates.values()) == [0, 1]
+
+
+def test_of_three_nodes_only_the_lost_one_is_bought_again(records):
+    house = House(records, nodes={"min": 3, "max": 3})
+    controller = house.controller()
+    while not house.history.commits:
+        controller.run_pass()
+        house.run(3)
+    house.cloud.end(list(house.cloud.machines.values())[1], EndReason.RECLAIMED)
+    history = controller.run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    assert len(house.cloud.machines) == 4
+    assert history.generations[-1].seats == ((1, 0), (1, 2), (2, 0))
+
+
+def test_a_node_with_a_notice_is_replaced_before_it_goes(records):
+    """The successor has claimed its seat while the doomed machine still runs."""
+    house = House(records)
+    controller = house.controller()
+    while not house.history.commits:
+        controller.run_pass()
+        house.run(3)
+    doomed = house.machine()
+    doomed.has_notice = True
+    while len(house.cloud.machines) == 1:
+        controller.run_pass()
+        house.run(3)
+    assert not doomed.has_ended
+    history = controller.run_until_finished()
+    assert (history.finished.outcome, history.launches[1].intent.why) == ("succeeded", "notice")
+    assert history.generations[-1].seats == ((2, 0),)
 
 
 @pytest.mark.parametrize("has_store_tags", [True, False])
@@ -424,16 +465,16 @@ def test_a_job_of_the_same_id_in_another_store_keeps_its_machines(house, has_sto
         if all(finished):
             break
         house.run(3)
-    outcomes = [[one.closed.outcome for one in HistoryReader(store, JOB).read().launches] for store in stores]
+    found = [outcomes(HistoryReader(store, JOB).read()) for store in stores]
     if not has_store_tags:
         assert house.cloud.terminated != []
         return
-    assert outcomes == [["succeeded"], ["succeeded"]]
+    assert found == [["succeeded"], ["succeeded"]]
     assert house.cloud.terminated == []
     assert sorted(house.cloud.store_urls.values()) == ["memory://annex", "memory://sim"]
-    billed = [HistoryReader(store, JOB).read().launches[0].closed.machines for store in stores]
-    assert [len(lines) for lines in billed] == [1, 1]
-    assert billed[0][0].instance_id != billed[1][0].instance_id
+    billed = [HistoryReader(store, JOB).read().launches[0].certificates for store in stores]
+    assert [len(proofs) for proofs in billed] == [1, 1]
+    assert billed[0].keys() != billed[1].keys()
 
 
 def test_waiting_for_capacity_is_told_once(house):
@@ -508,12 +549,12 @@ def test_a_pass_tells_what_all_its_ticks_saw_and_never_sleeps(house):
     assert [one.state for one in house.controller().tick().instances] == [InstanceState.RUNNING]
 
 
-def test_a_launch_made_void_by_a_stop_is_closed_and_the_job_stopped(house):
+def test_a_launch_made_void_by_a_stop_ends_the_job(house):
     controller = house.controller()
     controller.run_pass()
     request_stop(house.store, JOB, "user", resumption=0)
     tick = controller.tick()
-    assert types(tick.actions) == [VoidSlot]
+    assert types(tick.actions) == [VoidSeat, Finish]
     assert types(controller.tick().actions)[0] is Terminate
     assert controller.run_until_finished().finished.outcome == "stopped"
 

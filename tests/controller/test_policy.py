@@ -99,7 +99,7 @@ def test_without_max_wait_on_demand_is_bought_after_the_default(records, cheap, 
 
 
 def test_max_wait_counts_from_when_the_job_last_ran(records, cheap, on_demand):
-    ran = records.launch(1, outcome="reclaimed", closed_at=5000.0)
+    ran = records.launch(1, outcome="reclaimed", ended=5000.0)
     history = records.history(ran, records.capacity(2, at=5010.0, offer=cheap))
     assert isinstance(choose(records, history, cheap, on_demand, at=5020.0, max_wait=60.0), Wait)
     assert choose(records, history, cheap, on_demand, at=5060.0, max_wait=60.0) == on_demand
@@ -159,7 +159,7 @@ def test_refusals_in_a_row_end_the_job_however_many_offers_there_are(records):
 def test_a_deadline_that_presses_buys_on_demand(records, cheap, on_demand):
     # 100 of 1000 steps took 990 s from the claim, so 900 more need 8910 s; the rule asks for 11737.5 s.
     beat = records.heartbeat(at=1000.0, step=100, steps_total=1000)
-    launch = records.launch(outcome="reclaimed", closed_at=1000.0, heartbeats={0: beat})
+    launch = records.launch(outcome="reclaimed", ended=1000.0, heartbeats={0: beat})
     history = records.history(launch)
     assert choose(records, history, cheap, on_demand, at=1000.0, deadline=12738.0) == cheap
     assert choose(records, history, cheap, on_demand, at=1000.0, deadline=12737.0) == on_demand

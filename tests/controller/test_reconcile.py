@@ -6,19 +6,24 @@ from datetime import timedelta
 
 import pytest
 from simcloud import SimCloud, SimProvider
-from simnodes import SimNode, Training
+from simnodes import Script, SimAgents
 from simulation import SimStore, World
 
-from cloudspot.controller.decide import SILENT_LIMIT_SECONDS
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.delivering import CLOSED_GRACE_SECONDS, DELIVERY_GRACE_SECONDS, STOP_GRACE_SECONDS
+from cloudspot.jobstore.delivering import (
+    DELIVERY_GRACE_SECONDS,
+    EXIT_GRACE_SECONDS,
+    SILENT_LIMIT_SECONDS,
+    STOP_GRACE_SECONDS,
+)
 from cloudspot.jobstore.job_lists import list_live, mark_live
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
+from cloudspot.story.outcomes import launch_end
 
 
 class Town:
@@ -30,8 +35,10 @@ class Town:
         self.store = SimStore(self.world)
         self.cloud = SimCloud(
             self.world,
-            min_nodes=1,
-            node=lambda machine: SimNode(self.world, self.cloud, self.store, machine, Training()).live(),
+            max_nodes=1,
+            node=SimAgents(
+                self.world, lambda: self.cloud, lambda: self.store, script=Script(doubt=0.0, num_steps=40)
+            ),
             is_rightful=lambda machine: False,
         )
         self.opened = []
@@ -74,7 +81,14 @@ class Town:
 
     def stray(self, job_id, launch=1, zone="a"):
         """Create a machine that no controller asked for."""
-        body = {"job_id": job_id, "launch": launch, "num_nodes": 1, "zone": zone, "market": "spot"}
+        body = {
+            "job_id": job_id,
+            "launch": launch,
+            "num_nodes": 1,
+            "min_nodes": 1,
+            "zone": zone,
+            "market": "spot",
+        }
         (machine,) = self.cloud._create(LaunchRequest(provider="sim", body=body))
         return machine
 
@@ -373,7 +387,7 @@ def test_a_machine_that_vanished_is_replaced_by_passes_that_are_a_new_process_ea
     passes = town.passes_until(lambda: len(launches(town)) == 2, seconds=seconds, drivers=drivers)
     assert passes is not None
     assert passes <= limit
-    assert launches(town)[0].closed.outcome == "lost"
+    assert launch_end(launches(town)[0]).outcome == "lost"
     town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=seconds)
     assert HistoryReader(town.store, "one").read().finished.outcome == "succeeded"
     assert suspected(town) == []
@@ -409,7 +423,7 @@ def test_the_passes_of_a_healthy_job_leave_nothing(town, monkeypatch):
     for _ in range(2):
         list(town.reconciler().run_pass())
         town.world.run(until=town.world.time + 5)
-    assert launches(town)[0].closed is None
+    assert launches(town)[0].live_ranks == (0,)
     assert written.count(keys.summary("one")) == 2
     assert keys.suspicions("one") not in written
 
@@ -489,18 +503,18 @@ def test_passes_end_a_node_that_ignores_a_stop_after_its_grace_whatever_clock_sa
     assert grace <= town.world.time - asked_at <= grace + 4 * 60
 
 
-def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_closed_launch(town, records):
+def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_last_word(town, records):
     machine = town.start("one")
     town.world.kill(machine.life)
     town.cloud.leave_user_code(machine)
     said = records.exit("drained", instance_id=machine.id)
     town.store.put(keys.exit_record("one", 1, 0), codec.encode(said))
-    assert town.passes_until(lambda: launches(town)[0].closed is not None, seconds=20) == 1
-    closed_at = town.world.time
+    assert town.passes_until(lambda: len(launches(town)) == 2, seconds=20) == 1
+    seen_at = town.world.time
     assert suspected(town) == [keys.suspicions("one")]
     gone = town.passes_until(lambda: machine.states[-1][1].value != "running", seconds=20)
     assert gone is not None
-    assert CLOSED_GRACE_SECONDS <= town.world.time - closed_at <= CLOSED_GRACE_SECONDS + 3 * 20
+    assert EXIT_GRACE_SECONDS <= town.world.time - seen_at <= EXIT_GRACE_SECONDS + 3 * 20
     town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=20)
     town.passes_until(lambda: not suspected(town), seconds=20)
     assert suspected(town) == []

@@ -7,7 +7,7 @@ from cloudspot.story.outcomes import End
 
 def run(records, *outcomes, at=10_000.0, generations=(), commits=(), max_restarts=3, **last):
     launches = [
-        records.launch(number, outcome=outcome, closed_at=100.0 * number)
+        records.launch(number, outcome=outcome, ended=100.0 * number)
         for number, outcome in enumerate(outcomes, start=1)
     ]
     if last:
@@ -19,6 +19,13 @@ def run(records, *outcomes, at=10_000.0, generations=(), commits=(), max_restart
 def test_reclaims_are_relaunched_at_once(records):
     assert run(records, "reclaimed", at=100.0) == Go("reclaimed")
     assert run(records, *["reclaimed"] * FREE_RECLAIMS, at=300.0) == Go("reclaimed")
+
+
+def test_a_launch_that_got_some_of_its_machines_is_followed_by_one_for_the_others(records):
+    launch = records.launch(intent=records.intent(num_nodes=2))
+    slots = {**launch.slots, 1: records.slot(at=9, detail="capacity: none")}
+    history = records.history(records.change(launch, slots=slots))
+    assert judge(records.spec(), history, records.at(10)) == Go("capacity")
 
 
 def test_reclaims_never_end_the_job_but_many_without_a_checkpoint_are_slowed_down(records):
@@ -33,7 +40,8 @@ def test_failures_are_relaunched_after_a_doubling_delay_until_there_are_too_many
     assert run(records, outcome, at=110.0) == Go(outcome)
     assert run(records, outcome, outcome, outcome, at=300.0) == Wait(40.0, f"{outcome}; trying again")
     end = run(records, outcome, outcome, outcome, outcome)
-    assert end == End("failed", f"failed 4 times in a row: {outcome}", 1)
+    said = {"lost": "node 4.0 (i-4-0) vanished"}.get(outcome, outcome)
+    assert end == End("failed", f"failed 4 times in a row: {said}", 1)
 
 
 def test_without_restarts_the_first_failure_ends_the_job_with_the_scripts_own_status(records):
@@ -42,12 +50,12 @@ def test_without_restarts_the_first_failure_ends_the_job_with_the_scripts_own_st
 
 
 def failing_setups(records, *launches):
-    """Judge closed launches, each given by what its node's exit record differs in; None: it was reclaimed."""
+    """Judge launches that have ended, each given by what its node's exit record differs in; None: it was reclaimed."""
     made = [
         records.launch(
             number,
             outcome="failed" if changes else "reclaimed",
-            closed_at=100.0 * number,
+            ended=100.0 * number,
             exits={0: records.exit("failed", instance_id=f"i-{number}-0", **{"generation": 0, **changes})}
             if changes
             else {},
@@ -82,7 +90,7 @@ def test_a_refusal_for_capacity_counts_neither_as_failure_nor_as_success(records
 
 def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
     generations = [records.generation(n, launch=n) for n in range(1, 5)]
-    committed = (records.commit(2, 50),)
+    committed = (records.commit(2, 50, at=150.0),)
     assert run(records, *["failed"] * 4, generations=generations, commits=committed) == Go("failed")
     assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), End)
 
@@ -113,13 +121,16 @@ def test_the_restored_checkpoint_is_no_progress(records):
 
 
 def test_a_machine_that_was_reclaimed_before_its_claim_is_no_failure(records):
-    taken = records.closed("voided", 1, machines=(records.machine(end_reason="reclaimed"),))
-    assert run(records, "voided", max_restarts=0, closed=taken) == Go("voided")
+    taken = {"i-1-0": records.certificate(end_reason="reclaimed")}
+    assert run(records, "voided", max_restarts=0, certificates=taken) == Go("voided")
 
 
-def test_a_permanent_failure_ends_the_job_at_once(records):
-    last_word = records.exit("failed", exit_code=3, permanent=True, detail="ValueError: no data")
-    assert run(records, "failed", exits={0: last_word}) == End("failed", "ValueError: no data", 3)
+def test_nodes_that_fail_in_one_generation_have_failed_once(records):
+    """They may be of several launches, as one took the place of another."""
+    together = {0: records.exit("failed", instance_id="i-2-0", launch=2, generation=1, at=101.0)}
+    assert run(records, "failed", "failed", exits=together, at=112.0) == Go("failed")
+    apart = {0: records.exit("failed", instance_id="i-2-0", launch=2, generation=2, at=101.0)}
+    assert run(records, "failed", "failed", exits=apart, at=112.0) == Wait(9.0, "failed; trying again")
 
 
 def test_a_writers_clock_that_runs_ahead_does_not_stretch_the_delay(records):

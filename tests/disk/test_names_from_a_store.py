@@ -21,7 +21,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import is_key
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.records import File, Manifest, Part
+from cloudspot.jobstore.records import File, Manifest, Part, Seat
 from cloudspot.jobstore.stored_artifacts import download, is_present, list_artifacts
 from cloudspot.local.filestore import FileStore
 
@@ -124,7 +124,7 @@ def test_artifacts_that_a_node_brings_back(places, texts):
         work = place.root / "node"
         (work / "artifacts").mkdir(parents=True)
         place.plant_links(work / "artifacts")
-        ArtifactSync(store, "x", work / "artifacts", rank=0).restore()
+        ArtifactSync(store, "x", work / "artifacts", seat=Seat(1, 0)).take_root()
         place.check()
         assert {path.name for path in work.iterdir()} == {"artifacts"}
 

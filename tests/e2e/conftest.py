@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[
                 user.run_tiny("calm", sets=sets)
                 shown = user.show("calm")
                 user.close()
-                assert len(shown["attempts"]) == 1
+                assert len(shown["launches"]) == 1
                 found.write_text(json.dumps(shown))
             return json.loads(found.read_text())
 

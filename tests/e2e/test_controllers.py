@@ -13,6 +13,7 @@ from cloudspot.jobstore import keys
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 from cloudspot.process_marks import marked_processes
+from cloudspot.story.outcomes import launch_end
 
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 RECLAIM = 'providers.local.reclaims=[{launch=1, after_steps=30, notice="6s"}]'
@@ -39,7 +40,7 @@ def test_three_controllers_launch_no_machine_twice(user: User) -> None:
         assert process.returncode == 0, user.output(process)[-6000:]
     shown = user.show("crowd")
     assert shown["state"] == "succeeded"
-    assert len(shown["attempts"]) == 2
+    assert [one["name"] for one in shown["nodes"]] == ["1.0", "2.0"]
     assert len(user.machines()) == 2
 
 
@@ -73,7 +74,7 @@ def test_a_preempted_machine_is_replaced(user: User) -> None:
     wait_for("the end of the run", lambda: cli.poll() is not None)
     assert cli.returncode == 0, user.output(cli)[-3000:]
     shown = user.show("taken")
-    assert (len(shown["attempts"]), len(shown["notices"]), shown["steps_lost"]) == (2, 1, 0)
+    assert (len(shown["nodes"]), len(shown["notices"]), shown["steps_lost"]) == (2, 1, 0)
 
 
 def vanish(user: User) -> None:
@@ -107,8 +108,9 @@ def test_a_machine_that_vanished_is_replaced_by_passes_from_cron_with_nobody_att
     history = user.history("cron")
     assert history.finished is not None
     assert history.finished.outcome == "succeeded"
-    assert [one.closed.outcome for one in history.launches] == ["lost", "succeeded"]
-    assert history.launches[0].closed.detail.endswith("vanished")
+    ends = [launch_end(one) for one in history.launches]
+    assert [one.outcome for one in ends] == ["lost", "succeeded"]
+    assert ends[0].detail.endswith("vanished")
     assert history.generations[1].restore_from is not None
     assert seen >= 2
     assert not (store / keys.suspicions("cron")).exists()

@@ -28,8 +28,7 @@ PUTS = {
     "manifest": "jobs/*/manifests/*",
     "commit": "jobs/*/journal/00000003",
     "exit": "jobs/*/nodes/*/exit.json",
-    "closed": "jobs/*/journal/00000004",
-    "finished": "jobs/*/journal/00000005",
+    "finished": "jobs/*/journal/00000004",
 }
 CI_PUTS = (
     ("intent", "after"),

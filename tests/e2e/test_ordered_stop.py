@@ -30,7 +30,7 @@ def test_sigterm_to_the_agent_saves_the_step_and_the_job_goes_on_elsewhere(user:
     assert cli.returncode == 0, user.output(cli)[-6000:]
     check_end(user, "stopped")
     shown = user.show("stopped")
-    assert [one["outcome"] for one in shown["attempts"]] == ["reclaimed", "succeeded"]
+    assert [one["outcome"] for one in shown["launches"]] == ["reclaimed", "succeeded"]
     history = user.history("stopped")
     assert shown["steps_lost"] == 0
     assert [one.why for one in history.generations] == ["first", "relaunched"]

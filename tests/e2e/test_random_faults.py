@@ -8,6 +8,7 @@ far as real processes can be. ``CLOUDSPOT_SOAK_FAULTS`` says how many seeds the 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -30,6 +31,8 @@ from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.records import Generation, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
 from cloudspot.process_marks import is_marked
@@ -97,9 +100,9 @@ def strike_kill(run: Run) -> None:
         send(run.cli.pid, signal.SIGKILL)
     elif alive := run.alive():
         machine = run.rng.choice(alive)
-        rank = str(MachineDirectory(machine).record().rank)
+        ranks = [str(rank) for rank in range(run.num_nodes)]
         for pid, line in command_lines(machine).items():
-            is_trainer = "train.py" in line and is_marked(pid, "RANK", rank)
+            is_trainer = "train.py" in line and any(is_marked(pid, "RANK", rank) for rank in ranks)
             if is_trainer if victim == "trainer" else "cloudspot.agent" in line:
                 send(pid, signal.SIGKILL)
 
@@ -140,11 +143,10 @@ def strike_clock(run: Run) -> None:
 
 def strike_notice(run: Run) -> None:
     """Take one node or two with a notice of 0 to 8 s."""
-    for rank in run.rng.sample(range(run.num_nodes), min(run.num_nodes, run.rng.choice((1, 1, 2)))):
-        notice = f"{run.rng.uniform(0.0, 8.0):.1f}s"
-        run.user.cloudspot(
-            "preempt", JOB, "--node", str(rank), "--notice", notice, *of(run.user), status=None
-        )
+    for machine in run.some_alive():
+        record, notice = MachineDirectory(machine).record(), f"{run.rng.uniform(0.0, 8.0):.1f}s"
+        node = f"{record.launch}.{record.rank}"
+        run.user.cloudspot("preempt", JOB, "--node", node, "--notice", notice, *of(run.user), status=None)
 
 
 def strike_stop(run: Run) -> None:
@@ -247,25 +249,55 @@ def wait_for_end(run: Run) -> None:
     wait_for(f"the end after {run.struck}", has_ended, seconds=400)
 
 
-def check_attempts(user: User) -> None:
-    """Check by the kernel's clock that each launch was created only after all of the ones before had ended.
+def check_machines(user: User, num_nodes: int) -> None:
+    """Check by the kernel's clock how many machines there were whenever one was created.
 
-    A machine that has written its exit record runs nothing of the job any more, and ends in its own time.
+    No more than the job may have are there to stay, and no more than twice as many in all.
     """
     machines = [MachineDirectory(path) for path in user.machines()]
-    launches = user.history(JOB).launches
+    history: History = user.history(JOB)
     for machine in machines:
         wait_for(f"the end of {machine.id}", lambda m=machine: m.state().state is InstanceState.ENDED)
-    for older in machines:
-        for newer in machines:
-            if older.record().launch < newer.record().launch:
-                proofs = [older.path / "state.json"]
-                launch, rank = older.record().launch, older.record().rank
-                left = launches[launch - 1].own_exits.get(rank)
-                if left is not None and left.instance_id == older.id:
-                    proofs.append(user.home / "store" / keys.exit_record(JOB, launch, rank))
-                ended = min(path.stat().st_mtime_ns for path in proofs)
-                assert ended <= (newer.path / "machine.json").stat().st_mtime_ns, (older.id, newer.id)
+    created = {machine.id: written(machine.path / "machine.json") for machine in machines}
+    ended = {machine.id: ended_at(user, history, machine) for machine in machines}
+    leaves = {machine.id: min(ended[machine.id], leaves_at(user, history, machine)) for machine in machines}
+    for moment in created.values():
+        there = [one for one, since in created.items() if since <= moment]
+        assert sum(leaves[one] > moment for one in there) <= num_nodes, (created, leaves)
+        assert sum(ended[one] > moment for one in there) <= 2 * num_nodes, (created, ended)
+
+
+def written(path: Path) -> float:
+    """Return when the file was written, in nanoseconds; never, if it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else math.inf
+
+
+def ended_at(user: User, history: History, machine: MachineDirectory) -> float:
+    """Return when the machine ran nothing of the job any more: by its last word, or as its seat is not its own."""
+    launch, rank = machine.record().launch, machine.record().rank
+    found = [written(machine.path / "state.json")]
+    left, slot = (
+        history.launches[launch - 1].own_exits.get(rank),
+        history.launches[launch - 1].slots.get(rank),
+    )
+    if left is not None and left.instance_id == machine.id:
+        found.append(written(user.home / "store" / keys.exit_record(JOB, launch, rank)))
+    if slot is not None and slot.instance_id != machine.id:
+        found.append(written(user.home / "store" / keys.slot(JOB, launch, rank)))
+    return min(found)
+
+
+def leaves_at(user: User, history: History, machine: MachineDirectory) -> float:
+    """Return when it was known that the machine goes: by its notice, or as the training went on without it."""
+    seat = Seat(machine.record().launch, machine.record().rank)
+    found = written(user.home / "store" / keys.notice(JOB, seat.launch, seat.rank))
+    was_member = False
+    for number, record in enumerate(Journal(user.store, JOB).read(), 1):
+        if isinstance(record, Generation):
+            if was_member and seat not in record.seats:
+                return min(found, written(user.home / "store" / keys.journal(JOB, number)))
+            was_member = seat in record.seats
+    return found
 
 
 def check(run: Run, weights: Callable[[], str]) -> None:
@@ -273,7 +305,7 @@ def check(run: Run, weights: Callable[[], str]) -> None:
     user = run.user
     shown = user.show(JOB, "--verify")
     assert run.told_step <= max((one.step for one in run.history().commits), default=0)
-    check_attempts(user)
+    check_machines(user, run.num_nodes)
     if shown["state"] == "succeeded":
         check_end(user, JOB)
         check_records(user)

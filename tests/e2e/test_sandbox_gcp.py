@@ -67,8 +67,8 @@ def test_the_digits_example_taken_both_ways_makes_the_weights_that_it_makes_loca
         user,
         digits,
         sets=("providers.gcp.preemption_notice=0",),
-        reclaims=("launch=1,rank=0,after_share=0.3,notice=60s", "launch=2,rank=1,after_share=0.6,notice=30s"),
+        reclaims=("launch=1,rank=0,after_share=0.3,notice=60s", "launch=2,rank=0,after_share=0.6,notice=30s"),
     )
-    assert notices(seen) == [(1, 0, "metadata"), (2, 1, "shutdown-script")]
-    assert told(seen) == ["2-1"]
+    assert notices(seen) == [(1, 0, "metadata"), (2, 0, "shutdown-script")]
+    assert told(seen) == ["2-0"]
     assert weights_of(seen.show) == weights_of(user.show("local"))

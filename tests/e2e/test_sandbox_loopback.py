@@ -32,4 +32,4 @@ def test_a_job_runs_with_default_options_on_machines_that_are_not_isolated(user,
     assert done.returncode == 0, (done.stdout[-4000:], done.stderr[-8000:])
     ends = [line.split() for line in done.stdout.splitlines()]
     assert ["job", "succeeded"] in [words[-2:] for words in ends]
-    assert ["attempts", "2"] in ends
+    assert ["nodes", "3", "in", "all"] in ends

@@ -84,7 +84,7 @@ def check_story(show) -> None:
         (5, False),
     ]
     generations = show["generations"]
-    assert [one["launch"] for one in generations] == [1, 2, 3, 4, 5, 6]
+    assert [one["nodes"] for one in generations] == [[f"{launch}.0"] for launch in range(1, 7)]
     assert [one["steps_lost"] for one in generations] == [0] * 6
     # Each goes on where the one before it ended.
     restored = [one["restored"] and one["restored"]["step"] for one in generations]
@@ -124,9 +124,9 @@ def check_older_stores(seen) -> None:
 def check_logs(seen) -> None:
     """Each step's line is in one of the logs, and each command says which log it has not."""
     steps = []
-    for cloud, missing in (("aws", ""), ("gcp", "1, 2"), ("aliyun", "1, 2, 3, 4")):
+    for cloud, missing in (("aws", ""), ("gcp", "1.0 and 2.0"), ("aliyun", "1.0 2.0 3.0 4.0")):
         out, err = seen["logs"][cloud]
-        assert (f"the log of attempts {missing} is not here" in err) == bool(missing)
+        assert (f"the log of nodes {missing} is not here" in err) == bool(missing)
         steps += [int(step) for step in re.findall(r" step (\d+) loss", out)]
     assert steps == list(range(NUM_STEPS))
     for source, target in (("aws", "gcp"), ("gcp", "aliyun")):
@@ -172,7 +172,7 @@ def _wait_for_step(step: int, launch: int, store: str, process: subprocess.Popen
         )
         if done.returncode == 0:
             show = json.loads(done.stdout)
-            if len(show["attempts"]) == launch and show["step"] >= step:
+            if len(show["nodes"]) == launch and show["step"] >= step:
                 return
         time.sleep(0.5)
 

@@ -1,4 +1,4 @@
-"""Several nodes: whoever is lost, the job saves, regroups or is launched anew, and ends with the same bits."""
+"""Several nodes: who is lost is replaced, the others save, wait or go on, and it ends with the same bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -42,7 +43,7 @@ def weights(undisturbed) -> str:
     """The weights' hash of two nodes that nothing disturbs."""
     shown = undisturbed("two-nodes", SETS)
     assert shown["steps_total"] == NUM_STEPS
-    assert len(shown["attempts"][0]["nodes"]) == 2
+    assert [one["name"] for one in shown["nodes"]] == ["1.0", "1.1"]
     return shown["final"]["weights_sha256"]
 
 
@@ -52,19 +53,32 @@ def check(user: User, weights: str, ranks: tuple[int, ...], notice: str, seed: i
     user.run_tiny("hit", sets=(*SETS, reclaims(ranks, step, notice)))
     shown = user.show("hit", "--verify")
     assert shown["state"] == "succeeded"
-    assert len(shown["attempts"]) == 2
+    check_replaced(shown, num_nodes=2, ranks=ranks)
     assert shown["last_commit"]["verified"] is True
     assert shown["final"]["weights_sha256"] == weights
     if notice != "0s":
         assert shown["steps_lost"] == 0
         assert len(shown["notices"]) == len(ranks)
-    assert {line["rank"] for line in shown["attempts"][1]["nodes"]} == {0, 1}
+
+
+def check_replaced(shown: dict[str, Any], *, num_nodes: int, ranks: tuple[int, ...]) -> None:
+    """One machine was bought for each that was lost, and the others are those from before."""
+    names = [f"1.{rank}" for rank in range(num_nodes)]
+    kept = [name for name in names if int(name[2:]) not in ranks]
+    bought = [one["name"] for one in shown["nodes"] if one["launch"] > 1]
+    assert len(bought) == len(ranks)
+    assert [one["name"] for one in shown["nodes"]] == [*names, *bought]
+    assert len({one["instance_id"] for one in shown["nodes"]}) == num_nodes + len(ranks)
+    assert shown["generations"][-1]["nodes"] == [*kept, *bought]
+    assert {one["name"]: one["outcome"] for one in shown["nodes"] if one["outcome"] == "succeeded"} == (
+        dict.fromkeys([*kept, *bought], "succeeded")
+    )
 
 
 WHO = [(0,), (1,), (0, 1)]
 
 
-@pytest.mark.parametrize(("notice", "ranks"), [("8s", (1,)), ("0s", (0, 1))], ids=str)
+@pytest.mark.parametrize(("notice", "ranks"), [("8s", (1,)), ("0s", (1,)), ("0s", (0, 1))], ids=str)
 def test_losing_a_node_or_all_changes_no_bit(
     user: User, weights: str, ranks: tuple[int, ...], notice: str
 ) -> None:
@@ -80,18 +94,21 @@ def test_soak_of_lost_nodes(user: User, weights: str, ranks: tuple[int, ...], no
 
 
 def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
-    sets = ("nodes={min=1, max=2}", *SETS[1:], reclaims((0,), 20, "8s"))
+    # Without notice. On a slow computer another machine may come before the end, and join.
+    sets = ("nodes={min=1, max=2}", 'run.env.TINY_EPOCHS="40"', SETS[2], reclaims((0,), 300, "0s"))
     user.run_tiny("smaller", sets=sets)
     shown = user.show("smaller", "--verify")
-    assert (shown["state"], len(shown["attempts"]), shown["steps_lost"]) == ("succeeded", 1, 0)
+    assert (shown["state"], shown["last_commit"]["verified"]) == ("succeeded", True)
     history = user.history("smaller")
-    assert [[member.rank for member in g.members] for g in history.generations] == [[0, 1], [1]]
+    assert [one["nodes"] for one in shown["generations"]][:2] == [["1.0", "1.1"], ["1.1"]]
     assert history.generations[1].restore_from is not None
+    assert "waits" not in user.cloudspot("logs", "smaller", "--source", "agent").stdout
     both = user.cloudspot("logs", "smaller").stdout
-    first, second = (user.cloudspot("logs", "smaller", "--node", node).stdout for node in "01")
+    names = [node["name"] for node in shown["nodes"]]
+    first, second, *others = (user.cloudspot("logs", "smaller", "--node", name).stdout for name in names)
     assert "loss" in first
     assert "generation 1" in second
-    assert sorted(both.splitlines()) == sorted((first + second).splitlines())
+    assert sorted(both.splitlines()) == sorted((first + second + "".join(others)).splitlines())
 
 
 @pytest.mark.soak
@@ -128,13 +145,13 @@ def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launche
     hit = run("hit", 'run.env.STEP_SECONDS="0.01"', f"providers.local.reclaims=[{reclaim}]")
     assert hit == calm
     shown = user.show("hit", "--verify")
-    assert (len(shown["attempts"]), len(shown["notices"])) == (2, 1)
+    assert (len(shown["nodes"]), len(shown["notices"])) == (3, 1)
     assert shown["last_commit"]["verified"] is True
     restored = user.history("hit").generations[-1].restore_from
     assert restored is not None
     assert restored.step % 500 != 0, "it was not saved because of the notice"
     for node in {0, rank}:  # node 1 may have left with rank 0 before it hears of that one's notice
-        words = ("--node", str(node), "--attempt", "1", "--source", "agent")
+        words = ("--node", f"1.{node}", "--source", "agent")
         agent = user.cloudspot("logs", "hit", *words).stdout
         assert agent.count("told the script to save, by SIGTERM to 1 process(es)") == 1
     outcomes = {number: word.outcome for number, word in user.history("hit").launches[0].exits.items()}
@@ -164,8 +181,10 @@ def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
     wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
     assert cli.returncode == 0, user.output(cli)[-6000:]
     history = user.history("cut")
-    assert [[member.rank for member in g.members] for g in history.generations] == [[0, 1], [0]]
-    assert {one.generation for one in history.commits[num_before:]} <= {2}
+    first, second, *later = [[str(seat) for seat in one.seats] for one in history.generations]
+    assert (first, second) == (["1.0", "1.1"], ["1.0"])
+    assert not any("1.1" in nodes for nodes in later)  # a machine of its own may have come in its place
+    assert 1 not in {one.generation for one in history.commits[num_before:]}
 
 
 @pytest.mark.soak
@@ -211,7 +230,7 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
     words = history.launches[0].exits
     assert not any(word.permanent for word in words.values())
     assert "does not reach" in words[0].detail + words[1].detail
-    assert [(one.members[0].launch, one.why) for one in history.generations] == [
+    assert [(one.seats[0].launch, one.why) for one in history.generations] == [
         (1, "first"),
         (2, "relaunched"),
     ]
@@ -250,8 +269,10 @@ def disturb(user: User, seed: int) -> None:
 def fault(user: User, machine: Path, kind: str, rng: random.Random) -> None:
     """Take a machine with notice, kill its host, or stop its processes and continue them later."""
     if kind == "notice":
-        rank = str(MachineDirectory(machine).record().rank)
-        user.cloudspot("preempt", "storm", "--node", rank, "--notice", "6s", status=None)
+        record = MachineDirectory(machine).record()
+        user.cloudspot(
+            "preempt", "storm", "--node", f"{record.launch}.{record.rank}", "--notice", "6s", status=None
+        )
     elif kind == "kill":
         supervisor = MachineDirectory(machine).supervisor()
         if supervisor is not None:

@@ -86,7 +86,7 @@ def test_a_script_of_ones_own_is_made_durable_reclaimed_and_its_weights_brought_
     told = stranger.type(next(page)[1])
     assert "succeeded" in told
     shown = user.show("first", "--verify")
-    assert (len(shown["attempts"]), len(shown["notices"]), shown["steps_lost"]) == (2, 1, 0)
+    assert (len(shown["nodes"]), len(shown["notices"]), shown["steps_lost"]) == (2, 1, 0)
     assert (shown["step"], shown["steps_total"]) == (1500, 1500)
     assert shown["last_commit"]["verified"] is True
 

@@ -13,7 +13,7 @@ def test_tinygpt_reclaimed_in_the_middle_ends_with_the_same_weights(user: User) 
     user.cloudspot(*run, "--name", "hit", "--set", 'providers.local.reclaims=[{after_steps=60, notice="8s"}]')
     calm, hit = user.show("calm"), user.show("hit", "--verify")
     assert (calm["state"], hit["state"]) == ("succeeded", "succeeded")
-    assert (len(calm["attempts"]), len(hit["attempts"])) == (1, 2)
+    assert (len(calm["nodes"]), len(hit["nodes"])) == (1, 2)
     assert (len(hit["notices"]), hit["steps_lost"]) == (1, 0)
     assert hit["steps_total"] == calm["steps_total"] == 120
     assert hit["last_commit"]["verified"] is True

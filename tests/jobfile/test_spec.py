@@ -36,7 +36,7 @@ entrypoint = "train.py"
 FULL = """
 name = "digits"
 store = "s3://bucket/jobs"
-nodes = { min = 2, max = 4 }
+nodes = { min = 2, max = 4, hold = "10m" }
 procs_per_node = 8
 [resources]
 accelerator = "A100"
@@ -143,7 +143,7 @@ def test_a_small_job_file_has_the_documented_defaults(load):
 
 def test_every_field_can_be_written(load):
     spec = load(FULL)
-    assert spec.nodes == Nodes(min=2, max=4)
+    assert spec.nodes == Nodes(min=2, max=4, hold=600.0)
     assert spec.resources.to_model() == Resources(
         accelerator="A100",
         accelerator_count=8,

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from made_records import Records
 from msgspec import inspect
 from record_kinds import KINDS
 
@@ -13,18 +14,20 @@ from cloudspot.decoding import Dated
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.codec import decode, decode_journal, encode
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
-    Closed,
     Final,
     Finished,
     Heartbeat,
     Lasting,
     Part,
     Removal,
+    Seat,
     Slot,
     StopRequest,
+    Suspended,
 )
-from cloudspot.model import LogRecord
+from cloudspot.model import EndReason, LogRecord
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -36,10 +39,22 @@ def test_a_record_comes_back_equal_and_its_bytes_are_stable():
 
 
 def test_journal_records_come_back_as_their_own_kind():
-    closed = Closed(launch=1, outcome="voided", detail="", machines=(), at=AT, writer="w")
+    suspended = Suspended(detail="no capacity", at=AT, writer="w")
     finished = Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer="w")
-    assert decode_journal(encode(closed)) == closed
+    assert decode_journal(encode(suspended)) == suspended
     assert decode_journal(encode(finished)) == finished
+
+
+@pytest.mark.parametrize("loss", [0.5, math.inf])
+def test_seats_come_back_as_such(loss):
+    """A number that is not finite takes another way through the encoder and the decoder."""
+    request = msgspec.structs.replace(INTENT.request, body={"loss": loss})
+    record = msgspec.structs.replace(INTENT, request=request)
+    found = decode_journal(encode(record))
+    assert found.stands_in_for == record.stands_in_for
+    (stand_in,) = found.principals
+    assert (stand_in, found.principals[stand_in]) == (Seat(found.launch, 1), Seat(3, 1))
+    assert str(found.principals[stand_in]) == "3.1"
 
 
 def test_a_seal_is_kept_byte_for_byte():
@@ -87,7 +102,10 @@ def test_a_heartbeat_cut_short_is_corrupt():
             decode(data[:length], Heartbeat)
 
 
-CLOSED = Closed(launch=1, outcome="voided", detail="", machines=(), at=AT, writer="w")
+PROOF = Certificate(
+    launch=1, rank=0, instance_id="i-1", started_at=AT, ended_at=AT, end_reason=EndReason.SELF, at=AT, writer="w"
+)  # fmt: skip
+INTENT = Records().intent(1, num_nodes=2, stands_in_for=[None, (3, 1)])
 FINISHED = Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer="w")
 LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
 
@@ -95,10 +113,19 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
 @pytest.mark.parametrize(
     ("record", "field", "value"),
     [
-        (CLOSED, "launch", 0),
-        (CLOSED, "launch", -1),
-        (CLOSED, "launch", 10**9),
-        (CLOSED, "outcome", "won"),
+        (PROOF, "launch", 0),
+        (PROOF, "launch", -1),
+        (PROOF, "launch", 10**9),
+        (PROOF, "rank", -1),
+        (PROOF, "rank", 10**4),
+        (PROOF, "end_reason", "won"),
+        (PROOF, "ended_at", "2026-11-20T06:30:00"),
+        (INTENT, "num_nodes", 0),
+        (INTENT, "num_nodes", 10**5),
+        (INTENT, "stands_in_for", [[0, 1]]),
+        (INTENT, "stands_in_for", [[1, -1]]),
+        (INTENT, "stands_in_for", [[1]]),
+        (INTENT, "stands_in_for", ["1.0"]),
         (FINISHED, "outcome", "reclaimed"),
         (FINISHED, "exit_code", 256),
         (FINISHED, "at", "2026-11-20T06:30:00"),
@@ -138,7 +165,7 @@ def structs_in(info):
     for name in ("item_type", "value_type"):
         if hasattr(info, name):
             yield from structs_in(getattr(info, name))
-    if isinstance(info, inspect.StructType):
+    if isinstance(info, (inspect.StructType, inspect.NamedTupleType)):
         yield info
         for field in info.fields:
             yield from structs_in(field.type)
@@ -162,4 +189,4 @@ def test_every_number_of_every_record_has_bounds_and_every_moment_is_checked(str
                 assert (one.le, one.lt) != (None, None), field.name
     if any(is_of(field.type, inspect.DateTimeType) for field in fields):
         assert issubclass(struct, Dated)
-    assert issubclass(struct, msgspec.Struct)
+    assert issubclass(struct, msgspec.Struct) or struct is Seat

@@ -27,7 +27,7 @@ JOB = "digits-1"
 CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
 OLD, NEW, TORN = CheckpointId(1, 10), CheckpointId(2, 20), CheckpointId(2, 30)
 ARTIFACT = keys.artifacts_prefix(JOB) + "model.bin"
-JOURNAL = [keys.journal(JOB, number) for number in range(1, 12)]
+JOURNAL = [keys.journal(JOB, number) for number in range(1, 10)]
 
 
 class Killed(BaseException):
@@ -101,7 +101,6 @@ def write_job(store, checkpoints):
     made_journal.append(store, JOB, make.generation(1))
     checkpoints.session(store, OLD, [b"a" * 4000], job_id=JOB)
     for record in (
-        make.closed("stopped", 1, at=90.0),
         make.finished("stopped", at=91.0),
         make.resumed(1, at=92.0, sha256=sha256),
         make.intent(2, at=95.0, why="resumed"),
@@ -110,8 +109,7 @@ def write_job(store, checkpoints):
         made_journal.append(store, JOB, record)
     checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
     checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
-    for record in (make.closed("succeeded", 2, at=190.0), make.finished()):
-        made_journal.append(store, JOB, record)
+    made_journal.append(store, JOB, make.finished())
     for launch in (1, 2):
         name = f"i-{launch}-0"
         for key, record in (
@@ -119,6 +117,7 @@ def write_job(store, checkpoints):
             (keys.notice(JOB, launch, 0), make.notice(launch=launch)),
             (keys.heartbeat(JOB, launch, 0), make.heartbeat(instance_id=name)),
             (keys.exit_record(JOB, launch, 0), make.exit("drained", instance_id=name, launch=launch)),
+            (keys.certificate(JOB, launch, name), make.certificate(name, launch=launch)),
         ):
             store.put(key, codec.encode(record))
     for key, data in (
@@ -174,7 +173,7 @@ def is_there(store):
 
 
 def without_request(intent):
-    """The intent as a copy of the journal has it: of a closed launch nobody needs the request again."""
+    """The intent as a copy of the journal has it: ``Journal.request`` reads the request again."""
     return msgspec.structs.replace(intent, request=msgspec.structs.replace(intent.request, body={}))
 
 
@@ -182,7 +181,7 @@ def described(history):
     """The history without what the store's own clock says of it."""
     return [
         *(
-            (without_request(launch.intent), launch.closed, launch.slots, launch.exits)
+            (without_request(launch.intent), launch.certificates, launch.slots, launch.exits)
             for launch in history.launches
         ),
         *((launch.notices, launch.heartbeats) for launch in history.launches),
@@ -347,7 +346,7 @@ def test_a_job_that_may_still_be_live_is_refused(source):
     with pytest.raises(CloudspotError, match="has not ended; stop it first"):
         plan_copy(source, JOB)
     # A suspended job keeps its mark, and nothing of it runs.
-    assert Journal(source, JOB).append(Records().suspended(), 11)
+    assert Journal(source, JOB).append(Records().suspended(), 9)
     assert plan_copy(source, JOB).checkpoint == NEW
     source.delete(JOURNAL[-2])
     source.delete(JOURNAL[-1])
@@ -495,8 +494,9 @@ def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpo
     for record in (make.resumed(2, sha256=sha256), make.intent(3), generation):
         made_journal.append(target, JOB, record)
     checkpoints.session(target, newest, [b"e" * 4000], job_id=JOB)
-    for record in (make.closed("succeeded", 3), make.finished(at=400.0)):
-        made_journal.append(target, JOB, record)
+    target.put(keys.slot(JOB, 3, 0), codec.encode(make.slot("i-3-0")))
+    target.put(keys.certificate(JOB, 3, "i-3-0"), codec.encode(make.certificate("i-3-0", launch=3)))
+    made_journal.append(target, JOB, make.finished(at=400.0))
     plan = plan_copy(target, JOB)
     seen = set()
     dies_at = 0
@@ -513,7 +513,7 @@ def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpo
         assert described(here) == described(there)
         assert standing(home) == (newest, NEW, OLD)
         dies_at += 1
-    assert seen == {11, 17}
+    assert seen == {9, 14}
 
 
 def test_a_job_whose_pasts_differ_does_not_come_back(source, target):

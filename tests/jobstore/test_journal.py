@@ -188,14 +188,27 @@ def test_a_copy_that_does_not_fit_is_not_believed(store, change):
     assert Journal(store, "x").read() == known
 
 
-def test_a_copy_leaves_out_the_requests_of_closed_launches(store):
+def test_a_copy_leaves_out_the_requests_and_whoever_needs_one_reads_it_again(store, tmp_path):
     made_journal.open_launch(store, "x", 3)
     journal = Journal(store, "x")
-    journal.read()
+    whole = journal.read()
     journal.write_copy()
     copy = codec.decode(store.get(keys.journal_copy("x")), JournalCopy)
-    bodies = [one.request.body for one in copy.records if isinstance(one, Intent)]
-    assert bodies == [{}, {}, {"launch": 3}]
+    assert [one.request.body for one in copy.records if isinstance(one, Intent)] == [{}, {}, {}]
+    made_journal.open_launch(store, "x", 4)
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    journal = Journal(counted, "x")
+    known = journal.read()
+    # What stands first is read to compare it with the copy, which is taken.
+    assert [one.request.body for one in known] == [{}, {}, {}, {"launch": 4}]
+    assert [(one.token, one.offer) for one in known[:3]] == [(one.token, one.offer) for one in whole]
+    counted.calls.clear()
+    assert [journal.request(launch) for launch in (1, 2, 3)] == [one.request for one in whole]
+    assert counted.calls == {"get": 3}
+    assert journal.request(4).body == {"launch": 4}
+    assert counted.calls == {"get": 3}
+    with pytest.raises(ValueError, match="launch 5 was not read"):
+        journal.request(5)
 
 
 def test_a_record_that_does_not_follow_is_not_written_by_who_has_read_all_before_it(store):

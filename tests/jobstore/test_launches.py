@@ -35,7 +35,7 @@ def test_a_machine_whose_agent_starts_again_still_owns_its_slot(store):
     assert claim_slot(store, "x", 1, 0, machine("i-1")) == first
 
 
-def test_a_void_slot_is_closed_to_every_machine(store):
+def test_a_void_slot_is_denied_to_every_machine(store):
     void = void_slot(store, "x", 1, 0, "no machine came")
     assert (void.instance_id, void.detail) == (None, "no machine came")
     assert claim_slot(store, "x", 1, 0, machine("i-1")) == void

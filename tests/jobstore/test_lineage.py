@@ -10,6 +10,7 @@ from cloudspot.jobstore.lineage import counts, head, lineage, newest_generation,
 from cloudspot.jobstore.records import CheckpointId, Commit, Generation
 
 MADE = Records()
+ELSEWHERE = "the job was over, and goes on with other machines"
 C = CheckpointId
 
 
@@ -53,27 +54,28 @@ def test_a_generation_that_started_afresh_passes_over_all_before_it():
     [
         ([MADE.intent(1)], 1, None),
         ([MADE.intent(1), MADE.generation(1), MADE.commit(1, 5)], 1, None),
-        ([MADE.intent(1), MADE.closed("lost", 1)], 1, "launch 1 is closed"),
-        ([MADE.intent(1), MADE.closed("lost", 1), MADE.intent(2)], 1, "launch 2 runs the job"),
-        ([MADE.intent(1), MADE.closed("lost", 1), MADE.intent(2)], 2, None),
-        ([MADE.intent(1), MADE.closed("lost", 1), MADE.finished()], 1, "the job is over"),
-        ([MADE.intent(1), MADE.closed("lost", 1), MADE.finished(), MADE.moved()], 1, "the job is over"),
-        (
-            [MADE.intent(1), MADE.closed("lost", 1), MADE.finished(), MADE.resumed(1)],
-            1,
-            "the job is over",
-        ),
+        ([MADE.intent(1), MADE.intent(2)], 1, None),
+        ([MADE.intent(1), MADE.intent(2), MADE.generation(1, launch=2)], 1, None),
+        ([MADE.intent(1), MADE.suspended()], 1, None),
+        ([MADE.intent(1), MADE.finished()], 1, "the job is over"),
+        ([MADE.intent(1), MADE.finished(), MADE.moved()], 1, "the job is over"),
+        ([MADE.intent(1), MADE.finished(), MADE.resumed(1)], 1, ELSEWHERE),
+        ([MADE.intent(1), MADE.finished(), MADE.resumed(1), MADE.intent(2)], 1, ELSEWHERE),
+        ([MADE.intent(1), MADE.finished(), MADE.resumed(1), MADE.intent(2)], 2, None),
+        ([MADE.intent(1), MADE.finished(), MADE.resumed(1), MADE.finished()], 1, "the job is over"),
         ([MADE.finished(), MADE.resumed(1), MADE.intent(1)], 1, None),
     ],
 )
-def test_a_launch_has_nothing_left_to_do_once_it_or_the_job_is_over(journal, launch, why):
+def test_a_launch_has_nothing_left_to_do_once_the_job_is_over_even_if_that_goes_on_with_others(
+    journal, launch, why
+):
     JournalOrder("x").extend(journal)
     assert why_over(journal, launch) == why
 
 
 def test_the_newest_generation_counts_until_the_job_is_over():
     journal = [
-        MADE.intent(1), MADE.generation(1), MADE.generation(2), MADE.closed("lost", 1), MADE.finished(),
+        MADE.intent(1), MADE.generation(1), MADE.generation(2), MADE.intent(2), MADE.finished(),
         MADE.moved(), MADE.resumed(1),
     ]  # fmt: skip
     assert [counts(journal[:number], 2) for number in range(8)] == [False] * 3 + [True] * 2 + [False] * 2 + [

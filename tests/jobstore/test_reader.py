@@ -20,8 +20,8 @@ from cloudspot.jobstore.launches import claim_slot, void_slot
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, read_summary, write_summary
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
-    Closed,
     Exit,
     Finished,
     Heartbeat,
@@ -34,13 +34,10 @@ from cloudspot.jobstore.records import (
     Summary,
     new_nonce,
 )
-from cloudspot.model import LaunchRequest, Market, NodeIdentity, Offer
+from cloudspot.model import LaunchRequest, NodeIdentity
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 MADE = Records()
-OFFER = Offer(
-    instance_type="t", zone="z", market=Market.SPOT, price_per_hour=1.0, on_demand_price_per_hour=3.0
-)
 
 
 @pytest.fixture
@@ -71,15 +68,18 @@ class Job:
     def intend(self, launch, num_nodes=1):
         return self.append(
             Intent(
-                launch=launch, offer=OFFER, token=f"t{launch}", request=LaunchRequest(provider="local", body={}),
+                launch=launch, offer=MADE.offer(), token=f"t{launch}", request=LaunchRequest(provider="local", body={}),
                 num_nodes=num_nodes, why="first", at=AT, writer=new_nonce(),
             )
         )  # fmt: skip
 
-    def close(self, launch, outcome="reclaimed"):
-        return self.append(
-            Closed(launch=launch, outcome=outcome, detail="", machines=(), at=AT, writer=new_nonce())
-        )
+    def certify(self, launch, rank=0, *, name=None):
+        record = Certificate(
+            launch=launch, rank=rank, instance_id=name or f"i-{launch}-{rank}", started_at=AT, ended_at=AT,
+            end_reason="self", at=AT, writer="w",
+        )  # fmt: skip
+        self.store.put(keys.certificate(self.id, launch, record.instance_id), codec.encode(record))
+        return record
 
     def finish(self):
         return self.append(Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer=new_nonce()))
@@ -119,12 +119,7 @@ def test_a_job_that_was_just_submitted_has_an_empty_history(store):
     assert history.submission == job.submission
     assert (history.stop, history.launches, history.generations, history.commits) == (None, (), (), ())
     assert history.head is None
-    assert (history.finished, history.num_records, history.attempts, history.open_launch) == (
-        None,
-        0,
-        (),
-        None,
-    )
+    assert (history.finished, history.num_records, history.live_launches) == (None, 0, ())
 
 
 def test_an_unknown_job_or_one_cut_short_is_not_found(store):
@@ -143,22 +138,25 @@ def test_a_whole_job_is_folded(store, checkpoints):
     notice = job.notice(1, 1)
     checkpoints.session(store, CheckpointId(1, 9), [b"a"])
     exits = {rank: job.leave(1, rank) for rank in (0, 1)}
-    closed = job.close(1)
+    proofs = {f"i-1-{rank}": job.certify(1, rank) for rank in (0, 1)}
+    proofs["i-9"] = job.certify(1, None, name="i-9")  # made by an expired token
     second = job.intend(2)
+    live = job.intend(3, num_nodes=2)
     void = void_slot(store, "x", 2, 0, "no capacity")
     stop = StopRequest(reason="user", at=AT, writer="w")
     store.put(keys.stop("x", 0), codec.encode(stop))
     history = HistoryReader(store, "x").read()
-    one, two = history.launches
-    assert (one.intent, one.closed, one.slots, one.exits) == (first, closed, slots, exits)
-    assert (one.notices, one.heartbeats, one.is_attempt, one.is_void) == ({1: notice}, beats, True, False)
-    assert (two.intent, two.closed, two.slots, two.is_void) == (second, None, {0: void}, True)
-    assert history.attempts == (one,)
-    assert history.open_launch == two
+    one, two, three = history.launches
+    assert (one.intent, one.certificates, one.slots, one.exits) == (first, proofs, slots, exits)
+    assert (one.notices, one.heartbeats, one.claimed) == ({1: notice}, beats, slots)
+    assert (one.live_ranks, one.open_ranks, one.is_settled) == ((), (), True)
+    assert (two.intent, two.certificates, two.slots, two.claimed) == (second, {}, {0: void}, {})
+    assert (two.live_ranks, two.open_ranks, two.is_settled) == ((), (), True)
+    assert (three.intent, three.live_ranks, three.open_ranks) == (live, (0, 1), (0, 1))
+    assert history.live_launches == (three,)
     assert (history.generations, history.head) == ((generation,), CheckpointId(1, 9))
     assert [one.id for one in history.commits] == [CheckpointId(1, 9)]
     assert (history.stop, history.finished, history.num_records) == (stop, None, 5)
-    job.close(2)
     finished = job.finish()
     assert HistoryReader(store, "x").read().finished == finished
 
@@ -188,14 +186,33 @@ def test_a_reader_that_goes_on_sees_what_a_new_one_sees(store, checkpoints):
         checkpoints.session(store, CheckpointId(launch, 5), [b"a"])
         check()
         job.leave(launch)
-        job.close(launch)
-        # The other node's last words come with, and even after, the close.
+        job.certify(launch)
+        assert check().launches[-1].live_ranks == (1,)
+        # The other node's last words come with the proof.
         job.beat(launch, 99, rank=1)
         job.leave(launch, 1)
+        job.certify(launch, 1)
         assert check().launches[-1].exits[1].rank == 1
         assert check().launches[launch - 1].heartbeats[1].counter == 99
+        assert check().live_launches == ()
     job.finish()
-    assert check().num_records == 13
+    assert check().num_records == 10
+
+
+def test_a_launch_that_settles_before_an_older_one_is_read_on_with_it(store):
+    job = Job(store)
+    reader = HistoryReader(store, "x")
+    for launch in (1, 2, 3):
+        job.intend(launch)
+        job.claim(launch)
+    job.certify(2)
+    assert [one.number for one in reader.read().live_launches] == [1, 3]
+    job.certify(1)
+    assert [one.number for one in reader.read().live_launches] == [3]
+    job.certify(3)
+    history = reader.read()
+    assert history.live_launches == ()
+    assert history == HistoryReader(store, "x").read()
 
 
 def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
@@ -217,15 +234,19 @@ def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
         job.beat(1, 1, rank)
     checkpoints.generation(store, 1)
     assert cost() == {"get": 2 + 2 + 2 + 1, "list_page": 2}
-    assert cost() == {"get": 2, "list_page": 1}  # nodes
+    assert cost() == {"get": 2, "list_page": 2}  # seats and certificates; nodes
     job.beat(1, 2)
-    assert cost() == {"get": 2 + 1, "list_page": 1}  # The one heartbeat that is new.
+    assert cost() == {"get": 2 + 1, "list_page": 2}  # The one heartbeat that is new.
     for rank in (0, 1):
         job.beat(1, 3, rank)
         job.leave(1, rank)
-    job.close(1)
     # Their exit records name a commit that the journal does not have, so it is read again.
-    assert cost() == {"get": 2 + 2 + 2 + 1 + 1, "list_page": 1}
+    assert cost() == {"get": 2 + 2 + 2 + 1, "list_page": 2}
+    # It never has it; and a node's last word leaves the proof that its machine has ended to come.
+    assert cost() == {"get": 2 + 1, "list_page": 2}
+    for rank in (0, 1):
+        job.certify(1, rank)
+    assert cost() == {"get": 2 + 2 + 1, "list_page": 2}
     assert cost() == {"get": 2}
 
 
@@ -281,13 +302,14 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
         job.intend(launch)
         job.claim(launch)
         job.leave(launch)
-        job.close(launch)
+        job.certify(launch)
     store.delete(keys.journal_copy("x"))
     history = HistoryReader(counted, "x").read()
-    assert len(history.attempts) == 30
-    assert counted.calls["list_page"] == 3  # journal, slots, nodes
+    assert all(set(one.claimed) == {0} and one.is_settled for one in history.launches)
+    assert len(history.launches) == 30
+    assert counted.calls["list_page"] == 3  # journal, seats and certificates, nodes
     # Each record once; and what is not there: two copies, the journal's next, twice, and the stop.
-    assert counted.calls["get"] == 1 + 60 + 30 + 30 + 5
+    assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 5
 
 
 def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
@@ -362,7 +384,7 @@ def test_a_store_of_which_each_fifth_call_fails_is_read_whole(store, tmp_path):
         job.intend(launch)
         job.claim(launch)
         job.leave(launch)
-        job.close(launch)
+        job.certify(launch)
     flaky = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
     reader = HistoryReader(patient(flaky, sleep=lambda seconds: None), "x")
     assert reader.read() == HistoryReader(store, "x").read()
@@ -374,7 +396,7 @@ def test_a_malformed_record_is_corrupt_and_a_foreign_object_is_passed_over(store
     job.claim(1)
     for key in ("nodes/.DS_Store", "nodes/000001/0000/other", "launches/000001/nodes/x", "launches/readme"):
         store.put(f"jobs/x/{key}", b"?")
-    assert HistoryReader(store, "x").read().launches[0].is_attempt
+    assert set(HistoryReader(store, "x").read().launches[0].claimed) == {0}
     store.put(keys.exit_record("x", 1, 0), b"{}")
     with pytest.raises(CorruptData, match=r"000001/0000/exit\.json"):
         HistoryReader(store, "x").read()
@@ -391,7 +413,7 @@ def test_jobs_are_listed_by_their_index_and_nothing_else(store):
 
 def test_a_summary_is_replaced_and_read_with_one_request(store, counted):
     summary = Summary(
-        job_id="x", provider="local", state="running", step=1, steps_total=None, attempts=1, spent=0.5,
+        job_id="x", provider="local", state="running", step=1, steps_total=None, starts=1, spent=0.5,
         currency="USD", submitted_at=AT, metrics={"loss": float("nan")}, detail="", at=AT,
     )  # fmt: skip
     assert read_summary(store, "x") is None

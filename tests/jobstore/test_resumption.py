@@ -10,6 +10,7 @@ from cloudspot.jobfile.spec import change_job, load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.resumption import resume
@@ -42,10 +43,9 @@ def stopped(spec, tmp_path):
     store = InMemoryStore()
     submit(store, spec=spec, provider="sim", workdir=tmp_path, environ=ENVIRON, job_id=JOB)
     journal = Journal(store, JOB)
-    for number, record in enumerate(
-        [MADE.intent(1), MADE.closed("stopped", 1), MADE.finished("stopped")], start=1
-    ):
+    for number, record in enumerate([MADE.intent(1), MADE.finished("stopped")], start=1):
         assert journal.append(record, number)
+    void_slot(store, JOB, 1, 0, "voided: stopped")
     request_stop(store, JOB, "user", resumption=0)
     delete_secrets(store, JOB, resumption=0)
     return store
@@ -130,20 +130,29 @@ def test_a_waiting_job_is_resumed_with_the_secrets_that_it_has(stopped):
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "is_over", "said"),
     [
+        ([MADE.intent(1), MADE.finished()], True, "has succeeded, so there is nothing"),
+        ([MADE.intent(1)], False, "node 1.0 of job 'digits-1' may still run: stop the job first"),
         (
-            [MADE.intent(1), MADE.closed("succeeded", 1), MADE.finished()],
-            "has succeeded, so there is nothing",
+            [MADE.intent(1), MADE.finished("stopped")],
+            False,
+            "'digits-1' has ended, but its node 1.0 may still run; let `cloudspot reconcile` end it first",
         ),
-        ([MADE.intent(1)], "launch 1 of job 'digits-1' is not over: stop the job first"),
+        ([MADE.intent(1), MADE.suspended()], False, "node 1.0 of job 'digits-1' may still run: stop the job"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(spec, tmp_path, records, said):
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_what_cannot_be_resumed_is_refused(spec, tmp_path, records, is_over, said, is_claimed):
     store = InMemoryStore()
     submit(store, spec=spec, provider="sim", workdir=tmp_path, environ=ENVIRON, job_id=JOB)
     for number, record in enumerate(records, start=1):
         assert Journal(store, JOB).append(record, number)
+    if is_claimed:
+        store.put(keys.slot(JOB, 1, 0), codec.encode(MADE.slot("i-1-0")))
+    if is_over:
+        store.put(keys.slot(JOB, 1, 0), codec.encode(MADE.slot("i-1-0")))
+        store.put(keys.certificate(JOB, 1, "i-1-0"), codec.encode(MADE.certificate()))
     held = keys_of(store)
     with pytest.raises(CloudspotError, match=said):
         do(store)
@@ -222,10 +231,9 @@ def test_killed_at_any_request_the_job_is_as_it_was_or_resumed_and_the_next_try_
 
 def test_a_reader_that_begins_with_the_copy_of_settled_launches_sees_the_same(stopped):
     do(stopped)
-    for number, record in enumerate(
-        [MADE.suspended(), MADE.intent(2), MADE.closed("capacity", 2), MADE.finished("failed")], start=5
-    ):
+    for number, record in enumerate([MADE.suspended(), MADE.intent(2), MADE.finished("failed")], start=4):
         assert Journal(stopped, JOB).append(record, number)
+    void_slot(stopped, JOB, 2, 0, "capacity: none")
     do(stopped)
     fresh = history_of(stopped)
     write_settled(stopped, fresh, fresh.launches)
@@ -255,7 +263,7 @@ def test_a_submission_that_was_tampered_with_is_refused(stopped, change, said):
 def test_a_submission_of_another_resumption_is_refused(stopped):
     submission = do(stopped)
     again = codec.encode(MADE.resumed(2, sha256=history_of(stopped).submission_sha256))
-    stopped.put(keys.journal(JOB, 5), again)
+    stopped.put(keys.journal(JOB, 4), again)
     assert submission.resumption == 1
     with pytest.raises(CorruptData, match="is not for resumption 2"):
         history_of(stopped)

@@ -297,22 +297,51 @@ def test_a_node_that_fell_silent_while_it_restored_keeps_no_checkpoint_for_ever(
     assert collect(two_commits, 1) == (C(1, 50),)
 
 
-def test_nothing_goes_while_a_newer_launch_has_yet_to_form_its_generation(two_commits, checkpoints):
+@pytest.mark.parametrize("state", ["setup", "restoring", "ready"])
+def test_while_a_newcomer_may_resume_from_it_an_older_checkpoint_stays(two_commits, state):
+    """A node of another launch, which restores ahead of its first generation."""
     claim(two_commits, 1)
     claim(two_commits, 2)
+    beat(two_commits, "running")
+    beat(two_commits, state, launch=2)
     assert collect(two_commits, 1) == ()
-    checkpoints.generation(two_commits, 2, C(1, 60), launch=2)
+    beat(two_commits, "running", launch=2)
     assert collect(two_commits, 1) == (C(1, 50),)
 
 
-def test_who_claims_after_the_look_at_the_slots_finds_the_newest_commit(two_commits, tmp_path):
+def test_a_newcomer_that_is_dead_keeps_no_checkpoint_for_ever(two_commits):
+    claim(two_commits, 1)
+    claim(two_commits, 2)
+    beat(two_commits, "running")
+    beat(two_commits, "setup", launch=2, seconds_ago=BEATING_SECONDS - 10)
+    assert collect(two_commits, 1) == ()
+    beat(two_commits, "setup", launch=2, seconds_ago=BEATING_SECONDS + 10)
+    assert collect(two_commits, 1) == (C(1, 50),)
+
+
+def test_the_nodes_of_a_long_past_are_not_read(two_commits, checkpoints, tmp_path):
+    """Their heartbeats stay for good, and each pass lists them all."""
+    beat(two_commits, "running")
+    costs = []
+    for num_old in (0, 30):
+        for launch in range(2, num_old + 2):
+            beat(two_commits, "restoring", launch=launch, seconds_ago=BEATING_SECONDS + 10)
+        counted = FaultyStore(two_commits, FaultPlan(), tmp_path)
+        assert collect(counted, 1) != ()
+        costs.append(counted.calls["get"])
+        checkpoints.session(two_commits, C(1, 70), [b"a" * 4000])
+    assert costs[1] == costs[0] + 1  # the commit that came in between
+
+
+def test_who_beats_first_after_the_look_at_the_nodes_finds_the_newest_commit(two_commits, tmp_path):
     found = []
 
     class Racing(FaultyStore):
         def list_page(self, prefix, **options):
             page = super().list_page(prefix, **options)
-            if prefix == keys.launches_prefix("x"):
+            if prefix == keys.nodes_prefix("x"):
                 claim(two_commits, 2)
+                beat(two_commits, "setup", launch=2)
                 found.extend(lineage(Journal(two_commits, "x").read())[:1])
             return page
 

@@ -1,9 +1,7 @@
 """The copy of what can no longer change: as good as the records, and never trusted where it does not fit."""
 
 import dataclasses
-from datetime import datetime, timedelta, timezone
 
-import made_journal
 import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore
@@ -15,7 +13,8 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import COPY_EVERY, Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import SettledLaunches
-from cloudspot.jobstore.settled_launches import LATE_SECONDS, find_settled, settled_launches, write_settled
+from cloudspot.jobstore.settled_launches import find_settled, settled_launches, write_settled
+from cloudspot.model import EndReason
 
 
 @pytest.fixture
@@ -34,12 +33,10 @@ def read(store, job_id):
 
 
 def without_requests(history):
-    """The history, as a copy tells it: of what is settled the rendered requests are left out."""
+    """The history, as copies tell it."""
     launches = []
     for launch in history.launches:
-        request = launch.intent.request
-        if launch.closed is not None:
-            request = msgspec.structs.replace(request, body={})
+        request = msgspec.structs.replace(launch.intent.request, body={})
         intent = msgspec.structs.replace(launch.intent, request=request)
         launches.append(dataclasses.replace(launch, intent=intent, beats_listed={}))
     return dataclasses.replace(history, launches=tuple(launches))
@@ -50,8 +47,7 @@ def find(store, job_id, history):
 
 
 def copy(store, history, num_launches=None):
-    settled = settled_launches(history, datetime.now(timezone.utc))
-    write_settled(store, history, settled[:num_launches])
+    write_settled(store, history, settled_launches(history)[:num_launches])
 
 
 @pytest.mark.parametrize("num_launches", [0, 1, 3, 4])
@@ -60,8 +56,6 @@ def test_any_copy_however_old_gives_the_same_history(store, job_id, num_launches
     copy(store, history, num_launches)
     assert len(find(store, job_id, history).launches) == num_launches
     assert without_requests(read(store, job_id)) == without_requests(history)
-    # The request of the open launch is there: it may have to be sent again.
-    assert read(store, job_id).launches[-1].intent == history.launches[-1].intent
 
 
 def test_a_history_with_a_copy_costs_the_same_however_long_it_is(store, tmp_path):
@@ -70,10 +64,12 @@ def test_a_history_with_a_copy_costs_the_same_however_long_it_is(store, tmp_path
         job_id = ManyJobs(store, tmp_path / "work").add_long(num_launches, num_launches)
         copy(store, read(store, job_id))
         counted = FaultyStore(store, FaultPlan(), tmp_path / f"{num_launches}")
-        assert len(read(counted, job_id).attempts) == num_launches
+        assert [set(one.claimed) for one in read(counted, job_id).launches] == [{0}] * num_launches
         costs.append(dict(counted.calls))
-        tails.append(len(Journal(store, job_id).read()) % COPY_EVERY)
+        journal = Journal(store, job_id)
+        tails.append(len(journal.read()) - journal.num_copied)
         store = InMemoryStore()
+    assert max(tails) <= COPY_EVERY
     # The submission, the journal's first record and its end, both copies, a slot and a heartbeat; the stop,
     # which is not there. Slots and nodes are listed.
     assert [cost["list_page"] for cost in costs] == [2, 2]
@@ -99,6 +95,12 @@ def damaged(store, job_id, change):
         lambda record: msgspec.structs.replace(
             record, launches=(msgspec.structs.replace(record.launches[0], exits=record.launches[1].exits),)
         ),
+        lambda record: msgspec.structs.replace(
+            record,
+            launches=(
+                msgspec.structs.replace(record.launches[0], certificates=record.launches[1].certificates),
+            ),
+        ),
     ],
 )
 def test_a_copy_that_does_not_fit_is_not_believed(store, job_id, change):
@@ -116,46 +118,49 @@ def test_a_copy_that_is_malformed_is_not_believed(store, job_id, data):
     assert read(store, job_id) == history
 
 
-def test_a_launch_settles_when_all_its_machines_have_said_their_last_word_or_long_after_its_end():
+def settled(*launches):
+    return [launch.number for launch in settled_launches(Records().history(*launches))]
+
+
+def test_a_launch_settles_when_each_seat_is_void_or_its_machine_has_provably_ended():
     records = Records()
     intent = records.intent(num_nodes=2)
-    exits = {rank: records.exit("drained", instance_id=f"i-1-{rank}", rank=rank) for rank in range(2)}
-    foreign = {**exits, 1: records.exit("drained", instance_id="another", rank=1)}
+    words = {rank: records.exit("drained", instance_id=f"i-1-{rank}", rank=rank) for rank in range(2)}
+    proofs = {f"i-1-{rank}": records.certificate(f"i-1-{rank}", rank=rank) for rank in range(2)}
+    another = {"i-1-0": proofs["i-1-0"], "i-9": records.certificate("i-9", rank=1)}
+    slots = {0: records.slot("i-1-0"), 1: records.slot()}  # the second is void
 
-    def settled(seconds=0.0, **fields):
-        launch = records.launch(outcome="reclaimed", closed_at=100.0, intent=intent, **fields)
-        return len(settled_launches(records.history(launch), records.at(100.0 + seconds)))
+    assert settled(records.launch(intent=intent, certificates=proofs)) == [1]
+    assert settled(records.launch(intent=intent, slots=slots, certificates={"i-1-0": proofs["i-1-0"]})) == [1]
+    for open_still in (
+        {"certificates": {"i-1-0": proofs["i-1-0"]}},
+        {"certificates": another},  # which proves nothing of the owner of the second seat
+        {"certificates": proofs, "slots": {0: slots[0]}},  # somebody may claim the second seat yet
+        {"slots": slots},
+        {"exits": words},  # its last log lines and its bill are on their way
+    ):
+        assert settled(records.launch(intent=intent, **open_still)) == []
 
-    assert settled(exits=exits) == 1
-    for late in ({0: exits[0]}, {}, foreign):
-        assert settled(exits=late) == settled(LATE_SECONDS, exits=late) == 0
-        assert settled(LATE_SECONDS + 1, exits=late) == 1
 
-
-def test_launches_settle_in_order_and_none_that_is_open():
+def test_launches_settle_in_order_and_none_that_is_live():
     records = Records()
-    word = {0: records.exit("drained")}
-    first = records.launch(1, outcome="lost", closed_at=100.0)
-    second = records.launch(2, outcome="reclaimed", exits={0: records.exit("drained", instance_id="i-2-0")})
+    first = records.launch(1, outcome="lost")
+    second = records.launch(2, outcome="reclaimed")
     refused = records.capacity(3, at=200.0)
-    still_open = records.launch(4, exits=word)
-    history = records.history(first, second, refused, still_open)
-    assert settled_launches(history, records.at(300.0)) == ()
-    assert settled_launches(history, records.at(101.0 + LATE_SECONDS)) == (first, second, refused)
+    live = records.launch(4)
+    assert settled(first, second, refused, live) == [1, 2, 3]
+    assert settled(first, records.launch(2), refused) == [1]
 
 
-def test_the_last_word_of_a_machine_that_was_cut_off_is_not_hidden(store, job_id):
-    """A copy that was made before it would have told the story without it."""
-    (last,) = read(store, job_id).launches[-1:]
-    records = Records()
-    closed = records.closed("lost", last.number)
-    closed = msgspec.structs.replace(closed, at=datetime.now(timezone.utc))
-    made_journal.append(store, job_id, closed)
-    history = read(store, job_id)
-    assert len(settled_launches(history, datetime.now(timezone.utc))) == last.number - 1
-    later = datetime.now(timezone.utc) + timedelta(seconds=LATE_SECONDS + 10)
-    assert len(settled_launches(history, later)) == last.number
-    copy(store, history)
-    word = records.exit("failed", instance_id=last.slots[0].instance_id, launch=last.number)
-    store.put(keys.exit_record(job_id, last.number, 0), codec.encode(word))
-    assert read(store, job_id).launches[-1].own_exits == {0: word}
+def test_the_proof_and_the_seats_of_a_copy_are_those_of_the_records(store, job_id):
+    """A copy that left certificates out would let a job look alive, and cost nothing."""
+    copy(store, read(store, job_id))
+    for launch in range(1, 5):
+        for meta in list(store.list_objects(f"{keys.launches_prefix(job_id)}{launch:06d}/")):
+            store.delete(meta.key)
+    launches = read(store, job_id).launches
+    for launch in launches[:4]:
+        (slot,) = launch.slots.values()
+        assert launch.certificates[slot.instance_id].end_reason is EndReason.RECLAIMED
+        assert (launch.live_ranks, launch.is_settled) == ((), True)
+    assert (launches[4].live_ranks, launches[4].certificates) == ((0,), {})

@@ -2,9 +2,11 @@
 
 import threading
 
+import made_journal
 import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
+from made_records import Records
 from memorystore import InMemoryStore
 
 from cloudspot.errors import (
@@ -22,7 +24,8 @@ from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.submission import delete_secrets, read_secrets, request_stop, submit
+from cloudspot.jobstore.records import FORMAT
+from cloudspot.jobstore.submission import delete_secrets, hash_of, read_secrets, request_stop, submit
 
 NAMES = ("TOKEN", "EMPTY")
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
@@ -255,6 +258,49 @@ def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec,
         HistoryReader(store, "digits-1").read()
     with pytest.raises(JobExists):
         do(store, spec, work)
+
+
+REFUSED = (
+    "job 'digits-1' was submitted by {}: this one cannot drive it; finish or remove it with cloudspot {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        # Whatever else it lacks, or has in another shape.
+        (
+            {"format": None, "version": "0.9.1", "code_sha256": None},
+            REFUSED.format("an older cloudspot (format 1)", "0.9.1"),
+        ),
+        (
+            {"format": 3, "version": "4.0", "secret_names": {"another": "shape"}},
+            REFUSED.format("a newer cloudspot (format 3)", "4.0"),
+        ),
+    ],
+)
+def test_a_job_of_another_format_is_refused_in_one_sentence(store, spec, work, change, said):
+    do(store, spec, work)
+    held = msgspec.json.decode(store.get(keys.spec("digits-1")))
+    assert held["format"] == FORMAT == 2
+    changed = {name: value for name, value in {**held, **change}.items() if value is not None}
+    store.put(keys.spec("digits-1"), msgspec.json.encode(changed))
+    for read in (HistoryReader(store, "digits-1").read, HistoryReader(store, "digits-1").read_job):
+        with pytest.raises(CorruptData) as error:
+            read()
+        assert str(error.value) == said
+
+
+def test_a_job_that_a_newer_cloudspot_has_resumed_is_refused(store, spec, work):
+    """By the format of the submission that counts, not of the job's first."""
+    do(store, spec, work)
+    held = msgspec.json.decode(store.get(keys.spec("digits-1")))
+    data = msgspec.json.encode({**held, "resumption": 1, "format": 3, "version": "4.0"})
+    store.put(keys.submission("digits-1", hash_of(data)), data)
+    for record in (Records().finished("stopped"), Records().resumed(sha256=hash_of(data))):
+        made_journal.append(store, "digits-1", record)
+    with pytest.raises(CorruptData, match=r"submitted by a newer cloudspot \(format 3\)"):
+        HistoryReader(store, "digits-1").read()
 
 
 def test_the_first_request_to_stop_stands(store):

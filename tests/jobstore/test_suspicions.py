@@ -4,7 +4,7 @@ import pytest
 from memorystore import InMemoryStore
 
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Lasting, Suspect, Suspicions
+from cloudspot.jobstore.records import Lasting, Seat, Suspect, Suspicions
 from cloudspot.jobstore.suspicions import delete_suspicions, read_suspicions, write_suspicions
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -13,8 +13,8 @@ JOB = "digits-1"
 
 def suspicions(writer, *, seconds=0.0, until=None):
     lasting = Lasting(seconds=seconds, until=until)
-    node = Suspect(rank=0, instance_id="i-1-0", counter=7, silent=None, absent=lasting)
-    return Suspicions(launch=1, suspects=(node,), at=START, writer=writer)
+    node = Suspect(seat=Seat(1, 0), instance_id="i-1-0", counter=7, silent=None, absent=lasting)
+    return Suspicions(suspects=(node,), at=START, writer=writer)
 
 
 class Store(InMemoryStore):
@@ -56,7 +56,7 @@ def test_nothing_is_there_before_the_first_and_after_a_deletion(store):
     delete_suspicions(store, JOB)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"launch":"one"}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"suspects":"one"}', b"\xff"])
 def test_what_is_malformed_is_nothing(store, data):
     store.put(keys.suspicions(JOB), data)
     assert read_suspicions(store, JOB) is None

@@ -25,7 +25,7 @@ def test_a_whole_table_is_understood():
         {
             "notice": "2m",
             "zones": ["a", "b"],
-            "no_capacity": ["b"],
+            "capacity": {"b": 2},
             "spot_price": 0.5,
             "boot_delay": "500ms",
             "reclaims": [
@@ -38,7 +38,7 @@ def test_a_whole_table_is_understood():
     assert options == LocalOptions(
         notice=120.0,
         zones=("a", "b"),
-        no_capacity=("b",),
+        capacity={"b": 2},
         spot_price=0.5,
         boot_delay=0.5,
         reclaims=(Reclaim(after_steps=300), Reclaim(launch=2, rank=1, after_seconds=90.0, notice=0.0)),
@@ -58,6 +58,7 @@ def test_a_whole_table_is_understood():
         ({"notice": "soon"}, "providers.local.notice"),
         ({"random_reclaims": {"mean": "0s"}}, "providers.local.random_reclaims.mean"),
         ({"zone": ["a"]}, "zones"),
+        ({"capacity": {"local-a": -1}}, "providers.local.capacity"),
     ],
 )
 def test_a_mistake_is_named(table, message):
@@ -65,9 +66,9 @@ def test_a_mistake_is_named(table, message):
         decode(table)
 
 
-def test_a_zone_without_capacity_must_exist():
-    with pytest.raises(SpecError, match=r"providers\.local\.no_capacity: no zone 'c'"):
-        LocalProvider(LocalOptions(no_capacity=("c",)))
+def test_a_zone_whose_capacity_is_given_must_exist():
+    with pytest.raises(SpecError, match=r"providers\.local\.capacity: no zone 'c'"):
+        LocalProvider(LocalOptions(capacity={"c": 0}))
 
 
 def test_a_reclaim_is_planned_for_its_launch_and_rank_alone():

@@ -219,21 +219,43 @@ def test_a_termination_before_the_supervisor_came_counts(host):
 
 
 def test_a_zone_without_capacity_refuses_and_leaves_nothing(host):
-    options = LocalOptions(no_capacity=("local-a",))
+    options = LocalOptions(capacity={"local-a": 0})
     with pytest.raises(CapacityError, match="local-a has no spot local now"):
         host.launch(BOOT_ONCE, num_nodes=NUM_NODES, options=options)
     assert LocalProvider().provisioner().instances() == ()
 
 
+def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_the_same(host):
+    options = LocalOptions(capacity={"local-a": 2})
+    wished = {"num_nodes": NUM_NODES, "min_nodes": 1, "options": options}
+    machines = host.launch(BOOT_ONCE, **wished)
+    assert [(one.record().rank, one.record().num_nodes) for one in machines] == [(0, 2), (1, 2)]
+    for again in (wished, {**wished, "options": LocalOptions()}):  # whatever the capacity is then
+        assert [one.id for one in host.launch(BOOT_ONCE, **again)] == [one.id for one in machines]
+    assert boots(machines) == ["boot\n"] * 2
+    with pytest.raises(CapacityError, match="local-a has no spot local now"):
+        host.launch(BOOT_ONCE, token="another", **wished)
+    LocalProvider().provisioner().terminate([machines[0].id])
+    host.wait_for_end(machines[0])
+    assert len(host.launch(BOOT_ONCE, token="another", launch=2, **wished)) == 1
+
+
+def test_fewer_machines_than_needed_are_not_created(host):
+    options = LocalOptions(capacity={"local-a": 1})
+    with pytest.raises(CapacityError, match="local-a has no spot local now"):
+        host.launch(BOOT_ONCE, num_nodes=NUM_NODES, min_nodes=2, options=options)
+    assert LocalProvider().provisioner().instances() == ()
+
+
 def test_on_demand_machines_come_where_spot_has_no_capacity(host):
-    options = LocalOptions(no_capacity=("local-a",))
+    options = LocalOptions(capacity={"local-a": 0})
     machine = host.launch(BOOT_ONCE, market=Market.ON_DEMAND, options=options)[0]
     assert host.instance(machine).market is Market.ON_DEMAND
 
 
 def test_a_token_outlives_the_capacity(host):
     first = host.launch(BOOT_ONCE)
-    second = host.launch(BOOT_ONCE, options=LocalOptions(no_capacity=("local-a",)))
+    second = host.launch(BOOT_ONCE, options=LocalOptions(capacity={"local-a": 0}))
     assert first[0].id == second[0].id
 
 

@@ -4,9 +4,10 @@ from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
 import pytest
+from made_records import Records
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.model import Market, Offer, Resources
+from cloudspot.model import Market, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
 
 
@@ -59,13 +60,7 @@ def test_a_clock_is_compared_with_the_date_of_an_answer():
 
 
 def offer(name, market, price):
-    return Offer(
-        instance_type=name,
-        zone="sky-1a",
-        market=market,
-        price_per_hour=price,
-        on_demand_price_per_hour=2.0,
-    )
+    return Records.offer("sky-1a", market, price, instance_type=name)
 
 
 class Shop:

@@ -3,9 +3,10 @@ import gzip
 
 import msgspec
 import pytest
+from made_records import Records
 
 from cloudspot.errors import ProvisionError, SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest, Market, Offer, Resources
+from cloudspot.model import InstanceGroup, LaunchRequest, Resources
 from cloudspot.plugin.launchrequests import boot_disk_gib, decode_request, pack_script
 from cloudspot.plugin.machinetags import launch_of, store_digest, tags_of
 
@@ -19,19 +20,13 @@ class Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def group(**fields):
-    offer = Offer(
-        instance_type="big",
-        zone="sky-1a",
-        market=Market.SPOT,
-        price_per_hour=1.0,
-        on_demand_price_per_hour=2.0,
-        details={"image_gib": "20"},
-    )
+    offer = Records.offer("sky-1a", details={"image_gib": "20"})
     return InstanceGroup(
         **{
             "job_id": "digits-1",
             "launch": 3,
             "num_nodes": 2,
+            "job_nodes": 2,
             "min_nodes": 1,
             "offer": offer,
             "resources": Resources(),

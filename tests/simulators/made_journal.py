@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+from made_records import Records
+
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import generations_of
 from cloudspot.jobstore.manifests import commit_whole
 from cloudspot.jobstore.records import (
     CheckpointId,
-    Closed,
     Commit,
     Generation,
     Intent,
     JournalRecord,
     Member,
+    Seat,
     new_nonce,
 )
-from cloudspot.model import LaunchRequest, Market, Offer
+from cloudspot.model import LaunchRequest
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
-_OFFER = Offer(
-    instance_type="big",
-    zone="a",
-    market=Market.SPOT,
-    price_per_hour=1.0,
-    on_demand_price_per_hour=3.0,
-)
 
 
 def append(store: ObjectStore, job_id: str, record: JournalRecord) -> JournalRecord:
@@ -38,20 +33,22 @@ def append(store: ObjectStore, job_id: str, record: JournalRecord) -> JournalRec
     return record
 
 
-def open_launch(store: ObjectStore, job_id: str, launch: int = 1, *, num_nodes: int = 1) -> None:
-    """Append intents up to that launch; those before it are closed."""
+def open_launch(
+    store: ObjectStore,
+    job_id: str,
+    launch: int = 1,
+    *,
+    num_nodes: int = 1,
+    stands_in_for: tuple[tuple[int, int], ...] = (),
+) -> None:
+    """Append intents up to that launch, which stands in for those nodes."""
     known = Journal(store, job_id).read()
-    opened = [record.launch for record in known if isinstance(record, Intent)]
-    closed = {record.launch for record in known if isinstance(record, Closed)}
-    for number in range(len(opened) + 1, launch + 1):
-        if number > 1 and number - 1 not in closed:
-            record = Closed(
-                launch=number - 1, outcome="reclaimed", detail="", machines=(), at=AT, writer=new_nonce()
-            )
-            append(store, job_id, record)
+    num_opened = sum(1 for record in known if isinstance(record, Intent))
+    for number in range(num_opened + 1, launch + 1):
         request = LaunchRequest(provider="sim", body={"launch": number})
         intent = Intent(
-            launch=number, offer=_OFFER, token=f"token-{number}", request=request, num_nodes=num_nodes,
+            launch=number, offer=Records.offer(), token=f"token-{number}", request=request, num_nodes=num_nodes,
+            stands_in_for=tuple(Seat(*seat) for seat in stands_in_for) if number == launch else (),
             why="first", at=AT, writer=new_nonce(),
         )  # fmt: skip
         append(store, job_id, intent)

@@ -9,19 +9,19 @@ from cloudspot.controller.observed import Observed
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import (
+    Certificate,
     CheckpointId,
-    Closed,
     Commit,
     Exit,
     Finished,
     Generation,
     Heartbeat,
     Intent,
-    Machine,
     Member,
     Moved,
     Notice,
     Resumed,
+    Seat,
     Slot,
     StopRequest,
     Submission,
@@ -59,13 +59,14 @@ class Records:
         }
         return Offer(**{**fields, **changes})
 
-    def intent(self, launch=1, *, at=0.0, offer=None, num_nodes=1, why="first"):
+    def intent(self, launch=1, *, at=0.0, offer=None, num_nodes=1, why="first", stands_in_for=()):
         return Intent(
             launch=launch,
             offer=offer or self.offer(),
             token=f"token-{launch}",
             request=LaunchRequest(provider="sim", body={"launch": launch}),
             num_nodes=num_nodes,
+            stands_in_for=tuple(None if seat is None else Seat(*seat) for seat in stands_in_for),
             why=why,
             at=self.at(at),
             writer="w",
@@ -123,19 +124,20 @@ class Records:
         }
         return Heartbeat(**{**fields, **changes})
 
-    def generation(self, number, *, launch=1, ranks=(0,), restored=None, at=20.0, **changes):
+    def generation(self, number, *, launch=1, ranks=(0,), seats=None, restored=None, at=20.0, **changes):
+        """``seats`` are (launch, rank); without them the nodes are of one launch."""
+        seats = [(launch, rank) for rank in ranks] if seats is None else seats
+        fields = {"why": "first", **changes}
         return Generation(
             number=number,
             members=tuple(
-                Member(launch=launch, rank=r, instance_id=f"i-{launch}-{r}", address="10.0.0.1")
-                for r in ranks
+                Member(launch=k, rank=r, instance_id=f"i-{k}-{r}", address="10.0.0.1") for k, r in seats
             ),
             endpoint="10.0.0.1:1",
             restore_from=None if restored is None else CheckpointId(*restored),
-            why="first",
             at=self.at(at),
             writer="w",
-            **changes,
+            **fields,
         )
 
     def commit(self, generation=1, step=50, *, at=60.0, sealed=None, kind="session", size=1000):
@@ -144,46 +146,56 @@ class Records:
             generation=generation, step=step, kind=kind, size=size, sealed_at=sealed_at, at=self.at(at), writer="w"
         )  # fmt: skip
 
-    def machine(self, instance_id="i-1-0", *, started=5.0, ended=100.0, end_reason="self", rank=0):
-        return Machine(
-            instance_id=instance_id,
+    def certificate(
+        self, instance_id="i-1-0", *, launch=1, rank=0, started=5.0, ended=100.0, end_reason="self"
+    ):
+        return Certificate(
+            launch=launch,
             rank=rank,
+            instance_id=instance_id,
             started_at=self.at(started),
             ended_at=self.at(ended),
-            end_reason=end_reason,
+            end_reason=EndReason(end_reason),
+            at=self.at(ended),
+            writer="w",
         )
 
-    def closed(self, outcome, launch=1, *, at=100.0, detail="", machines=()):
-        return Closed(
-            launch=launch, outcome=outcome, detail=detail, machines=machines, at=self.at(at), writer="w"
-        )
+    def launch(self, number=1, *, outcome=None, ended=100.0, claimed=True, detail="", **changes):
+        """Return a launch claimed by i-<number>-<rank>, unless told; with an outcome it is over.
 
-    def launch(self, number=1, *, outcome=None, closed_at=100.0, claimed=True, **changes):
-        """Return a launch; open unless ``outcome`` is given, claimed by i-<number>-<rank> unless told."""
+        Then its seats are void, or its machines have exit records and certificates as that outcome takes.
+        """
         intent = changes.pop("intent", None) or self.intent(number)
-        slots = {rank: self.slot(f"i-{number}-{rank}") for rank in range(intent.num_nodes)} if claimed else {}
-        machines = changes.pop("machines", ())
-        detail = changes.pop("detail", "")
-        fields = {
-            "intent": intent,
-            "closed": None
-            if outcome is None
-            else self.closed(outcome, number, at=closed_at, machines=machines, detail=detail),
-            "slots": slots,
-            "exits": {},
-            "notices": {},
-            "heartbeats": {},
-        }
-        return LaunchHistory(**{**fields, **changes})
+        ranks = range(intent.num_nodes)
+        slots = {rank: self.slot(f"i-{number}-{rank}") for rank in ranks} if claimed else {}
+        fields = {"exits": {}, "notices": {}, "heartbeats": {}, "certificates": {}}
+        if outcome in {"capacity", "quota", "refused", "voided"}:
+            slots = {rank: self.slot(at=ended, detail=f"{outcome}: {detail}") for rank in ranks}
+        elif outcome is not None:
+            reason = {"reclaimed": "reclaimed", "lost": "unknown"}.get(outcome, "self")
+            fields["certificates"] = {
+                f"i-{number}-{rank}": self.certificate(
+                    f"i-{number}-{rank}", launch=number, rank=rank, ended=ended, end_reason=reason
+                )
+                for rank in ranks
+            }
+            if outcome in {"succeeded", "failed", "stopped"}:
+                fields["exits"] = {
+                    rank: self.exit(
+                        outcome, instance_id=f"i-{number}-{rank}", launch=number, rank=rank, at=ended,
+                        detail=detail, generation=number,
+                    )
+                    for rank in ranks
+                }  # fmt: skip
+        return LaunchHistory(**{"intent": intent, "slots": slots, **fields, **changes})
 
     def capacity(self, number, *, at, offer=None, outcome="capacity"):
         """Return a launch that was refused."""
-        void = {0: self.slot(None, detail=f"{outcome}: none")}
         intent = self.intent(number, at=at, offer=offer)
-        return self.launch(number, outcome=outcome, closed_at=at, intent=intent, slots=void, detail="none")
+        return self.launch(number, outcome=outcome, ended=at, intent=intent, detail="none")
 
     def history(self, *launches, **changes):
-        num_records = sum(2 if launch.closed else 1 for launch in launches)
+        records = (*launches, *changes.get("generations", ()), *changes.get("commits", ()))
         submission = Submission(
             job_id="digits-1",
             provider="sim",
@@ -204,7 +216,7 @@ class Records:
             "generations": (),
             "commits": (),
             "finished": None,
-            "num_records": num_records,
+            "num_records": len(records) + (changes.get("finished") is not None),
         }
         newest = changes.get("generations", ())[-1:]
         ids = [one.id for one in changes.get("commits", ())]

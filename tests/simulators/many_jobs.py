@@ -74,7 +74,7 @@ class ManyJobs:
         """Write a job that was reclaimed once, and succeeded; no driver has seen its end settled."""
         job = _Job(self, self._submit("ended"))
         job.launch("drained", "reclaimed")
-        job.launch("succeeded", "succeeded")
+        job.launch("succeeded", "self")
         job.append(job.change(self.records.finished()))
         return job.id
 
@@ -135,8 +135,8 @@ class _Job:
         assert self._journal.append(record, len(self._journal.known) + 1)
         self._journal.renew_copy()
 
-    def launch(self, node_outcome: str | None = None, outcome: str | None = None, *, num_commits=1) -> None:
-        """Write a launch; without an outcome it is open and trains."""
+    def launch(self, node_outcome: str | None = None, end_reason: str = "", *, num_commits=1) -> None:
+        """Write a launch; without an outcome its nodes train, else its machines have provably ended."""
         records, store = self._town.records, self._store
         self._launch += 1
         number = self._launch
@@ -171,9 +171,8 @@ class _Job:
             left = records.exit(node_outcome, instance_id=machine, launch=number, rank=rank)
             left = self.change(left, generation=number, step=self._step)
             create_record(store, keys.exit_record(self.id, number, rank), left)
-        if outcome is not None:
-            bill = tuple(records.machine(machine, rank=rank) for rank, machine in enumerate(machines))
-            self.append(self.change(records.closed(outcome, number), machines=bill))
+            proof = records.certificate(machine, launch=number, rank=rank, end_reason=end_reason)
+            create_record(store, keys.certificate(self.id, number, machine), self.change(proof))
 
     def _add_checkpoint(self, save: SaveId) -> None:
         upload_directory(

@@ -53,6 +53,8 @@ def fitting(info: inspect.Type) -> st.SearchStrategy:
             return st.one_of([fitting(one) for one in info.types])
         case inspect.VarTupleType() | inspect.ListType():
             return st.lists(fitting(info.item_type), max_size=3)
+        case inspect.NamedTupleType():
+            return st.tuples(*(fitting(field.type) for field in info.fields)).map(list)
         case inspect.DictType():
             return st.dictionaries(fitting(info.key_type), fitting(info.value_type), max_size=3)
         case inspect.BoolType():
@@ -87,7 +89,8 @@ def _changed(draw, value: object, info: inspect.Type) -> object:
                 (one for one in tagged if one.tag == value.get(one.tag_field)), tagged[0] if tagged else info
             )
         elif isinstance(value, list):
-            info = next((one for one in info.types if isinstance(one, inspect.VarTupleType)), info)
+            kinds = (inspect.VarTupleType, inspect.NamedTupleType)
+            info = next((one for one in info.types if isinstance(one, kinds)), info)
     if isinstance(value, dict) and value and draw(st.integers(0, 9)):
         name = draw(st.sampled_from(sorted(value)))
         fields = (
@@ -99,7 +102,10 @@ def _changed(draw, value: object, info: inspect.Type) -> object:
         return {**value, name: draw(_changed(value[name], below))}
     if isinstance(value, list) and value and draw(st.integers(0, 9)):
         place = draw(st.integers(0, len(value) - 1))
-        below = getattr(info, "item_type", inspect.AnyType())
+        if isinstance(info, inspect.NamedTupleType) and place < len(info.fields):
+            below = info.fields[place].type
+        else:
+            below = getattr(info, "item_type", inspect.AnyType())
         return [*value[:place], draw(_changed(value[place], below)), *value[place + 1 :]]
     return draw(fitting(info) | wrong)
 

@@ -3,6 +3,7 @@
 import re
 
 from cloudspot.jobstore.records import (
+    Certificate,
     Exit,
     Heartbeat,
     JournalCopy,
@@ -11,6 +12,7 @@ from cloudspot.jobstore.records import (
     Notice,
     Part,
     Removal,
+    SettledLaunches,
     Slot,
     StopRequest,
     Submission,
@@ -25,11 +27,13 @@ KINDS = (
     (r"jobs/[^/]+/spec", Submission),
     (r"jobs/[^/]+/secrets", _Secrets),
     (r"jobs/[^/]+/summary", Summary),
+    (r"jobs/[^/]+/settled", SettledLaunches),
     (r"jobs/[^/]+/suspicions", Suspicions),
     (r"jobs/[^/]+/stop", StopRequest),
     (r"jobs/[^/]+/journal/\d+", JournalRecord),
     (r"jobs/[^/]+/journal-copy", JournalCopy),
     (r"jobs/[^/]+/launches/\d+/nodes/\d+", Slot),
+    (r"jobs/[^/]+/launches/\d+/machines/[^/]+", Certificate),
     (r"jobs/[^/]+/nodes/\d+/\d+/heartbeat", Heartbeat),
     (r"jobs/[^/]+/nodes/\d+/\d+/notice", Notice),
     (r"jobs/[^/]+/nodes/\d+/\d+/exit.json", Exit),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,6 +11,7 @@ from simulation import START, Actor, Life, Violation, World
 
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
+from cloudspot.jobstore.records import Generation
 from cloudspot.model import (
     BootProfile,
     EndReason,
@@ -48,7 +48,15 @@ class Machine:
     runs_user_code: bool = False
     heard_at: float | None = None
     """When its claim or its newest heartbeat reached the store."""
+    longest_silence: float = 0.0
+    """Seconds between two of these."""
     life: Life | None = None
+
+    def note_heard(self, now: float, down_seconds: Callable[[float], float]) -> None:
+        """Note that a heartbeat has reached the store; ``down_seconds`` says how long that was away since."""
+        last = self.created_at if self.heard_at is None else self.heard_at
+        self.longest_silence = max(self.longest_silence, now - last - down_seconds(last))
+        self.heard_at = now
 
     @property
     def has_ended(self) -> bool:
@@ -63,8 +71,9 @@ class Machine:
 class SimCloud(Provisioner):
     """A provisioner that keeps exactly the promises of the interface, and no other.
 
-    It also knows the truth, and raises Violation when two attempts are alive at once, when two
-    machines train as the same rank, or when a machine is terminated that has every right to run.
+    It also knows the truth, and raises Violation when two machines run user code in the same seat, when more
+    of them have a seat than may be, when a generation is formed that must not be, or when a machine is
+    terminated that has every right to run.
     """
 
     token_seconds = 300.0
@@ -78,14 +87,18 @@ class SimCloud(Provisioner):
         self,
         world: World,
         *,
-        min_nodes: int,
+        max_nodes: int,
         node: Callable[[Machine], Actor],
         is_rightful: Callable[[Machine], bool],
+        check_supply: Callable[[], None] = lambda: None,
     ) -> None:
         self._world = world
-        self._min_nodes = min_nodes
+        self.max_nodes = max_nodes
         self._node = node
         self._is_rightful = is_rightful
+        self._check_supply = check_supply
+        self.is_driven = False
+        """Some controller is always there once all is calm."""
         self._tokens: dict[tuple[str, str], tuple[float, LaunchRequest, list[Machine]]] = {}
         self.machines: dict[str, Machine] = {}
 
@@ -97,6 +110,7 @@ class SimCloud(Provisioner):
             "job_id": group.job_id,
             "launch": group.launch,
             "num_nodes": group.num_nodes,
+            "min_nodes": group.min_nodes,
             "zone": group.offer.zone,
             "market": group.offer.market.value,
         }
@@ -166,18 +180,20 @@ class SimCloud(Provisioner):
     # --- the truth --------------------------------------------------------------------------------
 
     def enter_user_code(self, machine: Machine) -> None:
-        """Note that the machine trains from now on, and check that it may."""
+        """Note that the machine runs user code from now on, and check that it may."""
         machine.runs_user_code = True
         running = [
             one for one in self.machines.values() if one.runs_user_code and one.job_id == machine.job_id
         ]
         doubles = [one for one in running if (one.launch, one.rank) == (machine.launch, machine.rank)]
         if len(doubles) > 1:
-            raise Violation(f"{' and '.join(one.id for one in doubles)} train as the same rank")
-        counts = Counter(one.launch for one in running)
-        live = sorted(launch for launch, count in counts.items() if count >= self._min_nodes)
-        if len(live) > 1:
-            raise Violation(f"launches {live} are alive at once")
+            raise Violation(f"{' and '.join(one.id for one in doubles)} run user code in the same seat")
+        self._check_supply()
+
+    def note_generation(self, record: Generation) -> None:
+        """Check a generation that was just written."""
+        if len(record.members) > self.max_nodes:
+            raise Violation("a generation is larger than nodes.max")
 
     def leave_user_code(self, machine: Machine) -> None:
         """Note that the machine trains no more."""
@@ -195,7 +211,10 @@ class SimCloud(Provisioner):
     def _create(self, request: LaunchRequest) -> list[Machine]:
         body, rng = request.body, self._world.rng
         created = []
-        for rank in range(body["num_nodes"]):
+        num_nodes = body["num_nodes"]
+        if self._world.chance(0.3):
+            num_nodes = rng.randint(min(body["min_nodes"], num_nodes), num_nodes)
+        for rank in range(num_nodes):
             machine = Machine(
                 id=f"i-{body['launch']}-{rank}-{len(self.machines)}",
                 job_id=body["job_id"],
@@ -213,6 +232,7 @@ class SimCloud(Provisioner):
             if machine.market is Market.SPOT and self._world.chance(0.6):
                 self._world.start(self._reclaim(machine), delay=rng.uniform(1, 300))
             created.append(machine)
+        self._check_supply()
         return created
 
     def _reclaim(self, machine: Machine) -> Actor:

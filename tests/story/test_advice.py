@@ -15,10 +15,10 @@ def test_nodes_of_which_nothing_was_heard_for_long_are_warned_of(records):
     assert warned(history, 300) == []
     [told] = warned(history, 380)
     assert told == (
-        "nothing was heard of nodes 0, 2 for 5 minutes; each is billed until a driver (attach, reconcile) "
+        "nothing was heard of nodes 1.0 and 1.2 for 5 minutes; each is billed until a driver (attach, reconcile) "
         "finds out that it has ended"
     )
-    assert warned(history, 90 + 9 * 3600)[0].startswith("nothing was heard of nodes 0, 1, 2 for 9 hours;")
+    assert warned(history, 90 + 9 * 3600)[0].startswith("nothing was heard of nodes 1.0-2 for 9 hours;")
     # One that is gone is not waited for: the others go on without it.
     regrouped = (records.generation(1, ranks=(0, 1, 2)), records.generation(2, ranks=(1,)))
     assert warned(records.change(history, generations=regrouped), 380) == []
@@ -32,3 +32,10 @@ def test_of_many_silent_nodes_the_number_is_said_before_what_they_said_last(reco
     silent, said = show_json(records.history(launch), records.at(9999))["warnings"]
     assert silent.startswith("nothing was heard of 64 nodes for 3 hours;")
     assert said == "old"
+
+
+def test_newcomers_are_waited_for_and_those_that_were_left_out_are_not(records):
+    one, two = records.launch(1, intent=records.intent(num_nodes=2)), records.launch(2)
+    generations = (records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(1,)))
+    [told] = silence(records.history(one, two, generations=generations), records.at(999))
+    assert told.startswith("nothing was heard of nodes 1.1 and 2.0 for 16 minutes;")

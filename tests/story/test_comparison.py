@@ -78,11 +78,10 @@ def test_results_of_a_job(records):
     one = records.launch(
         1,
         outcome="failed",
-        closed_at=70,
         exits={0: records.exit("failed", at=60, step=7)},
         notices={0: records.notice(at=50)},
         heartbeats={0: records.heartbeat(step=7, metrics={"loss": 0.5})},
-        machines=(records.machine(started=0, ended=3600),),
+        certificates={"i-1-0": records.certificate(started=0, ended=3600)},
     )
     history = records.history(
         one, generations=(records.generation(1),), finished=records.finished("failed", at=80)
@@ -97,7 +96,7 @@ def test_results_of_a_job(records):
         "step": 7,
         "steps_lost": 7,
         "steps_lost_is_exact": True,
-        "attempts": 1,
+        "nodes": 1,
         "generations": 1,
         "notices": 1,
         "duration": 80.0,

@@ -27,16 +27,16 @@ def test_a_first_look_tells_all_that_has_happened_in_order(records):
         EventKind.STARTED,
         EventKind.COMMITTED,
         EventKind.NODE_ENDED,
-        EventKind.LAUNCH_CLOSED,
+        EventKind.LAUNCH_ENDED,
     ]
     assert texts(events) == [
         "launch 1 (first): 1 x big in a, spot at 1 USD an hour",
-        "node 0 is up: i-1-0",
-        "node 0 will be taken in 30 s (sim), at step 37",
-        "training starts from the start (generation 1, first)",
+        "node 1.0 is up: i-1-0",
+        "node 1.0 will be taken in 30 s (sim), at step 37",
+        "training starts at step 0 (generation 1, first)",
         "checkpoint at step 40 committed",
-        "node 0 drained at step 40",
-        "launch 1 is over, reclaimed",
+        "node 1.0 drained at step 40",
+        "launch 1 is over, reclaimed: the provider took back i-1-0 (node 1.0)",
     ]
 
 
@@ -52,7 +52,7 @@ def test_only_what_is_new_is_told(records):
         EventKind.NODE_STATE,
         EventKind.WARNED,
     ]
-    assert texts(events)[1:] == ["node 0: running", "node 0: slow"]
+    assert texts(events)[1:] == ["node 1.0: running", "node 1.0: slow"]
     assert diff(after, after) == ()
 
 
@@ -81,7 +81,7 @@ def test_a_restart_says_from_where_and_what_was_passed_over(records):
     )
     assert texts(diff(before, after)) == [
         "checkpoint 1-50 did not verify and was passed over: chunk 3 differs",
-        "training starts from the checkpoint at step 40 (generation 2, first)",
+        "training resumes at step 40 (generation 2, first) on node 2.0",
     ]
 
 
@@ -90,13 +90,17 @@ def test_the_end_is_told_with_its_reason(records):
     launch = records.launch(1, outcome="failed", detail="exit status 3")
     after = records.history(launch, finished=records.finished("failed", detail="failed 4 times"))
     events = diff(before, after)
-    assert [event.kind for event in events] == [EventKind.LAUNCH_CLOSED, EventKind.JOB_FINISHED]
-    assert texts(events) == ["launch 1 is over, failed: exit status 3", "job failed: failed 4 times"]
+    assert [event.kind for event in events] == [
+        EventKind.NODE_ENDED,
+        EventKind.LAUNCH_ENDED,
+        EventKind.JOB_FINISHED,
+    ]
+    assert texts(events)[1:] == ["launch 1 is over, failed: exit status 3", "job failed: failed 4 times"]
 
 
 def test_the_last_word_of_a_machine_that_owns_no_rank_is_not_told(records):
     before = records.history(records.launch(1))
-    after = records.history(records.launch(1, exits={0: records.exit("failed", instance_id="i-other")}))
+    after = records.history(records.launch(1, exits={0: records.exit("failed", instance_id="i-x")}))
     assert diff(before, after) == ()
 
 
@@ -108,5 +112,51 @@ def test_a_node_whose_steps_nobody_knows_is_said_to_be_at_none(records):
         exits={0: records.exit("succeeded", step=0, detail="the training finished")},
     )
     told = texts(diff(None, records.history(launch)))
-    assert "node 0 will be taken in 30 s (sim)" in told
-    assert "node 0 succeeded: the training finished" in told
+    assert "node 1.0 will be taken in 30 s (sim)" in told
+    assert "node 1.0 succeeded: the training finished" in told
+
+
+def test_a_machine_that_ended_without_a_word_is_told_by_its_certificate_and_only_once(records):
+    before, after = records.history(records.launch(1)), records.history(records.launch(1, outcome="lost"))
+    assert texts(diff(before, after)) == [
+        "node 1.0 (i-1-0) vanished",
+        "launch 1 is over, lost: node 1.0 (i-1-0) vanished",
+    ]
+    late = records.change(after.launches[0], exits={0: records.exit("drained")})
+    assert diff(after, records.history(late)) == ()
+
+
+def several(records, *generations):
+    """Two nodes of launch 1, and one of launch 2, which is to take the place of node 1.1; two are needed."""
+    principals = records.intent(2, at=30, why="notice", stands_in_for=((1, 1),))
+    spec = {"name": "digits", "run": {"entrypoint": "train.py"}, "nodes": {"min": 2, "max": 3}}
+    return records.history(
+        records.launch(1, intent=records.intent(num_nodes=2)),
+        records.launch(2, intent=records.change(principals, detail="one of two is about to go")),
+        submission=records.change(records.history().submission, spec=spec),
+        generations=generations,
+    )
+
+
+def test_nodes_are_called_by_their_names_through_all_changes(records):
+    both = records.generation(1, ranks=(0, 1))
+    after = records.generation(2, seats=[(1, 0), (2, 0)], why="joined")
+    told = texts(diff(None, several(records, both, after)))
+    assert told[3:5] == [
+        (
+            "launch 2 (notice): 1 x big in a, spot at 1 USD an hour, to take the place of node 1.1: "
+            "one of two is about to go"
+        ),
+        "node 2.0 is up: i-2-0",
+    ]
+    assert told[5:] == [
+        "training starts at step 0 (generation 1, first) on nodes 1.0 and 1.1",
+        "training starts at step 0 (generation 2, joined), with node 2.0 and without node 1.1",
+    ]
+
+
+def test_a_generation_of_too_few_nodes_holds(records):
+    both, rest = records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(0,), why="regrouped")
+    [event] = diff(several(records, both), several(records, both, rest))
+    assert event.kind is EventKind.HOLDING
+    assert event.text == "node 1.0 waits: the training needs 2 nodes (generation 2, regrouped)"

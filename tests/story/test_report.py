@@ -14,11 +14,10 @@ def reclaimed_once(records):
     first = records.launch(
         1,
         outcome="reclaimed",
-        closed_at=1810.0,
         exits={0: records.exit("drained", step=40, committed=CheckpointId(1, 40), at=1810.0)},
         notices={0: records.notice(at=1800.0, step=37)},
         heartbeats={0: records.heartbeat(step=37, steps_total=100, metrics={"loss": 2.0})},
-        machines=(records.machine("i-1-0", started=0.0, ended=1800.0, end_reason="reclaimed"),),
+        certificates={"i-1-0": records.certificate(started=0.0, ended=1800.0, end_reason="reclaimed")},
     )
     last_word = records.exit(
         "succeeded",
@@ -32,11 +31,10 @@ def reclaimed_once(records):
     second = records.launch(
         2,
         outcome="succeeded",
-        closed_at=3700.0,
         intent=records.intent(2, at=1820.0, offer=records.offer("b", price=2.0), why="reclaimed"),
         exits={0: last_word},
         heartbeats={0: records.heartbeat(instance_id="i-2-0", generation=2, step=99, steps_total=100)},
-        machines=(records.machine("i-2-0", started=1900.0, ended=3700.0),),
+        certificates={"i-2-0": records.certificate("i-2-0", launch=2, started=1900.0, ended=3700.0)},
     )
     return records.history(
         first,
@@ -56,15 +54,15 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "state": "succeeded",
         "exit_code": 0,
     }
-    assert [(one["launch"], one["zone"], one["outcome"], one["why"]) for one in report["attempts"]] == [
+    assert [(one["launch"], one["zone"], one["outcome"], one["why"]) for one in report["launches"]] == [
         (1, "a", "reclaimed", "first"),
         (2, "b", "succeeded", "reclaimed"),
     ]
-    assert [node["outcome"] for one in report["attempts"] for node in one["nodes"]] == [
-        "drained",
-        "succeeded",
+    assert [(node["name"], node["state"], node["outcome"], node["spent"]) for node in report["nodes"]] == [
+        ("1.0", "ended", "drained", 0.5),
+        ("2.0", "ended", "succeeded", 1.0),
     ]
-    assert [(one["launch"], one["step"]) for one in report["notices"]] == [(1, 37)]
+    assert [(one["node"], one["launch"], one["step"]) for one in report["notices"]] == [("1.0", 1, 37)]
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (100, 100, 0)
     assert report["steps_lost_is_exact"] is True
     assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": 1000}
@@ -74,6 +72,12 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "currency": "USD",
         "others": {},
         "machine_seconds": 3600.0,
+        "purposes": {
+            "starting": {"seconds": 20.0, "spent": 0.005556},
+            "standby": {"seconds": 0.0, "spent": 0.0},
+            "holding": {"seconds": 0.0, "spent": 0.0},
+            "training": {"seconds": 3580.0, "spent": 1.494444},
+        },
     }
     assert report["final"] == {
         "step": 100,
@@ -94,13 +98,14 @@ def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_onc
 
 def test_a_job_that_has_just_been_submitted_has_nothing_to_show(records):
     report = show_json(records.history(), records.at(1.0))
-    assert (report["state"], report["exit_code"], report["attempts"]) == ("queued", None, [])
+    assert (report["state"], report["exit_code"], report["nodes"]) == ("queued", None, [])
     assert (report["last_commit"], report["final"], report["steps_total"]) == (None, None, None)
     assert report["cost"]["spent"] == 0.0
 
 
-def test_a_success_that_nobody_has_closed_has_status_0(records):
-    history = records.history(records.launch(exits={0: records.exit("succeeded", step=8)}))
+def test_a_success_that_nobody_has_written_down_has_status_0(records):
+    launch = records.launch(exits={0: records.exit("succeeded", step=8)})
+    history = records.history(launch, generations=(records.generation(1),))
     report = show_json(history, records.at(200.0))
     assert (report["state"], report["exit_code"]) == ("succeeded", 0)
 
@@ -118,7 +123,9 @@ def test_a_loop_that_the_script_left_is_told_with_its_steps(records):
         heartbeats={0: records.heartbeat(step=20, steps_total=20)},
     )
     report = show_json(
-        records.history(launch, generations=(records.generation(1),), commits=(records.commit(1, 20),)),
+        records.history(
+            launch, generations=(records.generation(1, ranks=(0, 1)),), commits=(records.commit(1, 20),)
+        ),
         records.at(2000.0),
     )
     assert (report["step"], report["steps_total"]) == (20, 100)
@@ -128,10 +135,10 @@ def test_a_loop_that_the_script_left_is_told_with_its_steps(records):
     )
 
 
-def test_launches_that_never_became_attempts_are_not_attempts(records):
+def test_a_launch_that_was_refused_has_no_nodes(records):
     history = records.history(records.capacity(1, at=0.0), records.launch(2))
     report = show_json(history, records.at(100.0))
-    assert [one["launch"] for one in report["attempts"]] == [2]
+    assert [one["name"] for one in report["nodes"]] == ["2.0"]
     assert [one["outcome"] for one in report["launches"]] == ["capacity", None]
 
 
@@ -359,7 +366,7 @@ def test_warnings_name_skipped_checkpoints_and_what_nodes_say_each_once(records)
 def test_the_summary_is_what_ps_needs(records, reclaimed_once):
     summary = summarise(reclaimed_once, records.at(9999.0))
     assert (summary.job_id, summary.provider, summary.state) == ("digits-1", "sim", "succeeded")
-    assert (summary.step, summary.steps_total, summary.attempts) == (100, 100, 2)
+    assert (summary.step, summary.steps_total, summary.starts) == (100, 100, 2)
     assert (summary.spent, summary.currency, summary.metrics) == (1.5, "USD", {"accuracy": 0.9})
     assert (summary.submitted_at, summary.at) == (records.at(0), records.at(9999.0))
 
@@ -395,27 +402,93 @@ def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records)
     ]
 
 
-def test_an_attempts_money_is_that_of_all_its_machines_also_of_one_too_many(records):
-    machines = (
-        records.machine("i-1-0", started=0.0, ended=3600.0),
-        records.machine("i-stray", started=0.0, ended=1800.0),
+def test_a_launchs_money_is_that_of_all_its_machines_also_of_one_too_many(records):
+    certificates = {
+        "i-1-0": records.certificate("i-1-0", started=0.0, ended=3600.0),
+        "i-stray": records.certificate("i-stray", rank=None, started=0.0, ended=1800.0),
+    }
+    value = show_json(records.history(records.launch(certificates=certificates)), records.at(9999))
+    assert [one["spent"] for one in value["launches"]] == [1.5]
+    assert [(one["name"], one["seconds"], one["spent"]) for one in value["nodes"]] == [("1.0", 3600.0, 1.0)]
+    assert [(one["instance_id"], one["node"]) for one in value["ledger"]] == [
+        ("i-1-0", "1.0"),
+        ("i-stray", None),
+    ]
+
+
+def test_a_node_is_told_with_its_state_and_how_it_ended(records):
+    launch = records.launch(
+        1,
+        intent=records.intent(num_nodes=5),
+        slots={
+            **{rank: records.slot(f"i-1-{rank}") for rank in range(4)},
+            4: records.slot(detail="voided: late"),
+        },
+        heartbeats={1: records.heartbeat(instance_id="i-1-1", state="ready")},
+        exits={2: records.exit("left", rank=2, instance_id="i-1-2", at=90, detail="too few")},
+        certificates={"i-1-3": records.certificate("i-1-3", rank=3, ended=80, end_reason="reclaimed")},
     )
-    [attempt] = show_json(
-        records.history(records.launch(outcome="lost", machines=machines)), records.at(9999)
-    )["attempts"]
-    assert attempt["spent"] == 1.5
-    assert attempt["nodes"][0]["seconds"] == 3600.0
+    nodes = show_json(records.history(launch), records.at(200))["nodes"]
+    assert [(one["name"], one["state"], one["outcome"], one["detail"]) for one in nodes] == [
+        ("1.0", "claimed", None, ""),
+        ("1.1", "ready", None, ""),
+        ("1.2", "ended", "left", "too few"),
+        ("1.3", "ended", "reclaimed", ""),
+    ]
+    assert [one["ended"] for one in nodes[2:]] == [records.at(90).isoformat(), records.at(80).isoformat()]
+
+
+def test_a_launch_is_told_with_why_it_was_made_and_for_whom(records):
+    intent = records.intent(2, num_nodes=2, why="moved", stands_in_for=(None, (1, 0)))
+    intent = records.change(intent, detail="spot is back at 0.3")
+    [_, launch] = show_json(
+        records.history(records.launch(1), records.launch(2, intent=intent)), records.at(50)
+    )["launches"]
+    assert {name: launch[name] for name in ("num_nodes", "stands_in_for", "why", "detail")} == {
+        "num_nodes": 2,
+        "stands_in_for": [None, "1.0"],
+        "why": "moved",
+        "detail": "spot is back at 0.3",
+    }
+    assert (launch["outcome"], launch["outcome_detail"], launch["ended"]) == (None, "", None)
+
+
+def test_too_few_nodes_are_said_to_hold(records):
+    spec = {"name": "digits", "run": {"entrypoint": "train.py"}, "nodes": {"min": 2, "max": 3}}
+    history = records.history(
+        records.launch(1, intent=records.intent(num_nodes=2)),
+        submission=records.change(records.history().submission, spec=spec),
+        generations=(records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(0,), at=30)),
+    )
+    value = show_json(history, records.at(100))
+    assert (value["state"], value["nodes_min"], value["nodes_max"]) == ("holding", 2, 3)
+    assert value["detail"] == ("1 of the 2 nodes that the training needs; launch 1: big in a (spot)")
+    assert [one["is_holding"] for one in value["generations"]] == [False, True]
+    assert [one["steps_lost_is_exact"] for one in value["generations"]] == [False, True]
+    assert value["cost"]["purposes"]["holding"]["seconds"] == 70.0
+    summary = summarise(history, records.at(100))
+    assert (summary.starts, summary.num_nodes, summary.max_nodes) == (2, 1, 3)
+
+
+def test_the_metrics_are_the_first_members_and_not_a_newcomers(records):
+    told = {0: records.heartbeat(metrics={"loss": 1.0})}
+    other = {0: records.heartbeat(instance_id="i-2-0", metrics={"loss": 9.0})}
+    history = records.history(
+        records.launch(1, heartbeats=told),
+        records.launch(2, heartbeats=other),
+        generations=(records.generation(1, seats=[(1, 0), (2, 0)]),),
+    )
+    assert show_json(history, records.at(100))["metrics"] == {"loss": 1.0}
 
 
 def test_money_of_several_providers_is_told_apart_and_added_up_by_currency(records):
     yuan = records.offer(price=7.2, currency="CNY")
     histories = [
-        records.launch(1, outcome="stopped", machines=(records.machine("i-1-0", started=0, ended=3600),)),
+        records.launch(1, certificates={"i-1-0": records.certificate(started=0, ended=3600)}),
         records.launch(
             2,
             intent=records.intent(2, offer=yuan),
-            outcome="succeeded",
-            machines=(records.machine("i-2-0", started=0, ended=1800),),
+            certificates={"i-2-0": records.certificate("i-2-0", launch=2, started=0, ended=1800)},
         ),
     ]
     history = records.history(*histories)

@@ -120,6 +120,35 @@ def test_lines_of_an_older_launch_that_come_late_take_their_place(log, series):
     assert points(series.curve("loss")) == [(0, 0), (5, 5), (10, -10)]
 
 
+def test_a_node_that_goes_on_beside_newer_ones_stays_on_the_curve(log, series, records):
+    generations = [
+        records.generation(1, seats=[(1, 0), (1, 1)], at=0),
+        records.generation(2, seats=[(1, 1), (2, 0)], restored=(1, 15), at=50),
+        records.generation(3, seats=[(1, 1), (3, 0)], restored=(2, 25), at=90),
+    ]
+    series.know(generations)
+    for step, at in ((0, 1), (10, 11), (20, 21), (22, 60)):
+        log.figures(step, at, loss=step, stream="1-0")
+    for step, at in ((15, 61), (20, 66), (30, 76), (25, 95), (35, 99)):
+        log.figures(step, at, loss=-step, stream="1-1")
+    # Node 2.0 was the first to speak of step 31, by a clock that is behind; then it was left out.
+    log.figures(31, 40, loss=31, stream="2-0")
+    assert points(series.curve("loss")) == [(0, 0), (10, 10), (15, -15), (20, -20), (25, -25), (35, -35)]
+    assert sorted(step for lost in series.lost("loss") for step in lost.steps) == [20, 22, 30, 31]
+
+
+def test_what_an_excluded_node_made_is_lost_from_the_furthest_step_gone_back_to(log, series, records):
+    for step in (0, 10, 20, 30):
+        log.figures(step, step, loss=step)
+    generations = [
+        records.generation(1, at=0),
+        records.generation(2, launch=2, restored=(1, 25), at=50),
+        records.generation(3, launch=2, restored=(1, 5), at=60),
+    ]
+    series.know(generations)
+    assert points(series.curve("loss")) == [(0, 0)]
+
+
 def test_the_first_rank_may_move_to_another_node_of_the_launch(log, series):
     log.figures(10, 20, loss=10, stream="1-1")
     log.figures(0, 10, loss=0, stream="1-0")

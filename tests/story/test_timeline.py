@@ -60,7 +60,7 @@ def reclaimed_once(records, story, *, notice=50, **changes):
     one = records.launch(
         1,
         outcome="reclaimed",
-        closed_at=60,
+        ended=60,
         intent=records.intent(1, at=2),
         heartbeats={0: story.beat(1, *beats, step=40)},
         exits={0: records.exit("drained", at=56, step=40)},
@@ -69,7 +69,7 @@ def reclaimed_once(records, story, *, notice=50, **changes):
     two = records.launch(
         2,
         outcome="succeeded",
-        closed_at=184,
+        ended=184,
         intent=records.intent(2, at=62),
         slots={0: records.slot("i-2-0", at=70)},
         heartbeats={0: story.beat(2, *life(2, setup=71, run=75, loop=80, over=180), step=100)},
@@ -107,7 +107,7 @@ def test_each_second_of_a_reclaimed_job_is_accounted_for(records, story):
     ]
     assert sum(found.seconds.values()) == found.total_seconds == 182
     assert found.goodput == pytest.approx(128 / 182)
-    assert [(one.launch, one.rank) for one in found.nodes] == [(1, 0), (2, 0)]
+    assert [one.seat for one in found.nodes] == [(1, 0), (2, 0)]
     assert [one.state for one in found.nodes[0].spans] == [
         "launching", "setup", "restoring", "starting", "training", "saving", "saving",
     ]  # fmt: skip
@@ -144,9 +144,8 @@ def killed(records, story, *, restored=(1, 40)):
     one = records.launch(
         1,
         outcome="lost",
-        closed_at=65,
+        ended=60,
         heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25), step=47)},
-        machines=(records.machine(started=2, ended=60),),
     )
     two = records.launch(
         2,
@@ -192,7 +191,7 @@ def test_what_all_newer_generations_did_is_lost_where_one_had_to_go_further_back
     history = killed(records, story)
     second = records.change(
         history.launches[1],
-        closed=records.closed("lost", 2, at=105, machines=(records.machine("i-2-0", started=66, ended=100),)),
+        certificates={"i-2-0": records.certificate("i-2-0", launch=2, started=66, ended=100)},
     )
     third = records.launch(
         3,
@@ -218,7 +217,7 @@ def test_what_all_newer_generations_did_is_lost_where_one_had_to_go_further_back
 
 def test_an_agent_that_told_no_phases_makes_the_time_unknown_and_not_a_guess(records, story):
     one = records.launch(
-        1, outcome="succeeded", closed_at=101, heartbeats={0: records.heartbeat(step=100)},
+        1, outcome="succeeded", ended=101, heartbeats={0: records.heartbeat(step=100)},
         exits={0: records.exit("succeeded", at=100, step=100)},
     )  # fmt: skip
     history = records.history(one, generations=(records.generation(1),), finished=records.finished(at=102))
@@ -266,7 +265,7 @@ def test_survivors_that_go_on_restore_from_where_the_first_trainer_was_over(reco
 
 def failed(records, story, *, step, commits):
     one = records.launch(
-        1, outcome="failed", closed_at=62, exits={0: records.exit("failed", at=61, step=step)},
+        1, outcome="failed", ended=62, exits={0: records.exit("failed", at=61, step=step)},
         heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25, over=60))},
     )  # fmt: skip
     return records.history(
@@ -322,9 +321,196 @@ def test_a_job_in_its_setup(records, story):
 
 def test_nodes_that_are_all_over_end_the_job_where_no_controller_saw_it(records, story):
     history = reclaimed_once(records, story, finished=None)
-    launches = (history.launches[0], records.change(history.launches[1], closed=None))
+    launches = (history.launches[0], records.change(history.launches[1], certificates={}))
     found = timeline(records.change(history, launches=launches), records.at(5000))
     assert found.total_seconds == 182
+
+
+def several(records, story, *launches, least=1, **changes):
+    spec = {"name": "digits", "run": {"entrypoint": "train.py"}, "nodes": {"min": least, "max": 4}}
+    return records.history(
+        *launches, submission=records.change(records.history().submission, spec=spec), **changes
+    )
+
+
+def handed_over(records, story, *, generations=3, least=1):
+    """Node 1.0 trains from 25 s. Node 2.0, bought at 40 s, joins at 80 s; 1.0 is drained for good at 120 s."""
+    joining = [("uploading", 1, 72), ("restoring", 1, 74), ("running", 2, 81), ("training", 2, 85)]
+    first = [*life(1, setup=15, run=20, loop=25), *joining, ("uploading", 2, 120)]
+    second = [
+        ("setup", 0, 55), ("restoring", 0, 60), ("ready", 0, 65), ("running", 2, 82), ("training", 2, 86),
+        ("uploading", 2, 121), ("restoring", 2, 123), ("running", 3, 126), ("training", 3, 130),
+    ]  # fmt: skip
+    one = records.launch(
+        1,
+        intent=records.intent(1, at=2),
+        heartbeats={0: story.beat(1, *first, step=40)},
+        exits={0: records.exit("drained", at=124, generation=2, step=60)},
+    )
+    two = records.launch(
+        2,
+        intent=records.intent(2, at=40),
+        slots={0: records.slot("i-2-0", at=50)},
+        heartbeats={0: story.beat(2, *second, step=70)},
+    )
+    written = (
+        records.generation(1, at=20),
+        records.generation(2, seats=[(1, 0), (2, 0)], restored=(1, 40), at=80),
+        records.generation(3, launch=2, restored=(2, 60), at=125),
+    )
+    commits = (records.commit(1, 40, sealed=71, at=73), records.commit(2, 60, sealed=119, at=122))
+    return several(
+        records,
+        story,
+        one,
+        two,
+        least=least,
+        generations=written[:generations],
+        commits=commits[:generations],
+    )
+
+
+def test_while_nodes_train_the_job_trains_whatever_newcomers_do(records, story):
+    found = timeline(handed_over(records, story), records.at(150))
+    assert spans(found, records) == [
+        ("queued", 0, 2),
+        ("launching", 2, 10),
+        ("setup", 10, 15),
+        ("restoring", 15, 20),
+        ("starting", 20, 25),
+        ("training", 25, 71),
+        ("lost", 71, 72),
+        ("saving", 72, 74),
+        ("restoring", 74, 82),
+        ("starting", 82, 86),
+        ("training", 86, 119),
+        ("lost", 119, 120),
+        ("saving", 120, 123),
+        ("restoring", 123, 126),
+        ("starting", 126, 130),
+        ("training", 130, 150),
+    ]
+    newcomer = found.nodes[1]
+    assert newcomer.seat == (2, 0)
+    assert [(one.state, one.seconds) for one in newcomer.spans][:4] == [
+        ("launching", 10), ("setup", 10), ("restoring", 5), ("standby", 17),
+    ]  # fmt: skip
+
+
+def test_too_few_nodes_hold_until_there_are_enough(records, story):
+    first = [*life(1, setup=15, run=20, loop=25, over=60), ("restoring", 1, 62), ("ready", 1, 64)]
+    third = [("running", 3, 111), ("training", 3, 115)]
+    one = records.launch(
+        1,
+        intent=records.intent(1, num_nodes=2),
+        heartbeats={
+            0: story.beat(1, *first, *third, step=55),
+            1: story.beat(1, *life(1, setup=15, run=20, loop=25), rank=1, step=55),
+        },
+        certificates={"i-1-1": records.certificate("i-1-1", rank=1, ended=59)},
+    )
+    phases = [("restoring", 0, 90), ("ready", 0, 95), *third]
+    two = records.launch(
+        2,
+        intent=records.intent(2, at=66),
+        slots={0: records.slot("i-2-0", at=80)},
+        heartbeats={0: story.beat(2, *phases, step=55)},
+    )
+    generations = (
+        records.generation(1, ranks=(0, 1), at=20),
+        records.generation(2, restored=(1, 50), at=65, why="regrouped"),
+        records.generation(3, seats=[(1, 0), (2, 0)], restored=(1, 50), at=110, why="joined"),
+    )
+    history = several(
+        records,
+        story,
+        one,
+        two,
+        least=2,
+        generations=generations,
+        commits=(records.commit(1, 50, sealed=58),),
+    )
+    found = timeline(history, records.at(140))
+    assert spans(found, records)[4:] == [
+        ("training", 25, 58),
+        ("lost", 58, 59),
+        ("saving", 59, 62),
+        ("restoring", 62, 65),
+        ("holding", 65, 111),
+        ("starting", 111, 115),
+        ("training", 115, 140),
+    ]
+    held = [(one.state, one.seconds) for one in found.nodes[0].spans]
+    assert held[-3:] == [("holding", 46), ("starting", 4), ("training", 25)]
+    # While they hold, the job holds, though the newcomer is ready.
+    before = timeline(records.change(history, generations=generations[:2]), records.at(100))
+    assert spans(before, records)[-1] == ("holding", 65, 100)
+    assert before.stretches[1].started is None
+
+
+def test_between_generations_without_a_node_in_common_the_newcomers_tell_what_the_job_does(records, story):
+    """Node 1.0 is lost at 60 s while 2.0, bought ahead, still boots; a third launch is refused meanwhile."""
+    one = records.launch(
+        1,
+        outcome="lost",
+        ended=60,
+        heartbeats={0: story.beat(1, *life(1, setup=15, run=20, loop=25), step=40)},
+    )
+    two = records.launch(
+        2,
+        intent=records.intent(2, at=40),
+        slots={0: records.slot("i-2-0", at=70)},
+        heartbeats={0: story.beat(2, *life(2, setup=80, run=90, loop=95), step=50)},
+    )
+    history = several(
+        records,
+        story,
+        one,
+        two,
+        records.capacity(3, at=65),
+        generations=(records.generation(1, at=20), records.generation(2, launch=2, at=85)),
+    )
+    assert spans(timeline(history, records.at(100)), records)[-6:] == [
+        ("lost", 25, 60),
+        ("launching", 60, 70),
+        ("setup", 70, 80),
+        ("restoring", 80, 90),
+        ("starting", 90, 95),
+        ("training", 95, 100),
+    ]
+
+
+def test_a_drain_before_too_few_nodes_held_has_lost_nothing(records, story):
+    history = handed_over(records, story)
+    phases = [*life(1, setup=15, run=20, loop=25, over=60), ("restoring", 1, 62)]
+    exits = {0: records.exit("drained", at=61, step=40, reached_step=40)}
+    one = records.change(history.launches[0], heartbeats={0: story.beat(1, *phases, step=40)}, exits=exits)
+    generations = (
+        records.generation(1, at=20),
+        records.generation(2, launch=2, restored=(1, 40), at=65),
+        records.generation(3, seats=[(2, 0), (3, 0)], restored=(1, 40), at=90),
+    )
+    history = several(
+        records, story, one, history.launches[1], records.launch(3), least=1,
+        generations=generations, commits=(records.commit(1, 40, sealed=55),),
+    )  # fmt: skip
+    assert timeline(history, records.at(99)).stretches[0].was_drained is False
+    spec = {**history.submission.spec, "nodes": {"min": 2, "max": 4}}
+    wide = records.change(
+        history,
+        submission=records.change(history.submission, spec=spec),
+        generations=(records.generation(1, seats=[(1, 0), (4, 0)], at=20), *generations[1:]),
+        launches=(
+            *history.launches,
+            records.launch(
+                4,
+                exits={
+                    0: records.exit("drained", launch=4, instance_id="i-4-0", at=61, step=40, reached_step=40)
+                },
+            ),
+        ),
+    )
+    assert timeline(wide, records.at(99)).stretches[0].was_drained is True
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 100))

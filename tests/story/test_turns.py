@@ -6,7 +6,7 @@ from cloudspot.story.timeline import timeline
 
 
 def resumed(records, *launches, at=300.0, ended=200.0, **changes):
-    first = records.launch(1, outcome="stopped", closed_at=ended)
+    first = records.launch(1, outcome="stopped", ended=ended)
     turns = ((1, records.finished("stopped", at=ended)), (1, records.resumed(at=at)))
     return records.history(first, *launches, turns=turns, **changes)
 
@@ -14,7 +14,7 @@ def resumed(records, *launches, at=300.0, ended=200.0, **changes):
 def test_what_was_before_a_resumption_does_not_say_how_the_job_is(records):
     assert job_state(resumed(records)) == "queued"
     assert ended_at(resumed(records)) is None
-    assert job_state(resumed(records, records.launch(2))) == "running"
+    assert job_state(resumed(records, records.launch(2))) == "launching"
 
 
 def test_a_job_is_suspended_until_it_runs_again_or_is_stopped(records):
@@ -22,8 +22,8 @@ def test_a_job_is_suspended_until_it_runs_again_or_is_stopped(records):
     suspended = {"turns": ((1, records.suspended(at=20)),)}
     assert job_state(records.history(refused, **suspended)) == "suspended"
     assert job_state(records.history(refused, records.capacity(2, at=30), **suspended)) == "suspended"
-    assert job_state(records.history(refused, records.launch(2), **suspended)) == "running"
-    lost = records.launch(2, outcome="lost", closed_at=90)
+    assert job_state(records.history(refused, records.launch(2), **suspended)) == "launching"
+    lost = records.launch(2, outcome="lost", ended=90)
     assert job_state(records.history(refused, lost, **suspended)) == "waiting"
     assert job_state(records.history(refused, stop=records.stop(), **suspended)) == "stopped"
     assert job_state(records.history(turns=((0, records.suspended()), (0, records.resumed())))) == "queued"

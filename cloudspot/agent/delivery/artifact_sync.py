@@ -18,6 +18,7 @@ from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.stored_artifacts import quoted_name, unquoted_name
 from cloudspot.model import ObjectMeta
 
@@ -28,7 +29,7 @@ MAX_FAILURES = 3
 """In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
 _BLOCK = 8 << 20
-_OTHER_NODE = re.compile(r"node-\d+/")
+_OTHER_NODE = re.compile(r"node-\d+\.\d+/")
 
 
 class ArtifactSync:
@@ -36,6 +37,9 @@ class ArtifactSync:
 
     A file is uploaded whole when its size or time changed since the last upload; one that changes
     while it is read is uploaded again by the next pass. A deleted file stays in the bucket.
+
+    One node's names must not overwrite another's: the first node of the training owns the root, and the
+    others' names begin with ``node-<launch>.<rank>/``. Once first, a node stays first until it ends.
     """
 
     def __init__(
@@ -44,13 +48,13 @@ class ArtifactSync:
         job_id: str,
         directory: Path,
         *,
-        rank: int,
+        seat: Seat,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """``prepare`` is called before each pass, to update files that are made from others."""
         self._store = store
-        # One node's names must not overwrite another's: rank 0 owns the root.
-        self._prefix = keys.artifacts_prefix(job_id) + ("" if rank == 0 else f"node-{rank}/")
+        self._root = keys.artifacts_prefix(job_id)
+        self._prefix = f"{self._root}node-{seat}/"
         self._directory = directory
         self._prepare = prepare
         self._uploaded: dict[str, tuple[int, int]] = {}
@@ -58,13 +62,26 @@ class ArtifactSync:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
-    def restore(self) -> None:
-        """Fetch what an earlier machine has left; keep files that are here already.
+    def take_root(self) -> None:
+        """Own the root from now on: what changes here later is uploaded there.
 
-        What has no safe name, or would come to lie behind a symlink, is left out.
+        First fetches what the first node before this one has left; files that are here already stay. Safe to
+        repeat. What was uploaded under this node's own names stays there too.
+
+        Raises:
+            TransientError: the store failed; call again.
         """
-        for meta in self._store.list_objects(self._prefix):
-            name = unquoted_name(meta.key[len(self._prefix) :])
+        if self._prefix != self._root:
+            if self._uploaded:
+                self.sync()
+            with self._lock:
+                self._restore()
+                self._prefix = self._root
+
+    def _restore(self) -> None:
+        """Fetch the root's files, but for those without a safe name and those that a symlink would take."""
+        for meta in self._store.list_objects(self._root):
+            name = unquoted_name(meta.key[len(self._root) :])
             if _OTHER_NODE.match(name):
                 continue
             try:

@@ -76,6 +76,8 @@ class Courier:
         self._has_committed = False
         """Whether there may be something to collect."""
         self._collecting: threading.Thread | None = None
+        self._num_nodes = spec.nodes.max
+        """How many train."""
 
     def start(self) -> None:
         """Begin to upload."""
@@ -86,6 +88,7 @@ class Courier:
         with self._busy:
             self._kinds.clear()
             self._may_seal = True
+            self._num_nodes = len(generation.members)
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
                 self._directories.begin(restored)
@@ -330,7 +333,7 @@ class Courier:
             tuning = files.Tuning(
                 interval_seconds=self._spec.checkpoint.interval,
                 upload_seconds=self._status.upload_seconds or 0.0,
-                losses_per_second=LOSSES_PER_NODE_SECOND * self._spec.nodes.max,
+                losses_per_second=LOSSES_PER_NODE_SECOND * self._num_nodes,
             )
             files.write_tuning(handoff, tuning)
 

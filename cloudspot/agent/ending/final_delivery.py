@@ -58,7 +58,7 @@ class FinalDelivery:
         """
         context = self._context
         context.status.state = "ending"
-        # Whose launch was closed may be all that has its last checkpoint, until another generation begins.
+        # Who is not needed may be all that has its last checkpoint, until another generation begins.
         is_outrun = not counts(context.journal.known, context.status.generation)
         upload_seconds = 0.0 if leaving.outcome == "superseded" and is_outrun else UPLOAD_SECONDS
         uploaded = self._courier.finish(until=self._until(upload_seconds))

@@ -1,11 +1,11 @@
-"""Agrees with the other nodes of the launch on the generation that this node runs next (P3)."""
+"""Agrees with the other members and the newcomers on the generation that this node runs next (P3)."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 
 from cloudspot.agent.delivery.checkpoint_restore import (
@@ -14,28 +14,42 @@ from cloudspot.agent.delivery.checkpoint_restore import (
     restore_newest,
     restore_this,
 )
+from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.drain_commit import await_commit
 from cloudspot.agent.membership.failure_votes import FailureVotes, not_reached
-from cloudspot.agent.membership.master_address import master_address
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import (
     Adopt,
+    Hold,
     Leave,
+    Patience,
     Propose,
+    Roster,
     Standing,
     View,
     Wait,
     absent,
     left_behind,
+    named,
+    roster_of,
     verdict,
 )
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore import launches
-from cloudspot.jobstore.lineage import newest_generation
-from cloudspot.jobstore.records import Generation, JournalRecord, Member, new_nonce
+from cloudspot.jobstore import manifests
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import (
+    Commit,
+    Generation,
+    Heartbeat,
+    Intent,
+    JournalRecord,
+    Member,
+    Seat,
+    new_nonce,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +59,32 @@ STILL_WELL_SECONDS = 2.0
 """How long it holds what was found out about the others; nobody is asked again meanwhile."""
 
 
+PROOF_SECONDS = peers.SUSPECT_SECONDS + 10.0
+"""Before a generation is written, it was asked no longer ago than this who lives."""
+MIN_HOLD_SECONDS = 60.0
+MAX_HOLD_SECONDS = 1800.0
+"""The bounds of ``nodes.hold`` where the job file leaves it to what a start takes."""
+
+
 class Membership:
     """This node's part in the agreement on generations."""
 
-    def __init__(self, context: NodeContext, *, gathered_at: float) -> None:
-        """``gathered_at`` is when all nodes of the launch were there (monotonic)."""
+    def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._gathered_at = gathered_at
-        self._rank = context.rank
+        self._seat = context.seat
         self._peers = PeerHeartbeats(context)
         self.current: Generation | None = None
-        """The generation that this node runs, or ran last."""
+        """The generation that this node runs or holds, or ran last."""
+        self.entered_at = 0.0
+        """When this node began to belong to it (monotonic)."""
         self._begun_at = 0.0
-        """When it began, by ``heard_seconds``."""
+        """The same by ``heard_seconds``."""
         self._all_ran = False
         """Whether all its members were seen to run it."""
         self._votes: FailureVotes | None = None
         self._well_at = -math.inf
         """When all the others were last found well (monotonic)."""
+        self._patience = Patience()
 
     def start(self) -> None:
         """Begin to listen."""
@@ -91,16 +113,15 @@ class Membership:
         others = self._other_members(current)
         lost = self._peers.lost(others, generation=current.number)
         if lost:
-            return f"no sign of node {', '.join(map(str, sorted(lost)))}"
+            return f"no sign of {named(lost)}"
         if self._all_ran:
             return None
         beats = self._peers.beats()
-        missing = absent(current, beats) - {self._rank}
+        missing = absent(current, beats) - {self._seat}
         missing -= self._peers.finished(current.number)
         self._all_ran = not missing
         if missing and self._had_time_to_start:
-            numbers = ", ".join(map(str, sorted(missing)))
-            return f"node {numbers} does not run generation {current.number}"
+            return f"{named(missing)} does not run generation {current.number}"
         return None
 
     def notice_deadline(self) -> float | None:
@@ -109,11 +130,35 @@ class Membership:
             None if self.current is None else self._peers.notice_deadline(self._other_members(self.current))
         )
 
-    def someone_has_to_go(self) -> bool:
-        """Look at the other members now; return whether one of them has a notice."""
+    def someone_leaves(self) -> bool:
+        """Look at the other members now; return whether one of them has a notice, or is drained already."""
         if self.current is not None:
             self._peers.refresh()
-        return self.notice_deadline() is not None
+        return self.notice_deadline() is not None or self.someone_drains()
+
+    def someone_drains(self) -> bool:
+        """Return whether another member drains, or has drained, the running generation; asks no store."""
+        current = self.current
+        if current is None:
+            return False
+        beats = self._peers.beats()
+        drains = ("draining", current.number)
+        said = (beat for seat in self._other_members(current) if (beat := beats.get(seat)) is not None)
+        return any((phase.state, phase.generation) == drains for beat in said for phase in beat.phases)
+
+    def newcomers_wait(self) -> bool:
+        """Return whether the running generation has a commit, and ready newcomers wait for the next one.
+
+        Asks no store.
+        """
+        known = self._context.journal.known
+        newest = next((one for one in reversed(known) if isinstance(one, Commit | Generation)), None)
+        return isinstance(newest, Commit) and bool(self._peers.ready_newcomers())
+
+    def has_replacement(self) -> bool:
+        """Return whether a newcomer is ready for this node's place, or for nobody's; asks no store."""
+        principals = self._peers.roster.principals
+        return any(principals.get(seat, self._seat) == self._seat for seat in self._peers.ready_newcomers())
 
     # --- between two generations ----------------------------------------------------------------
 
@@ -124,7 +169,7 @@ class Membership:
             LeavingError: they have agreed so.
         """
         newer = None if self.current is None else self._context.orders.newer_than(self.current)
-        if newer is not None and all(member.rank != self._rank for member in newer.members):
+        if newer is not None and self._seat not in newer.seats:
             detail = f"generation {newer.number} goes on without this node"
             raise LeavingError(Leaving("superseded", detail))
 
@@ -142,24 +187,29 @@ class Membership:
         while True:
             self._context.obey()
             self._peers.refresh()
-            standings = {rank: self._peers.standing(rank) for rank in others}
+            self._peers.look_for_certificates()
+            standings = {seat: self._peers.standing(seat) for seat in others}
             newer = self._context.orders.newer_than(current)
             if newer is not None:
-                return len(newer.members) == len(current.members)
-            lost = {rank for rank in others if standings[rank] in {Standing.SUSPECT, Standing.LEAVING}}
+                return set(current.seats) <= set(newer.seats)
+            lost = {seat for seat in others if standings[seat] in {Standing.SUSPECT, Standing.LEAVING}}
+            beats = self._peers.beats()
+            # Who ends has yet to say how, and who drains has yet to say whether it has a notice.
             unsaid = {
-                rank
-                for rank in lost
-                if standings[rank] is Standing.LEAVING
-                and self._peers.exit_record(rank) is None
-                and not self._peers.has_notice(rank)
+                seat
+                for seat in others
+                if (beat := beats.get(seat)) is not None
+                and beat.state in {"ending", "draining"}
+                and self._peers.exit_record(seat) is None
+                and not self._peers.has_notice(seat)
+                and standings[seat] is not Standing.SUSPECT
             }
             if not unsaid and Standing.UNKNOWN not in standings.values():
                 self._well_at = time.monotonic()
                 return lost <= self._peers.finished(current.number)
             self._peers.pause()
 
-    def finished(self) -> frozenset[int]:
+    def finished(self) -> frozenset[Seat]:
         """Return which other members have finished the training."""
         return frozenset() if self.current is None else self._peers.finished(self.current.number)
 
@@ -169,12 +219,14 @@ class Membership:
             await_commit(self._context, self._peers, self.current, step)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
-        """Agree on the next generation, with its checkpoint restored on this node.
+        """Agree on the next generation to run, with its checkpoint restored on this node.
 
-        The proposer restores before it writes: ``restore_from`` names what was found whole.
+        Waits while there are too few nodes, and belongs to generations meanwhile that train nothing. The
+        proposer restores before it writes: ``restore_from`` names what was found whole. A newcomer restores
+        once ahead of time, and again only if the generation resumes from something else.
 
         Raises:
-            LeavingError: this node is not a member, or too few are left, or an order came.
+            LeavingError: this node is left out or not needed, or has waited long enough, or an order came.
         """
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
@@ -187,23 +239,37 @@ class Membership:
             self._peers.refresh()
             known = context.insist(context.journal.read)
             context.obey_journal(known)
-            waited = 0.0 if ready_at is None else self._peers.heard_seconds - ready_at
-            found = verdict(self._view(known, patient=waited <= peers.BUSY_SECONDS))
+            roster = roster_of(known)
+            self._peers.open_seats.look(roster.candidates - self._peers.heard - {self._seat})
+            self._peers.look_for_certificates()
+            now = self._peers.heard_seconds
+            waited = 0.0 if ready_at is None else now - ready_at
+            self._patience.note(now, head(known))
+            view = self._view(roster, patient=waited <= peers.BUSY_SECONDS)
+            found = verdict(view)
+            self._patience.spend(found)
             if isinstance(found, Leave):
                 raise LeavingError(
                     Leaving(found.outcome, found.detail, found.exit_code, permanent=found.permanent)
                 )
-            if isinstance(found, Adopt):
-                among = self._cut_off.intersection(member.rank for member in found.generation.members)
+            if isinstance(found, Adopt | Hold):
+                among = self._cut_off.intersection(found.generation.seats)
                 if among:
-                    raise LeavingError(Leaving("failed", not_reached(self._rank, among), exit_code=1))
+                    raise LeavingError(Leaving("failed", not_reached(self._seat, among), exit_code=1))
                 self.enter(found.generation)
+                if isinstance(found, Hold):
+                    _log.warning(
+                        "generation %d has %d of at least %d nodes: it waits for others",
+                        found.generation.number, len(found.generation.members), view.min_nodes,
+                    )  # fmt: skip
+                    why = "joined"  # it is others that it waits for
+                    continue
                 context.status.state = "restoring"
                 restored = restore_this(context, found.generation.restore_from, restored)
                 if restored is not None:
                     return found.generation, restored
                 continue  # what it was to resume from is deleted: another has to follow it
-            if restored is None or len(known) != checked:
+            if restored is None or (len(known) != checked and (view.is_member or isinstance(found, Propose))):
                 best = None if restored is None else newest_candidate(context, known, restored.skipped)
                 if restored is None or restored.checkpoint != best:
                     context.status.state = "restoring"
@@ -213,33 +279,72 @@ class Membership:
             if isinstance(found, Wait):
                 if context.status.state != "ready":
                     context.status.state = "ready"
-                    ready_at = self._peers.heard_seconds
-                if waited > WARN_SECONDS:
-                    context.status.warn("waiting", self._whom_it_waits_for())
+                    self._note_start()
+                    ready_at = now
+                if context.status.is_regrouping != self._peers.is_close:
+                    context.status.is_regrouping = self._peers.is_close
+                context.status.warn(
+                    "waiting", self._whom_it_waits_for(view) if waited > WARN_SECONDS else None
+                )
                 self._peers.pause()
                 continue
+            if roster.members and self._peers.asked_seconds > PROOF_SECONDS:
+                self._peers.ask()
+                continue
+            if not view.is_member and context.insist(
+                lambda: manifests.complete(context.store, context.journal, context.job_id)
+            ):
+                continue  # the members had uploaded more than they have committed
             record = self._propose(found, known, restored, why)
-            if record is not None:
+            if record is None:
+                continue
+            self._note_start()
+            if self._seat not in record.seats:
+                continue  # a stand-in is ready: this node leaves
+            if len(record.members) >= view.min_nodes:
                 self.enter(record)
                 return record, restored
 
-    def _whom_it_waits_for(self) -> str | None:
+    def _note_start(self) -> None:
+        """Note once how long it took this node to become ready, from its launch's intent on."""
+        memory, launch = self._context.memory, self._seat.launch
+        if memory.start_seconds is None:
+            intents = (one for one in self._context.journal.known if isinstance(one, Intent))
+            asked_at = next((one.at for one in intents if one.launch == launch), None)
+            if asked_at is not None:
+                memory.start_seconds = (datetime.now(timezone.utc) - asked_at).total_seconds()
+                memory.save(self._context.node)
+
+    @property
+    def _hold_seconds(self) -> float:
+        """How long this node waits for others when too few are there."""
+        asked = self._context.job.spec.nodes.hold
+        own = self._context.memory.start_seconds or 0.0
+        return min(max(own, MIN_HOLD_SECONDS), MAX_HOLD_SECONDS) if asked is None else asked
+
+    def _whom_it_waits_for(self, view: View) -> str | None:
+        beats = self._peers.beats()
         busy = {
-            rank: beat.state
-            for rank, beat in sorted(self._peers.beats().items())
-            if beat is not None and beat.state in {"setup", *peers.BUSY_STATES}
+            seat: beat.state
+            for seat in sorted(view.standings)
+            if (beat := beats.get(seat)) is not None and beat.state in {"setup", *peers.BUSY_STATES}
         }
-        if not busy:
-            return None
-        whom = ", ".join(f"node {rank} ({state})" for rank, state in busy.items())
-        return f"ready, and idle until {whom} is ready too"
+        if busy:
+            whom = ", ".join(f"node {seat} ({state})" for seat, state in busy.items())
+            return f"ready, and idle until {whom} is ready too"
+        num_here = len(view.roster.members) if view.is_member else len(view.ready_newcomers)
+        if num_here < view.min_nodes and (view.is_member or view.gone.issuperset(view.roster.members)):
+            return f"ready, and idle: {num_here} of at least {view.min_nodes} nodes are here"
+        return None
 
     def enter(self, generation: Generation) -> None:
         """Belong to this generation from now on: a new one, or one that an earlier agent here has started."""
         self._context.status.warn("waiting", None)
         self.current = generation
+        self.entered_at = time.monotonic()
         self._begun_at = self._peers.heard_seconds
         self._all_ran = False
+        self._patience.begin()
         self._votes = FailureVotes(self._context, self._peers, generation)
         status, restored = self._context.status, generation.restore_from
         status.restored_step = 0 if restored is None else restored.step
@@ -251,82 +356,92 @@ class Membership:
         self, found: Propose, known: Sequence[JournalRecord], restored: Restored, why: str
     ) -> Generation | None:
         """Append the generation to what was ``known``; return None if another record came first."""
-        context, node = self._context, self._context.node
-        slots = context.insist(lambda: launches.read_slots(context.store, node.job_id, node.launch))
-        members = tuple(
-            Member(
-                launch=node.launch,
-                rank=rank,
-                instance_id=slots[rank].instance_id or "",
-                address=slots[rank].address or "",
-            )
-            for rank in found.ranks
-        )
-        same = self.current is not None and len(members) == len(self.current.members)
-        if self.current is None:
-            why = "first" if newest_generation(known) is None else "relaunched"
-        elif not same:
-            why = "regrouped"
-        address = members[0].address
-        if self.current is None:
-            address = master_address(context, members[0], gathered_at=self._gathered_at)
+        context = self._context
+        beats = self._peers.beats()
+        members = tuple(self._member(seat, beats.get(seat)) for seat in found.seats)
         record = Generation(
             number=found.number,
             members=members,
-            endpoint=f"{address}:{self._port(members[0])}",
+            endpoint=f"{members[0].address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
             skipped=restored.skipped,
-            why=why,
+            why=self._why(why, roster_of(known), found.seats),
             at=datetime.now(timezone.utc),
             writer=new_nonce(),
         )
         is_ours = context.insist(lambda: context.journal.append(record, len(known) + 1))
         return record if is_ours else None
 
+    def _member(self, seat: Seat, beat: Heartbeat | None) -> Member:
+        identity = self._context.job.identity
+        if seat == self._seat:
+            instance_id, address = identity.instance_id, identity.address
+        else:
+            assert beat is not None, "a node without a heartbeat is never fresh"
+            instance_id, address = beat.instance_id, beat.address
+        return Member(launch=seat.launch, rank=seat.rank, instance_id=instance_id, address=address or "")
+
+    def _why(self, why: str, roster: Roster, seats: Collection[Seat]) -> str:
+        """Return why a generation of these nodes starts; ``why`` is what ended the training here."""
+        if roster.newest is None:
+            return "first"
+        left, come = set(roster.members) - set(seats), set(seats) - set(roster.members)
+        if self._seat not in roster.members:
+            return "relaunched"
+        if left:
+            replaced = {roster.principals.get(seat) for seat in come}
+            went_orderly = all(seat in replaced or self._peers.has_notice(seat) for seat in left)
+            return "handed-over" if come and went_orderly else "regrouped"
+        # A failure goes on to count as one, whoever joins.
+        return "joined" if come and why not in WEIGHT else why
+
     def _port(self, first: Member) -> int:
         """Return a port that was free on the first member; only that node itself can know one."""
-        if first.rank == self._rank:
+        if first.seat == self._seat:
             return free_port()
-        beat = self._context.insist(lambda: self._peers.read_beat(first.rank))
+        beat = self._context.insist(lambda: self._peers.read_beat(first.seat))
         assert beat is not None, "a member without a heartbeat is never fresh"
         return beat.port
 
     # --- what is known of the others ------------------------------------------------------------
 
-    def _other_members(self, generation: Generation) -> tuple[int, ...]:
-        return tuple(member.rank for member in generation.members if member.rank != self._rank)
+    def _other_members(self, generation: Generation) -> tuple[Seat, ...]:
+        return tuple(seat for seat in generation.seats if seat != self._seat)
 
-    def _view(self, known: Sequence[JournalRecord], *, patient: bool) -> View:
-        current = self.current
-        others = self._peers.others if current is None else self._other_members(current)
-        standings = {rank: self._standing(rank, patient=patient) for rank in others}
-        exits = {rank: self._peers.exit_record(rank) for rank in others}
+    def _view(self, roster: Roster, *, patient: bool) -> View:
+        others = self._peers.others
+        exits = {seat: self._peers.exit_record(seat) for seat in others}
         return View(
-            rank=self._rank,
-            launch=self._context.node.launch,
+            seat=self._seat,
+            roster=roster,
             min_nodes=self._context.job.spec.nodes.min,
-            current=current,
-            newest=newest_generation(known),
-            candidates=tuple(sorted((self._rank, *others))),
-            standings=standings,
-            exits={rank: record for rank, record in exits.items() if record is not None},
+            max_nodes=self._context.job.spec.nodes.max,
+            current=self.current,
+            standings={seat: self._standing(roster, seat, patient=patient) for seat in others},
+            gone=frozenset(seat for seat in others if self._peers.is_gone(seat)),
+            exits={seat: record for seat, record in exits.items() if record is not None},
+            unclaimed=self._peers.open_seats.unclaimed(roster.candidates - others),
+            late_seconds=self._patience.late_seconds,
+            held_seconds=self._patience.held_seconds,
+            hold_seconds=self._hold_seconds,
         )
 
-    def _standing(self, rank: int, *, patient: bool) -> Standing:
+    def _standing(self, roster: Roster, seat: Seat, *, patient: bool) -> Standing:
         current = self.current
         # Before the first generation any heartbeat will do: no node can have died in one yet.
-        standing = self._peers.standing(rank, has_come=current is None)
-        if rank in self._cut_off:
+        standing = self._peers.standing(seat, has_come=not roster.members)
+        if seat in self._cut_off:
             return Standing.LEAVING
         if standing is Standing.BUSY:
-            return standing if patient else Standing.LEAVING
+            is_stuck = seat in roster.members and not patient
+            return Standing.LEAVING if is_stuck else standing
         if standing is Standing.FRESH and current is not None and self._had_time_to_start:
-            hangs = rank in left_behind(current, self._peers.beats())
+            hangs = seat in left_behind(current, self._peers.beats())
             return Standing.LEAVING if hangs else standing
         return standing
 
     @property
-    def _cut_off(self) -> frozenset[int]:
+    def _cut_off(self) -> frozenset[Seat]:
         return frozenset() if self._votes is None else self._votes.cut_off
 
     @property

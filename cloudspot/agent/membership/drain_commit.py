@@ -9,7 +9,7 @@ from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import manifests
-from cloudspot.jobstore.records import CheckpointId, Generation
+from cloudspot.jobstore.records import CheckpointId, Generation, Seat
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +23,16 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
     Another save of the same step may be whole first. Whoever sees all parts commits: the node that brought
     the last one may have gone since.
     """
-    if not peers.others:
+    others = tuple(seat for seat in current.seats if seat != context.seat)
+    if not others:
         return
     checkpoint = CheckpointId(current.number, step)
-    others = tuple(member.rank for member in current.members if member.rank != context.rank)
     peers.ask()
     end = time.monotonic() + COMMIT_SECONDS
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
         # In this order: a node that is gone now has put its parts before, or never will.
-        gone = {rank for rank in others if peers.is_gone(rank)} | _settled(peers, current)
+        gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         try:
             commit = context.insist(
                 lambda: manifests.commit_whole(
@@ -48,25 +48,25 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         missing = _missing_parts(context, checkpoint, current)
         if missing <= gone:
             return
-        if time.monotonic() >= end and not any(peers.has_notice(rank) for rank in missing - gone):
+        if time.monotonic() >= end and not any(peers.has_notice(seat) for seat in missing - gone):
             return
         peers.pause()
 
 
-def _settled(peers: PeerHeartbeats, current: Generation) -> set[int]:
+def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
     """Return the nodes that have delivered all that they made in the generation."""
     beats = peers.beats()
     return {
-        rank
-        for rank, beat in beats.items()
+        seat
+        for seat, beat in beats.items()
         if beat is not None and beat.generation == current.number and beat.state in {"restoring", "ready"}
     }
 
 
-def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[int]:
+def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
     """Return the nodes that have yet to bring a part of the checkpoint."""
     procs = context.job.spec.procs_per_node
     ranks = context.insist(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
     if ranks is None:
-        return {member.rank for member in current.members}
-    return {current.members[rank // procs].rank for rank in ranks if rank // procs < len(current.members)}
+        return set(current.seats)
+    return {current.seats[rank // procs] for rank in ranks if rank // procs < len(current.seats)}

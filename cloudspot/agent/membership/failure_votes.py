@@ -9,15 +9,15 @@ import msgspec
 
 from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
+from cloudspot.agent.membership.peers import named
 from cloudspot.agent.membership.reachability import REACH_SECONDS, is_taken, unreachable
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.records import Failed, Generation
+from cloudspot.jobstore.records import Failed, Generation, Seat
 
 
-def not_reached(rank: int, cut_off: Collection[int]) -> str:
+def not_reached(seat: Seat, cut_off: Collection[Seat]) -> str:
     """Return how a node says that it leaves because the network to other nodes is cut."""
-    numbers = ", ".join(map(str, sorted(cut_off)))
-    return f"node {rank} does not reach node {numbers}: the network between the machines is cut"
+    return f"node {seat} does not reach {named(cut_off)}: the network between the machines is cut"
 
 
 class FailureVotes:
@@ -27,14 +27,9 @@ class FailureVotes:
         self._context = context
         self._peers = peers
         self._generation = generation
-        self._others = tuple(member.rank for member in generation.members if member.rank != context.rank)
-        self.cut_off: frozenset[int] = frozenset()
+        self._others = tuple(seat for seat in generation.seats if seat != context.seat)
+        self.cut_off: frozenset[Seat] = frozenset()
         """The members whose machines did not answer this one."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Return all members, this node among them."""
-        return tuple(member.rank for member in self._generation.members)
 
     def failed_elsewhere(self) -> Failed | None:
         """Return another member's word that the running generation has failed there, or None; asks no store.
@@ -43,12 +38,12 @@ class FailureVotes:
         """
         return max(self._failures().values(), key=lambda failed: WEIGHT.get(failed.why, 0), default=None)
 
-    def _failures(self) -> dict[int, Failed]:
+    def _failures(self) -> dict[Seat, Failed]:
         beats = self._peers.beats()
         return {
-            rank: beat.failed
-            for rank in self._others
-            if (beat := beats.get(rank)) is not None
+            seat: beat.failed
+            for seat in self._others
+            if (beat := beats.get(seat)) is not None
             and beat.failed is not None
             and beat.failed.generation == self._generation.number
         }
@@ -60,7 +55,7 @@ class FailureVotes:
         members have met nobody there.
         """
         generation = self._generation
-        if generation.members[0].rank != self._context.rank:
+        if generation.seats[0] != self._context.seat:
             return True
         return is_taken(int(generation.endpoint.rpartition(":")[2]))
 
@@ -69,7 +64,7 @@ class FailureVotes:
         if not self._context.status.is_regrouping:
             self._peers.ask()
 
-    def try_to_reach(self) -> frozenset[int]:
+    def try_to_reach(self) -> frozenset[Seat]:
         """Return the members whose machines do not answer this one; call it when all members live.
 
         As the store shows that they live, the network between the machines is cut. The next generation is
@@ -78,9 +73,9 @@ class FailureVotes:
         generation, status = self._generation, self._context.status
         beats, finished = self._peers.beats(), self._peers.finished(generation.number)
         endpoints = {
-            member.rank: (member.address, beat.port)
+            member.seat: (member.address, beat.port)
             for member in generation.members
-            if member.rank not in finished and member.address and (beat := beats.get(member.rank)) is not None
+            if member.seat not in finished and member.address and (beat := beats.get(member.seat)) is not None
         }
         self.cut_off = unreachable(endpoints)
         if status.failed is not None:
@@ -93,13 +88,13 @@ class FailureVotes:
         waited_for = set(self._others) - self._peers.finished(self._generation.number)
         while True:
             self._peers.refresh()
-            told = {rank: failed.unreachable for rank, failed in self._failures().items()}
-            gone = {rank for rank in waited_for if self._peers.is_gone(rank)}
-            exits = [self._peers.exit_record(rank) for rank in gone]
+            told = {seat: failed.unreachable for seat, failed in self._failures().items()}
+            gone = {seat for seat in waited_for if self._peers.is_gone(seat)}
+            exits = [self._peers.exit_record(seat) for seat in gone]
             # Its last heartbeat may not have been read; but it has said that another machine may do better.
             if any(told.values()) or any(e and e.outcome == "failed" and not e.permanent for e in exits):
                 return False
-            waited_for -= gone | {rank for rank in waited_for if told.get(rank) is not None}
+            waited_for -= gone | {seat for seat in waited_for if told.get(seat) is not None}
             if not waited_for or time.monotonic() >= until:
                 return True
             self._context.obey()

@@ -38,7 +38,7 @@ all ranks, and the others look when theirs have drained."""
 
 
 class HeartbeatWriter:
-    """A thread that overwrites the node's heartbeat and looks for a stop or a newer launch.
+    """A thread that overwrites the node's heartbeat and looks for a stop, a new generation and the job's end.
 
     It beats at once when the node's state changes.
     """
@@ -47,7 +47,6 @@ class HeartbeatWriter:
         self._context = context
         self._status = context.status
         self._orders = context.orders
-        self._num_nodes = context.job.spec.nodes.max
         # A later agent of this machine begins higher: the peers take any change for a sign of life.
         self._counter = time.monotonic_ns() // 1_000_000
         self._num_changes: int | None = None
@@ -77,14 +76,15 @@ class HeartbeatWriter:
     @property
     def beat_seconds(self) -> float:
         """How long to wait until the next beat, if nothing changes."""
+        num_live = self._status.num_live
         if self._status.is_regrouping:
-            return min(max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * self._num_nodes), HEARTBEAT_SECONDS)
-        return min(max(HEARTBEAT_SECONDS, self._num_nodes / BEATS_PER_SECOND), MAX_HEARTBEAT_SECONDS)
+            return min(max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * num_live), HEARTBEAT_SECONDS)
+        return min(max(HEARTBEAT_SECONDS, num_live / BEATS_PER_SECOND), MAX_HEARTBEAT_SECONDS)
 
     @property
     def look_seconds(self) -> float:
         """How long to wait until the next look."""
-        return LOOK_SECONDS if self._status.is_regrouping else LOOK_SECONDS * self._num_nodes
+        return LOOK_SECONDS if self._status.is_regrouping else LOOK_SECONDS * self._status.num_live
 
     def beat(self) -> None:
         """Overwrite the heartbeat once."""
@@ -109,6 +109,7 @@ class HeartbeatWriter:
             stall_seconds=status.stall_seconds,
             upload_seconds=status.upload_seconds,
             notice_seconds=status.notice_seconds,
+            at_risk=status.is_at_risk,
             transfer=status.transfer,
             log=status.log_standing(),
             warnings=status.warnings,
@@ -135,7 +136,7 @@ class HeartbeatWriter:
         newest = newest_generation(journal)
         if over is not None:
             orders.give(superseded=over)
-        elif newest is not None and newest.ranks(context.node.launch):
+        elif newest is not None:
             orders.propose(newest)
 
     def _counted_before(self, key: str) -> int:
@@ -145,7 +146,7 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, -math.inf
-        turn = LOOK_SECONDS * self._context.rank  # the nodes of a launch look one after the other
+        turn = LOOK_SECONDS * self._context.rank  # the nodes look one after the other
         changed = self._status.state_changed
         while not self._stopped.is_set():
             now = time.monotonic()

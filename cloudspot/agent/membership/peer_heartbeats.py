@@ -1,8 +1,9 @@
-"""What this node knows of the other nodes of its launch: heartbeats, notices and exit records.
+"""What this node knows of the other members and of the newcomers: heartbeats, notices and exit records.
 
-One listing shows all of them, so the requests of a launch grow with its nodes and not with their square. It
-shows who lives; a heartbeat itself is read only when its size says that its node has changed
-(``heartbeat_size``). Notices and exit records are read once each.
+One listing shows all of them, whatever launches they are of, so the requests of a job grow with its nodes
+and not with their square. It shows who lives; a heartbeat itself is read only when its size says that its
+node has changed (``heartbeat_size``). Notices and exit records are read once each. Nothing is read of nodes
+that a generation has left out, nor of launches from before the job was last resumed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import time
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
-from cloudspot.agent.membership.peers import PeerClock, Standing, appraise
+from cloudspot.agent.membership.open_seats import OpenSeats
+from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.delivering import DRAIN_SECONDS
 from cloudspot.jobstore.heartbeat_size import change_count
-from cloudspot.jobstore.records import Exit, Heartbeat, Notice
-from cloudspot.jobstore.stored_records import find_record, read_record
+from cloudspot.jobstore.records import Exit, Heartbeat, Notice, Seat
+from cloudspot.jobstore.stored_records import find_meta, find_record, read_record
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +42,9 @@ CLOSE_SECONDS = 10.0
 """How long a node listens closely after it has asked who lives, or has seen another change."""
 MAX_READS = 16
 """How many heartbeats one pass reads; the rest waits for the next passes."""
-_NAME = re.compile(r"(\d{4,})/(heartbeat|notice|exit\.json)")
+CERTIFICATE_SECONDS = 3.0
+"""How often a newcomer looks whether the members from whom it hears nothing have provably ended."""
+_NAME = re.compile(r"(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
 
 _Version = tuple[datetime, int]
 """When a heartbeat was put, and its size: another with each beat."""
@@ -52,41 +56,74 @@ class PeerHeartbeats:
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        num_nodes = context.job.spec.nodes.max
-        self.others = tuple(other for other in range(num_nodes) if other != context.rank)
-        """The launch's other nodes."""
-        self.listen_seconds = min(max(LISTEN_SECONDS, num_nodes / LISTENS_PER_SECOND), MAX_LISTEN_SECONDS)
-        self._regroup_seconds = max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * num_nodes)
         self._passing = threading.Lock()
         """Held during a pass."""
         self._lock = threading.Lock()
         """Guards what a pass writes: the clock and the heartbeats."""
+        self._roster = roster_of(())
+        self._num_known = 0
+        """How many records of the journal the roster is made from."""
+        self.open_seats = OpenSeats(context)
+        """The seats from which no heartbeat came yet; looked at only while the nodes agree."""
         self._clock = PeerClock()
-        self._beats: dict[int, Heartbeat | None] = {}
-        self._read: dict[int, _Version] = {}
+        self._beats: dict[Seat, Heartbeat | None] = {}
+        self._read: dict[Seat, _Version] = {}
         """The versions of the heartbeats that were read."""
-        self._unread: frozenset[int] = frozenset()
+        self._unread: frozenset[Seat] = frozenset()
         """Who has changed since its heartbeat was read."""
-        self._lost: dict[int, float] = {}
+        self._lost: dict[Seat, float] = {}
         """Who has fallen silent or has written its exit record, and since when (monotonic)."""
         # Create-only records never change: each is read once, and kept.
-        self._exits: dict[int, Exit] = {}
-        self._deadlines: dict[int, float] = {}
+        self._exits: dict[Seat, Exit] = {}
+        self._deadlines: dict[Seat, float] = {}
         """Of the nodes that have a notice; monotonic, an upper bound."""
+        self._certified: frozenset[Seat] = frozenset()
+        """Whose machine has provably ended."""
+        self._certificates_at = -math.inf
         self._close_until = -math.inf
+        self._asked_at = -math.inf
         self._listening = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._listen, name="peers", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen; a job of one node has nobody to listen to."""
-        if self.others:
-            self._thread.start()
+        """Begin to listen."""
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread after its current pass."""
         self._stopped = True
         self._listening.set()
+
+    @property
+    def roster(self) -> Roster:
+        """Who may be in the next generation, by the records of the journal that were read; asks no store."""
+        known = self._context.journal.known
+        if len(known) != self._num_known:
+            self._roster, self._num_known = roster_of(known), len(known)
+        return self._roster
+
+    @property
+    def others(self) -> frozenset[Seat]:
+        """The other members and newcomers from whom something was heard, or must be."""
+        roster = self.roster
+        here = roster.candidates & (self.heard | self.open_seats.claimed) | set(roster.members)
+        return here - {self._context.seat}
+
+    @property
+    def heard(self) -> frozenset[Seat]:
+        """Return the nodes that have a heartbeat."""
+        with self._lock:
+            return self._unread.union(self._read)
+
+    @property
+    def listen_seconds(self) -> float:
+        """How often this node listens while nothing happens."""
+        return min(max(LISTEN_SECONDS, self._num_live / LISTENS_PER_SECOND), MAX_LISTEN_SECONDS)
+
+    @property
+    def _num_live(self) -> int:
+        return self._context.status.num_live
 
     @property
     def heard_seconds(self) -> float:
@@ -96,36 +133,57 @@ class PeerHeartbeats:
 
     def ask(self) -> None:
         """Ask anew who lives; the heartbeats come faster until that is settled."""
+        self._asked_at = self._certificates_at = time.monotonic()
         with self._lock:
-            self._clock.mark(time.monotonic())
-        self._close_until = time.monotonic() + CLOSE_SECONDS
+            self._clock.mark(self._asked_at)
+        self._close_until = self._asked_at + CLOSE_SECONDS
         self._context.status.is_regrouping = True
         self._listening.set()
 
+    @property
+    def asked_seconds(self) -> float:
+        """How long ago it was asked who lives."""
+        return time.monotonic() - self._asked_at
+
     def pause(self) -> None:
         """Wait before the next ``refresh``; an order ends it early."""
-        self._context.orders.wait(self._regroup_seconds if self._is_close else self.listen_seconds)
+        self._context.orders.wait(self._pause_seconds)
 
     def refresh(self) -> None:
         """Look at the other nodes now; return when that has succeeded."""
-        if self.others:
-            self._context.insist(self._pass)
+        self._context.insist(self._pass)
 
-    def read_beat(self, rank: int) -> Heartbeat | None:
+    def look_for_certificates(self) -> None:
+        """Look which silent members have provably ended, so that nobody has to wait for their silence.
+
+        A request for each of them every few seconds, and none at first, when who lives is about to be heard.
+        """
+        context, newest = self._context, self.roster.newest
+        if newest is None or time.monotonic() < self._certificates_at + CERTIFICATE_SECONDS:
+            return
+        self._certificates_at = time.monotonic()
+        with self._lock:
+            unheard = {one for one in newest.seats if self._clock.standing(one) is not Standing.FRESH}
+        for member in newest.members:
+            if member.seat in unheard - self._certified - self._exits.keys():
+                key = keys.certificate(context.job_id, member.launch, member.instance_id)
+                if context.insist(lambda k=key: find_meta(context.store, k)) is not None:  # type: ignore[misc]
+                    self._certified |= {member.seat}
+
+    def read_beat(self, seat: Seat) -> Heartbeat | None:
         """Read a node's newest heartbeat from the store; None: it has none."""
         context = self._context
-        key = keys.heartbeat(context.job_id, context.node.launch, rank)
-        return find_record(context.store, key, Heartbeat)
+        return find_record(context.store, keys.heartbeat(context.job_id, *seat), Heartbeat)
 
     # --- what is known; none of it asks the store --------------------------------------------------
 
-    def beats(self) -> dict[int, Heartbeat | None]:
+    def beats(self) -> dict[Seat, Heartbeat | None]:
         """Return the others' newest heartbeats, as far as they were read."""
         with self._lock:
             return dict(self._beats)
 
-    def lost(self, ranks: Collection[int], *, generation: int) -> frozenset[int]:
-        """Return who among the ranks is gone without having finished.
+    def lost(self, seats: Collection[Seat], *, generation: int) -> frozenset[Seat]:
+        """Return who of these is gone without having finished.
 
         A node that had a notice is not missed while the drain that it has asked for may go on.
         """
@@ -133,53 +191,67 @@ class PeerHeartbeats:
         with self._lock:
             lost = dict(self._lost)
         gone = set()
-        for rank, since in lost.items():
-            record = self._exits.get(rank)
+        for seat, since in lost.items():
+            record = self._exits.get(seat)
             took_part = record is None or record.generation == generation
-            wait_until = min(self._deadlines.get(rank, -math.inf), since + DRAIN_SECONDS)
+            wait_until = min(self._deadlines.get(seat, -math.inf), since + DRAIN_SECONDS)
             if not took_part or now >= wait_until:
-                gone.add(rank)
-        return frozenset(gone & set(ranks) - self.finished(generation))
+                gone.add(seat)
+        return frozenset(gone & set(seats) - self.finished(generation))
 
-    def finished(self, generation: int) -> frozenset[int]:
+    def finished(self, generation: int) -> frozenset[Seat]:
         """Return who is known to have finished the training in this generation."""
         exits = list(self._exits.items())  # another thread may add one
         return frozenset(
-            rank
-            for rank, record in exits
+            seat
+            for seat, record in exits
             if record.outcome == "succeeded" and record.generation == generation
         )
 
-    def standing(self, rank: int, *, has_come: bool = False) -> Standing:
+    def standing(self, seat: Seat, *, has_come: bool = False) -> Standing:
         """Return how another node stands.
 
         ``has_come``: that it has spoken at all proves well enough that it lives.
         """
         with self._lock:
-            heard, beat = self._clock.standing(rank), self._beats.get(rank)
-            if rank in self._unread and heard is not Standing.SUSPECT:
+            heard, beat = self._clock.standing(seat), self._beats.get(seat)
+            if seat in self._unread and heard is not Standing.SUSPECT:
                 heard, beat = Standing.UNKNOWN, None
-        has_to_go = rank in self._exits or rank in self._deadlines
-        return appraise(heard, beat, has_to_go=has_to_go, has_come=has_come)
+        return appraise(heard, beat, has_to_go=self._has_to_go(seat), has_come=has_come)
 
-    def is_gone(self, rank: int) -> bool:
-        """Return whether a node has written its exit record, or is silent."""
+    def _has_to_go(self, seat: Seat) -> bool:
+        return seat in self._exits or seat in self._deadlines or seat in self._certified
+
+    def ready_newcomers(self) -> frozenset[Seat]:
+        """Return the newcomers that say that they are ready, and are neither silent nor about to go."""
         with self._lock:
-            is_silent = self._clock.standing(rank) is Standing.SUSPECT
-        return is_silent or rank in self._exits
+            beats = dict(self._beats)
+            silent = self._clock.suspects(beats)
+        newcomers = self.roster.candidates.difference(self.roster.members, silent, [self._context.seat])
+        return frozenset(
+            seat
+            for seat in newcomers
+            if (beat := beats.get(seat)) is not None and beat.state == "ready" and not self._has_to_go(seat)
+        )
 
-    def exit_record(self, rank: int) -> Exit | None:
+    def is_gone(self, seat: Seat) -> bool:
+        """Return whether a node has written its exit record, has provably ended, or is silent."""
+        with self._lock:
+            is_silent = self._clock.standing(seat) is Standing.SUSPECT
+        return is_silent or seat in self._exits or seat in self._certified
+
+    def exit_record(self, seat: Seat) -> Exit | None:
         """Return a node's exit record, or None."""
-        return self._exits.get(rank)
+        return self._exits.get(seat)
 
-    def has_notice(self, rank: int) -> bool:
+    def has_notice(self, seat: Seat) -> bool:
         """Return whether a node has a notice."""
-        return rank in self._deadlines
+        return seat in self._deadlines
 
-    def notice_deadline(self, ranks: Collection[int]) -> float | None:
+    def notice_deadline(self, seats: Collection[Seat]) -> float | None:
         """Return when (monotonic, at the latest) the first of these that has a notice goes, or None."""
         deadlines = dict(self._deadlines)
-        return min((deadlines[rank] for rank in ranks if rank in deadlines), default=None)
+        return min((deadlines[seat] for seat in seats if seat in deadlines), default=None)
 
     # --- listening ----------------------------------------------------------------------------------
 
@@ -189,11 +261,18 @@ class PeerHeartbeats:
                 self._pass()
             except CloudspotError as error:
                 _log.warning("the other nodes are not heard: %s", error)
-            self._listening.wait(self._regroup_seconds if self._is_close else self.listen_seconds)
+            self._listening.wait(self._pause_seconds)
             self._listening.clear()
 
     @property
-    def _is_close(self) -> bool:
+    def _pause_seconds(self) -> float:
+        if self.is_close:
+            return max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * self._num_live)
+        return self.listen_seconds
+
+    @property
+    def is_close(self) -> bool:
+        """Whether something has happened a moment ago, so that this node listens closely."""
         return time.monotonic() < self._close_until
 
     def _pass(self) -> None:
@@ -204,15 +283,16 @@ class PeerHeartbeats:
         """
         with self._passing:
             asked_at = time.monotonic()
+            roster = self.roster
             try:
-                listed = self._list()
+                listed = self._list(roster)
                 versions = listed["heartbeat"]
                 changed = self._changed(versions)
-                beats = {rank: self.read_beat(rank) for rank in changed[:MAX_READS]}
-                for rank in listed["notice"].keys() - self._deadlines.keys():
-                    self._read_notice(rank)
-                for rank in listed["exit.json"].keys() - self._exits.keys():
-                    self._read_exit(rank)
+                beats = {seat: self.read_beat(seat) for seat in changed[:MAX_READS]}
+                for seat in listed["notice"].keys() - self._deadlines.keys():
+                    self._read_notice(seat)
+                for seat in listed["exit.json"].keys() - self._exits.keys():
+                    self._read_exit(seat)
             except CloudspotError:
                 with self._lock:
                     self._clock.hear(time.monotonic(), None)
@@ -220,45 +300,51 @@ class PeerHeartbeats:
             now = time.monotonic()
             if changed:
                 self._close_until = now + CLOSE_SECONDS
+            others = (versions.keys() | self.open_seats.claimed | set(roster.members)) & roster.candidates
+            others -= {self._context.seat}
             with self._lock:
                 self._beats.update(beats)
-                self._read.update({rank: versions[rank] for rank in beats})
+                self._read.update({seat: versions[seat] for seat in beats})
                 self._unread = frozenset(changed[MAX_READS:])
-                self._clock.hear(now, {rank: versions.get(rank) for rank in self.others}, asked_at=asked_at)
-                gone = self._clock.suspects(self.others) | self._exits.keys()
-                self._lost = {rank: self._lost.get(rank, now) for rank in gone}
+                self._clock.hear(now, {seat: versions.get(seat) for seat in others}, asked_at=asked_at)
+                gone = self._clock.suspects(others) | (self._exits.keys() & others)
+                self._lost = {seat: self._lost.get(seat, now) for seat in gone}
+            self._context.status.num_live = len(others - gone) + 1
 
-    def _list(self) -> dict[str, dict[int, _Version]]:
-        """Return what the other nodes have in the store: by kind and rank, its version."""
-        found: dict[str, dict[int, _Version]] = {"heartbeat": {}, "notice": {}, "exit.json": {}}
+    def _list(self, roster: Roster) -> dict[str, dict[Seat, _Version]]:
+        """Return what the other nodes have in the store: by kind and node, its version."""
+        found: dict[str, dict[Seat, _Version]] = {"heartbeat": {}, "notice": {}, "exit.json": {}}
         context = self._context
-        prefix = keys.launch_nodes_prefix(context.job_id, context.node.launch)
-        for meta in context.store.list_objects(prefix):
+        others = roster.candidates - self.open_seats.void - {context.seat}
+        may_live = others - self._exits.keys()
+        if not may_live:
+            return found  # such as a job of one node, which has nobody to listen to
+        first = min(seat.launch for seat in may_live)
+        prefix = keys.nodes_prefix(context.job_id)
+        after = keys.launch_nodes_prefix(context.job_id, first).removesuffix("/")
+        for meta in context.store.list_objects(prefix, after=after):
             match = _NAME.fullmatch(meta.key.removeprefix(prefix))
-            if match is not None and int(match[1]) in self.others:
-                found[match[2]][int(match[1])] = meta.modified_at, meta.size
+            if match is not None and (seat := Seat(int(match[1]), int(match[2]))) in others:
+                found[match[3]][seat] = meta.modified_at, meta.size
         return found
 
-    def _changed(self, versions: Mapping[int, _Version]) -> list[int]:
+    def _changed(self, versions: Mapping[Seat, _Version]) -> list[Seat]:
         """Return whose heartbeats tell something new, who was read longest ago first."""
         changed = []
-        for rank, version in versions.items():
-            read = self._read.get(rank)
+        for seat, version in versions.items():
+            read = self._read.get(seat)
             if read is None:
-                changed.append((_NEVER, rank))
+                changed.append((_NEVER, seat))
             elif change_count(version[1]) != change_count(read[1]):
-                changed.append((read, rank))
-        return [rank for _, rank in sorted(changed)]
+                changed.append((read, seat))
+        return [seat for _, seat in sorted(changed)]
 
-    def _read_notice(self, rank: int) -> None:
-        context = self._context
-        key = keys.notice(context.job_id, context.node.launch, rank)
-        notice = read_record(context.store, key, Notice)
+    def _read_notice(self, seat: Seat) -> None:
+        notice = read_record(self._context.store, keys.notice(self._context.job_id, *seat), Notice)
         # Both moments are by the other node's clock; how long ago it wrote them nobody knows here.
         left = (notice.deadline - notice.at).total_seconds()
-        self._deadlines[rank] = time.monotonic() + left
+        self._deadlines[seat] = time.monotonic() + left
 
-    def _read_exit(self, rank: int) -> None:
-        context = self._context
-        key = keys.exit_record(context.job_id, context.node.launch, rank)
-        self._exits[rank] = read_record(context.store, key, Exit)
+    def _read_exit(self, seat: Seat) -> None:
+        key = keys.exit_record(self._context.job_id, *seat)
+        self._exits[seat] = read_record(self._context.store, key, Exit)

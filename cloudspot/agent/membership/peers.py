@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
-from cloudspot.jobstore.records import Exit, Generation, Heartbeat, NodeOutcome
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Exit,
+    Generation,
+    Heartbeat,
+    Intent,
+    JournalRecord,
+    NodeOutcome,
+    Resumed,
+    Seat,
+)
 
 SUSPECT_SECONDS = 20.0
 """A peer whose counter has not moved for this long, by this reader's clock, is taken for lost."""
@@ -20,13 +32,16 @@ START_SECONDS = 120.0
 still busy with what comes before."""
 BUSY_SECONDS = 1800.0
 """Ready nodes wait this long for one that restores or delivers; then it is taken for stuck."""
+LATE_SECONDS = 60.0
+"""Enough ready nodes wait this long for those that are on their way; they can join later."""
+UNCLAIMED_SECONDS = 20 * 60.0
+"""A seat that nobody has claimed for this long is not waited for any more."""
 MAX_PASS_SECONDS = 5.0
 """The most that one pass adds to a peer's silence: a reader that was stopped itself could hear nothing."""
 
 
-BUSY_STATES = frozenset({"uploading", "restoring"})
+BUSY_STATES = frozenset({"draining", "uploading", "restoring"})
 """The states of a node that lives but is not ready for the next generation."""
-LEAVING_STATES = frozenset({"draining", "ending"})
 
 
 class Standing(enum.Enum):
@@ -41,7 +56,7 @@ class Standing(enum.Enum):
     BUSY = "busy"
     """It lives, but has yet to deliver what it holds or to restore: a generation would wait for it."""
     LEAVING = "leaving"
-    """It has written its exit record, or has to go."""
+    """It has written its exit record or is about to, or has a notice."""
 
 
 @dataclass
@@ -65,12 +80,12 @@ class PeerClock:
 
     heard_seconds: float = 0.0
     """How long this node could hear, in total."""
-    _heard: dict[int, _Heard] = field(default_factory=dict)
+    _heard: dict[Seat, _Heard] = field(default_factory=dict)
     _last: float | None = None
     _marked_at: float = -math.inf
 
     def hear(
-        self, now: float, counters: Mapping[int, object] | None, *, asked_at: float | None = None
+        self, now: float, counters: Mapping[Seat, object] | None, *, asked_at: float | None = None
     ) -> None:
         """Note one pass: each peer's counter (None: it has none yet); None: the store failed.
 
@@ -83,8 +98,8 @@ class PeerClock:
         if counters is None:
             return
         self.heard_seconds += passed
-        for rank, counter in counters.items():
-            heard = self._heard.setdefault(rank, _Heard())
+        for seat, counter in counters.items():
+            heard = self._heard.setdefault(seat, _Heard())
             if counter is None or counter == heard.counter:
                 heard.silent_seconds += passed
             else:
@@ -104,43 +119,119 @@ class PeerClock:
         for heard in self._heard.values():
             heard.first, heard.has_moved = None, False
 
-    def standing(self, rank: int) -> Standing:
+    def standing(self, seat: Seat) -> Standing:
         """Return what its silence says about a peer."""
-        heard = self._heard.get(rank)
+        heard = self._heard.get(seat)
         if heard is None:
             return Standing.UNKNOWN
         if heard.silent_seconds >= SUSPECT_SECONDS:
             return Standing.SUSPECT
         return Standing.FRESH if heard.has_moved else Standing.UNKNOWN
 
-    def suspects(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Return those among the ranks that are taken for lost."""
-        return frozenset(rank for rank in ranks if self.standing(rank) is Standing.SUSPECT)
+    def suspects(self, seats: Iterable[Seat]) -> frozenset[Seat]:
+        """Return those among the nodes that are taken for lost."""
+        return frozenset(seat for seat in seats if self.standing(seat) is Standing.SUSPECT)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who may be in the next generation, as the journal says."""
+
+    newest: Generation | None
+    """The newest generation, of any run of the job."""
+    members: tuple[Seat, ...]
+    """Its nodes, in rank order; none if the job was resumed since."""
+    ever: frozenset[Seat]
+    """The nodes of all generations."""
+    seats: frozenset[Seat]
+    """The seats of all launches since the job was last resumed."""
+    principals: Mapping[Seat, Seat]
+    """By stand-in: the node whose place it takes."""
+
+    @cached_property
+    def candidates(self) -> frozenset[Seat]:
+        """Return the members and newcomers there may be: no node that was left out ever comes back."""
+        return (self.seats - self.ever).union(self.members)
+
+
+def roster_of(journal: Sequence[JournalRecord]) -> Roster:
+    """Return who may be in the next generation."""
+    newest: Generation | None = None
+    ever: set[Seat] = set()
+    seats: set[Seat] = set()
+    principals: dict[Seat, Seat] = {}
+    for record in journal:
+        if isinstance(record, Resumed):
+            seats.clear()
+        elif isinstance(record, Intent):
+            seats.update(Seat(record.launch, rank) for rank in range(record.num_nodes))
+            principals.update(record.principals)
+        elif isinstance(record, Generation):
+            newest = record
+            ever.update(record.seats)
+    members = () if newest is None else tuple(seat for seat in newest.seats if seat in seats)
+    return Roster(newest, members, frozenset(ever), frozenset(seats), principals)
 
 
 @dataclass(frozen=True)
 class View:
     """Everything that one node's verdict rests on."""
 
-    rank: int
-    """This node's, within the launch."""
-    launch: int
+    seat: Seat
+    """This node."""
+    roster: Roster
     min_nodes: int
+    max_nodes: int
     current: Generation | None
-    """The generation this node last ran or tried to run; None before its first of this launch."""
-    newest: Generation | None
-    """The newest one recorded, of any launch."""
-    candidates: tuple[int, ...]
-    """The ranks that may be in the next: those of the current, or all slots of the launch."""
-    standings: Mapping[int, Standing]
-    """Of the other candidates."""
-    exits: Mapping[int, Exit]
-    """Exit records of the other candidates."""
+    """The generation this node last ran, tried to run or holds; None for a newcomer."""
+    standings: Mapping[Seat, Standing]
+    """Of the other members, and of the other newcomers that have claimed their seats."""
+    gone: frozenset[Seat]
+    """Of those, who is silent or has written its exit record. Who only has a notice is not gone."""
+    exits: Mapping[Seat, Exit]
+    """The exit records of those."""
+    unclaimed: Mapping[Seat, float] = field(default_factory=dict)
+    """The seats that nobody has claimed and that are not void, each with how many seconds ago it was first
+    seen."""
+    late_seconds: float = 0.0
+    """For how long enough ready nodes have waited for those on their way: see ``Patience``."""
+    held_seconds: float = 0.0
+    """For how long, since the newest commit, too few were here and nobody was on the way."""
+    hold_seconds: float = math.inf
+    """``nodes.hold``: how long it waits like that."""
+
+    @cached_property
+    def is_member(self) -> bool:
+        """Return whether this node is in the newest generation."""
+        return self.seat in self.roster.members
+
+    @cached_property
+    def ready_newcomers(self) -> tuple[Seat, ...]:
+        """Return the newcomers that a generation would take in, in the order of their seats."""
+        ready = {seat for seat, standing in self.standings.items() if standing is Standing.FRESH}
+        if not self.is_member:
+            ready.add(self.seat)
+        return tuple(sorted(ready.difference(self.roster.members)))
+
+    @property
+    def coming(self) -> frozenset[Seat]:
+        """Return the newcomers that have claimed their seats and are not ready yet."""
+        unready = {Standing.UNKNOWN, Standing.BUSY}
+        newcomers = self.standings.keys() - set(self.roster.members)
+        return frozenset(seat for seat in newcomers if self.standings[seat] in unready)
+
+    @property
+    def young(self) -> frozenset[Seat]:
+        """Return the unclaimed seats that a machine may yet claim soon."""
+        return frozenset(seat for seat, age in self.unclaimed.items() if age <= UNCLAIMED_SECONDS)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Not enough is known yet."""
+    """Not enough is known yet, or not enough nodes are there."""
+
+    spends: Literal["late", "hold"] | None = None
+    """The patience that this time counts against: see ``View.late_seconds`` and ``View.held_seconds``."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +242,18 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Belong to the generation that stands, which has too few nodes to train: wait for others."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True)
 class Propose:
-    """Try to create the next generation with these ranks, in this order."""
+    """Try to create the next generation with these nodes, in this order."""
 
     number: int
-    ranks: tuple[int, ...]
+    seats: tuple[Seat, ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +266,41 @@ class Leave:
     exit_code: int = 0
 
 
-Verdict = Wait | Adopt | Propose | Leave
+Verdict = Wait | Adopt | Hold | Propose | Leave
+
+
+@dataclass
+class Patience:
+    """Counts the time that a node has waited, by what its verdicts said that the time was spent on."""
+
+    late_seconds: float = 0.0
+    held_seconds: float = 0.0
+    _spends: Literal["late", "hold"] | None = None
+    _noted_at: float = 0.0
+    _commit: CheckpointId | None = None
+
+    def note(self, now: float, commit: CheckpointId | None) -> None:
+        """Count the time up to ``now`` (seconds, never going back); ``commit`` is the newest that counts."""
+        passed, self._noted_at = now - self._noted_at, now
+        if self._spends == "late":
+            self.late_seconds += passed
+        elif self._spends == "hold":
+            self.held_seconds += passed
+        if commit != self._commit:
+            self._commit, self.held_seconds = commit, 0.0
+
+    def spend(self, found: Verdict) -> None:
+        """Note the newest verdict, on which the time goes from the last ``note`` on."""
+        self._spends = found.spends if isinstance(found, Wait) else None
+
+    def begin(self) -> None:
+        """Begin a generation: for the next one, the late are waited for anew."""
+        self.late_seconds, self._spends = 0.0, None
+
+
+def named(seats: Iterable[Seat]) -> str:
+    """Return how messages name nodes: ``node 1.0, 2.1``."""
+    return f"node {', '.join(map(str, sorted(seats)))}"
 
 
 def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Standing:
@@ -180,7 +312,7 @@ def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_co
         return Standing.LEAVING
     if heard is Standing.SUSPECT or beat is None:
         return heard
-    if beat.state in LEAVING_STATES:
+    if beat.state == "ending":
         return Standing.LEAVING
     if beat.state == "setup" or (heard is Standing.UNKNOWN and not has_come):
         return Standing.UNKNOWN  # a generation would have to wait for its setup, however long that takes
@@ -188,54 +320,105 @@ def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_co
 
 
 def verdict(view: View) -> Verdict:
-    """Return what this node does when it runs no generation; pure."""
-    newest, current = view.newest, view.current
-    known = 0 if current is None else current.number
-    if newest is not None and newest.number > known:
-        ranks = newest.ranks(view.launch)
-        if view.rank in ranks:
-            return Adopt(newest)
-        if ranks:
-            return Leave("superseded", f"generation {newest.number} goes on without this node")
-        launch = min(seat.launch for seat in newest.seats)
-        if launch > view.launch:
-            return Leave("superseded", f"launch {launch} runs the job")
-    for rank, exit_record in sorted(view.exits.items()):
-        if exit_record.outcome == "failed" and exit_record.permanent:
-            return Leave("failed", f"node {rank}: {exit_record.detail}", True, exit_record.exit_code)
-    if not {Standing.UNKNOWN, Standing.BUSY}.isdisjoint(view.standings.values()):
+    """Return what this node does when it trains nothing; pure."""
+    roster, newest = view.roster, view.roster.newest
+    if newest is not None and view.is_member:
+        if view.current is None or newest.number > view.current.number:
+            return Adopt(newest) if len(roster.members) >= view.min_nodes else Hold(newest)
+    elif newest is not None and view.seat in roster.ever:
+        return Leave("superseded", f"generation {newest.number} goes on without this node")
+    for seat, word in sorted(view.exits.items()):
+        counts = seat in roster.members or not roster.members
+        if counts and word.outcome == "failed" and word.permanent:
+            return Leave("failed", f"node {seat}: {word.detail}", True, word.exit_code)
+    return _verdict_of_member(view) if view.is_member else _verdict_of_newcomer(view)
+
+
+def _verdict_of_member(view: View) -> Verdict:
+    members, standings = view.roster.members, view.standings
+    others = [seat for seat in members if seat != view.seat]
+    if any(standings[seat] in {Standing.UNKNOWN, Standing.BUSY} for seat in others):
         return Wait()
-    alive = tuple(
-        rank for rank in view.candidates if rank == view.rank or view.standings[rank] is Standing.FRESH
-    )
-    if len(alive) < view.min_nodes:
-        gone = sorted(set(view.candidates) - set(alive))
-        nodes = ", ".join(str(rank) for rank in gone)
-        return Leave("left", f"{len(alive)} of at least {view.min_nodes} nodes are left; gone: node {nodes}")
-    return Propose((0 if newest is None else newest.number) + 1, alive)
+    come = view.ready_newcomers
+    stay = [seat for seat in members if seat == view.seat or standings[seat] is Standing.FRESH]
+    relieved = _relieved(view)
+    stay = [seat for seat in stay if seat not in relieved]
+    seats = (*stay, *come)
+    if len(seats) >= view.min_nodes:
+        return _wait_for_late(view, seats, view.coming) or _propose(view, seats)
+    # A changed set is written even then: that is what leaves out the silent.
+    return _propose(view, seats) if set(seats) != set(members) else _hold(view, seats)
 
 
-def left_behind(generation: Generation, beats: Mapping[int, Heartbeat | None]) -> frozenset[int]:
+def _verdict_of_newcomer(view: View) -> Verdict:
+    members = view.roster.members
+    if members and all(
+        (word := view.exits.get(seat)) is not None and word.outcome == "succeeded" for seat in members
+    ):
+        return Leave("superseded", "the job needs no more nodes")
+    here = set(members) - view.gone
+    if here:
+        # They take this node in when they can.
+        return Wait() if len(here) >= view.min_nodes else _hold(view, here)
+    come = view.ready_newcomers
+    if len(come) < view.min_nodes:
+        return _hold(view, come)
+    return _wait_for_late(view, come, view.coming | view.young) or _propose(view, come)
+
+
+def _relieved(view: View) -> frozenset[Seat]:
+    """Return the members for whom a ready newcomer stands in: each only for its own principal."""
+    principals = view.roster.principals
+    return frozenset(principals[seat] for seat in view.ready_newcomers if seat in principals)
+
+
+def _propose(view: View, seats: tuple[Seat, ...]) -> Propose:
+    newest = view.roster.newest
+    # Those that are too many come another time; who takes another's place makes it no larger.
+    spare = [seat for seat in view.ready_newcomers if view.roster.principals.get(seat) not in _relieved(view)]
+    left = spare[len(spare) - max(0, len(seats) - view.max_nodes) :]
+    chosen = tuple(seat for seat in seats if seat not in left)
+    return Propose((0 if newest is None else newest.number) + 1, chosen)
+
+
+def _wait_for_late(view: View, seats: Collection[Seat], late: frozenset[Seat]) -> Wait | None:
+    # Where they are too many, one has died, so that another was bought, and is not silent for long enough.
+    is_late = bool(late) or len(seats) > view.max_nodes
+    return Wait("late") if is_late and view.late_seconds < LATE_SECONDS else None
+
+
+def _hold(view: View, here: Collection[Seat]) -> Verdict:
+    if view.coming or view.young:
+        return Wait()
+    if view.held_seconds < view.hold_seconds:
+        return Wait("hold")
+    seconds = f"{view.hold_seconds:.0f} s"
+    detail = f"{len(here)} of at least {view.min_nodes} nodes are here, and no other came in {seconds}"
+    gone = set(view.roster.members) - set(here)
+    return Leave("left", f"{detail}; gone: {named(gone)}" if gone else detail)
+
+
+def left_behind(generation: Generation, beats: Mapping[Seat, Heartbeat | None]) -> frozenset[Seat]:
     """Return the members that still run an older generation.
 
     Once all have had the time to start, such a node hangs: it lives, and would hold up the next
     generation as it has held up this one.
     """
     return frozenset(
-        member.rank
-        for member in generation.members
-        if (beat := beats.get(member.rank)) is not None
+        seat
+        for seat in generation.seats
+        if (beat := beats.get(seat)) is not None
         and beat.generation < generation.number
         and beat.state == "running"
     )
 
 
-def absent(generation: Generation, heartbeats: Mapping[int, Heartbeat | None]) -> frozenset[int]:
+def absent(generation: Generation, heartbeats: Mapping[Seat, Heartbeat | None]) -> frozenset[Seat]:
     """Return the members that do not run the generation, as their heartbeats say."""
     return frozenset(
-        member.rank
-        for member in generation.members
-        if (beat := heartbeats.get(member.rank)) is None
+        seat
+        for seat in generation.seats
+        if (beat := heartbeats.get(seat)) is None
         or beat.generation != generation.number
         or beat.state not in {"running", "draining", "uploading"}
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+from cloudspot.jobstore.records import Seat
 
 REACH_SECONDS = 3.0
 """How long to try a machine that does not answer: a packet or two may be lost."""
@@ -28,8 +30,8 @@ def is_taken(port: int) -> bool:
     return False
 
 
-def unreachable(endpoints: Mapping[int, tuple[str, int]]) -> frozenset[int]:
-    """Return the ranks whose machine does not answer from here; takes up to ``REACH_SECONDS``.
+def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
+    """Return the nodes whose machine does not answer from here; takes up to ``REACH_SECONDS``.
 
     ``endpoints`` holds an address and a port for each. Nobody need listen there: a refusal is an answer.
     """
@@ -37,18 +39,19 @@ def unreachable(endpoints: Mapping[int, tuple[str, int]]) -> frozenset[int]:
         return frozenset()
     with ThreadPoolExecutor(len(endpoints)) as pool:
         answers = dict(zip(endpoints, pool.map(_answers, endpoints.values()), strict=True))
-    return frozenset(rank for rank, has_answered in answers.items() if not has_answered)
+    return frozenset(seat for seat, has_answered in answers.items() if not has_answered)
 
 
-def goes_on(rank: int, members: Collection[int], cut_off: Collection[int]) -> bool:
+def goes_on(seat: Seat, members: Sequence[Seat], cut_off: Collection[Seat]) -> bool:
     """Return whether this node's side goes on: the larger one or, of two halves, the first member's.
 
-    The other side has to leave. Each side must know which it is without a word from the other.
+    ``members`` are in the generation's order. The other side has to leave. Each side must know which it is
+    without a word from the other.
     """
     side = set(members) - set(cut_off)
-    assert rank in side
+    assert seat in side
     if 2 * len(side) == len(members):
-        return min(members) in side
+        return members[0] in side
     return 2 * len(side) > len(members)
 
 

@@ -43,7 +43,7 @@ class NoticeIntake:
 
     def start(self) -> None:
         """Listen from now on."""
-        polled = (self._source, self.take, self._stopped)
+        polled = (self._source, self.take, self._heed, self._stopped)
         threading.Thread(target=poll_notices, args=polled, name="notice", daemon=True).start()
         threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
 
@@ -70,6 +70,9 @@ class NoticeIntake:
         if is_first:
             # Beside the caller: while the store is down the next notice, of an earlier end, must get through.
             threading.Thread(target=self._record, args=(reclaim,), name="notice record", daemon=True).start()
+
+    def _heed(self) -> None:
+        self._context.status.is_at_risk = True
 
     def _read_pipe(self) -> None:
         # First what the file says: an agent before this one may have died before it recorded that.

@@ -20,11 +20,15 @@ WAIT_SECONDS = 20.0
 
 
 def poll_notices(
-    source: PreemptionSource, on_notice: Callable[[Reclaim], None], stopped: threading.Event
+    source: PreemptionSource,
+    on_notice: Callable[[Reclaim], None],
+    on_hint: Callable[[], None],
+    stopped: threading.Event,
 ) -> None:
     """Pass notices on until ``stopped`` is set, which may take one ``PreemptionSource.wait`` to be seen.
 
-    After the first notice only one of an earlier end counts.
+    After the first notice only one of an earlier end counts. ``on_hint`` is called while the provider says
+    that one is likelier than usual.
     """
     standing = math.inf
     while not stopped.is_set():
@@ -34,6 +38,8 @@ def poll_notices(
             _log.warning("the metadata service did not answer: %s", error)
             stopped.wait(1.0)
             continue
+        if source.is_at_risk():
+            on_hint()
         if notice is None:
             continue
         reclaim = understand(

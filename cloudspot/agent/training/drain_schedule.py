@@ -10,9 +10,13 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 STOP_GUARD_SECONDS = 120.0
-"""How long a requested stop waits for the ranks to save."""
+"""How long a requested stop, or a generation that ends for newcomers, waits for the ranks to save."""
 LONG_NOTICE_SECONDS = 60.0
 """A longer notice than this is partly trained through."""
+JOIN_AFTER_STARTS = 10.0
+"""A generation ends for newcomers only after it has trained this many times as long as its start took."""
+SCRIPT_START_SECONDS = 60.0
+"""What the start of a script without a session is taken to last: it does not say when its loop begins."""
 
 
 def guard_of(deadline: float, *, now: float, upload_seconds: float) -> float:
@@ -33,6 +37,15 @@ def drain_at(deadline: float, *, now: float, save_seconds: float) -> float:
     return max(now, deadline - max(LONG_NOTICE_SECONDS, 3.0 * save_seconds))
 
 
+def join_is_due(now: float, *, began_at: float, training_began_at: float) -> bool:
+    """Return whether a generation has trained long enough to end for newcomers; all moments are monotonic.
+
+    ``began_at`` is when it was agreed on; ``training_began_at`` is 0 until the first step.
+    """
+    start_seconds = max(0.0, training_began_at - began_at)
+    return training_began_at > 0.0 and now - training_began_at >= JOIN_AFTER_STARTS * start_seconds
+
+
 class DrainSchedule:
     """The drain that this node's own orders ask for."""
 
@@ -47,15 +60,26 @@ class DrainSchedule:
             self._context.job.spec.checkpoint.on_notice is not None and not self._context.status.has_session
         )
 
-    def due(self, now: float, *, peers_deadline: float | None = None) -> files.Drain | None:
+    def due(
+        self,
+        now: float,
+        *,
+        peers_deadline: float | None = None,
+        is_replaced: bool = False,
+        joins: bool = False,
+    ) -> files.Drain | None:
         """Return the drain that is due by now, with its guard, or None.
 
         ``peers_deadline`` is when another node goes: a session's ranks agree on that by themselves, but a
-        script without one saves on global rank 0, wherever that is.
+        script without one saves on global rank 0, wherever that is. ``is_replaced``: a node is ready to take
+        this one's place, so nothing is gained by staying until shortly before it goes. ``joins``: newcomers
+        are to be taken in.
         """
         orders = self._context.orders
         if orders.reclaim is not None:
-            drain = self._before(orders.reclaim.deadline, seen=orders.reclaim.seen, now=now)
+            drain = self._before(
+                orders.reclaim.deadline, seen=orders.reclaim.seen, now=now, is_replaced=is_replaced
+            )
             if drain is not None:
                 return drain
         if peers_deadline is not None and self.tells_script:
@@ -63,9 +87,14 @@ class DrainSchedule:
             if drain is not None:
                 return drain
         if orders.stop is not None:
-            self._stop_guard = self._stop_guard or now + max(STOP_GUARD_SECONDS, 3.0 * self._save_seconds)
+            self._stop_guard = self._stop_guard or now + self._order_seconds
             return files.Drain(kind="notice" if orders.reclaim else "stop", guard=self._stop_guard)
-        return None
+        return files.Drain(kind="join", guard=now + self._order_seconds) if joins else None
+
+    @property
+    def _order_seconds(self) -> float:
+        """How long ranks may take to save that have no deadline."""
+        return max(STOP_GUARD_SECONDS, 3.0 * self._save_seconds)
 
     @property
     def _save_seconds(self) -> float:
@@ -73,10 +102,14 @@ class DrainSchedule:
         status = self._context.status
         return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
 
-    def _before(self, deadline: float, *, seen: float, now: float) -> files.Drain | None:
+    def _before(
+        self, deadline: float, *, seen: float, now: float, is_replaced: bool = False
+    ) -> files.Drain | None:
         """Return the drain before a machine goes, once it is due."""
         status = self._context.status
         start = drain_at(deadline, now=seen, save_seconds=self._save_seconds)
+        if is_replaced:
+            start = min(start, now)
         if self.tells_script and status.stall_seconds is None:
             start = seen  # nobody knows how long its save takes
         if now < start:

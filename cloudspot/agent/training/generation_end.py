@@ -28,7 +28,7 @@ from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.supervision import KILLED, End
 from cloudspot.agent.training.trainer import log_tail
 from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.records import Failed, Final
+from cloudspot.jobstore.records import Failed, Final, Seat
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -116,6 +116,9 @@ class GenerationEnd:
             return self._drained(drained, ordered)
         if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
             return ordered
+        if end.code is None and end.drain is not None:
+            # It was to leave for the sake of others, and did not in time: that is no failure.
+            return self._drained([], None)
         end = end if end.code is not None else replace(end, code=KILLED)
         assert end.code is not None
         context.status.failed = Failed(
@@ -136,13 +139,13 @@ class GenerationEnd:
         return self._failed(end, seconds=seconds)
 
     def _left_with_others(self) -> bool:
-        """Return whether a script without a session may have left because another node has to go.
+        """Return whether a script without a session may have left because another node's was told to.
 
-        Its ranks agree on that by themselves, sooner than this node hears of the notice.
+        Its ranks agree on that by themselves, sooner than this node hears of it.
         """
         context = self._context
         is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
-        return is_told and self._membership.someone_has_to_go()
+        return is_told and self._membership.someone_leaves()
 
     def _succeeded(self, handoff: Path) -> Leaving:
         status = self._context.status
@@ -178,13 +181,13 @@ class GenerationEnd:
             self._membership.await_commit(steps[0])
         return "drained"
 
-    def _cut_off(self, others: frozenset[int]) -> Leaving | str:
+    def _cut_off(self, others: frozenset[Seat]) -> Leaving | str:
         """Return how this node goes on where the network to other members, who live, is cut."""
-        context, members = self._context, self._membership.votes.ranks
-        detail = not_reached(context.rank, others)
+        seat, current = self._context.seat, self._membership.current
+        assert current is not None
+        detail = not_reached(seat, others)
         _log.error("%s", detail)
-        is_enough = len(members) - len(others) >= context.job.spec.nodes.min
-        if goes_on(context.rank, members, others) and is_enough:
+        if goes_on(seat, current.seats, others):
             return "regrouped"
         return Leaving("failed", detail, exit_code=1, log_tail=self._tail())
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.delivery.log_pump import LogPump
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
@@ -44,6 +45,7 @@ class GenerationRun:
         environment: Mapping[str, str],
         *,
         courier: Courier,
+        artifacts: ArtifactSync,
         logs: LogPump,
         events: EventFiles,
         look: Callable[[], None],
@@ -54,6 +56,7 @@ class GenerationRun:
         self._spec = context.job.spec
         self._environment = environment
         self._courier = courier
+        self._artifacts = artifacts
         self._logs = logs
         self._events = events
         self._drains = DrainSchedule(context)
@@ -109,6 +112,7 @@ class GenerationRun:
         context.obey()
         self._courier.set_aside_torn()
         record, restored = self._membership.next(why)
+        memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
         index = self._take_ranks(record)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
@@ -180,9 +184,10 @@ class GenerationRun:
 
     def _take_ranks(self, record: Generation) -> int:
         """Take this node's part in a generation; return its index among the members."""
-        ranks = [member.rank for member in record.members]
-        index, procs = ranks.index(self._context.rank), self._spec.procs_per_node
+        index, procs = record.seats.index(self._context.seat), self._spec.procs_per_node
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
+        if index == 0:
+            self._context.insist(self._artifacts.take_root)
         return index
 
     def _check_programs(self) -> None:

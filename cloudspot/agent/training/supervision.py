@@ -16,7 +16,7 @@ from cloudspot.agent.ending.restart_policy import (
 )
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.training.drain_schedule import DrainSchedule
+from cloudspot.agent.training.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
 from cloudspot.agent.training.script_notice import ScriptNotice
 from cloudspot.agent.training.trainer import Trainer
 from cloudspot.jobstore.records import Failed, FailureKind
@@ -102,9 +102,15 @@ class Supervisor:
         if code is not None:
             return End(0, self._drain) if code == 0 else self._failure(code)
         if self._context.orders.superseded:
-            _log.warning("a newer launch runs the job: ending the trainer")
+            _log.warning("the job goes on without this node, or is over: ending the trainer")
             return End(None, self._drain)
-        due = self._drains.due(now, peers_deadline=self._membership.notice_deadline())
+        membership, orders = self._membership, self._context.orders
+        due = self._drains.due(
+            now,
+            peers_deadline=membership.notice_deadline(),
+            is_replaced=orders.reclaim is not None and membership.has_replacement(),
+            joins=self._drain is None and self._must_let_join(now),
+        )
         if due is not None and (self._drain is None or due.guard < self._drain.guard):
             self._drain = due
             files.write_drain(trainer.handoff, due)
@@ -123,6 +129,19 @@ class Supervisor:
         if trainer.is_failing(ranks):
             self._membership.votes.expect_end()
         return None
+
+    def _must_let_join(self, now: float) -> bool:
+        """Return whether the generation has to end for newcomers."""
+        memory, status = self._context.memory, self._context.status
+        if self._drains.tells_script and self._membership.someone_drains():
+            return True  # the ranks of a script agree on nothing by themselves
+        if not status.has_session and not self._drains.tells_script:
+            return False  # it cannot be told, and what it made since its last checkpoint would be lost
+        began_at = memory.training_began_at
+        if not status.has_session:
+            began_at = memory.trainer_started_at + SCRIPT_START_SECONDS
+        is_due = join_is_due(now, began_at=memory.generation_began_at, training_began_at=began_at)
+        return is_due and self._membership.newcomers_wait()
 
     def _tell_script(self, now: float) -> None:
         """Tell a script without a session that it has to save."""
@@ -222,3 +241,7 @@ class Supervisor:
         if not self._is_in_loop and (total is not None or step > status.restored_step):
             self._is_in_loop = True
             status.note_phase("training")
+            memory = self._context.memory
+            if not memory.training_began_at:  # else an earlier agent has noted it
+                memory.training_began_at = now
+                memory.save(self._context.node)

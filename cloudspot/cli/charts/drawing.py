@@ -34,13 +34,15 @@ _COLORS = {
     "training": "#009e73",
     "lost": "#d55e00",
     "saving": "#56b4e9",
+    "holding": "#999933",
+    "standby": "#999933",
     "waiting": "#ffffff",
     "suspended": "#ffffff",
     "ended": "#ffffff",
     "unknown": "#ffffff",
 }
 """The palette of Okabe and Ito, which colour-blind people can tell apart."""
-_HATCHES = {"lost": "////", "unknown": "xxxx", "waiting": "....", "suspended": "oo"}
+_HATCHES = {"lost": "////", "standby": "\\\\\\\\", "unknown": "xxxx", "waiting": "....", "suspended": "oo"}
 CURVE_COLORS = ("#0072b2", "#d55e00")
 GREY = "#767676"
 

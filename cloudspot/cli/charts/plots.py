@@ -20,11 +20,12 @@ from cloudspot.cli.charts.drawing import (
     save,
 )
 from cloudspot.cli.joblog.logpieces import warn_of_gaps
-from cloudspot.cli.joblog.logtail import LogTail
+from cloudspot.cli.joblog.logtail import LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Seat
 from cloudspot.story.progress import first_step, newest_step, steps_total
 from cloudspot.story.series import MetricSeries
 from cloudspot.story.spans import Span
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_ROWS = 48
-"""Nodes in the timeline; those of higher rank are left out, and the picture says so."""
+"""Nodes in the timeline; the oldest ones are left out if there are more, and the picture says so."""
 LABEL_SHARE = 0.07
 """The share of the axis that a launch's label needs."""
 
@@ -68,14 +69,13 @@ def take_picture(job: Job) -> Picture:
     series = MetricSeries()
     series.know(history.generations)
     warn_of_gaps(job)
-    series.extend(LogTail(job.log_sink).new_records())
+    series.extend(LogTail(job.log_sink, lives=lambda: lives_of(history)).new_records())
     return Picture(history, timeline(history, datetime.now(timezone.utc)), series)
 
 
 def plot_job(path: Path, picture: Picture) -> None:
     """Draw a job's metrics, one panel each, above its timeline; raises as ``save`` does."""
-    ranks = sorted({line.rank for line in picture.times.nodes})
-    shown = ranks[:MAX_ROWS]
+    shown = picture.times.nodes[max(0, len(picture.times.nodes) - MAX_ROWS) :]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
     figure.suptitle(_title(picture), fontsize=12, parse_math=False)
     said: dict[str, Any] = {}
@@ -89,15 +89,14 @@ def plot_job(path: Path, picture: Picture) -> None:
     for label, line in said.items():
         line.set_label(label)
     rows: list[tuple[str, Sequence[Span]]] = [("job", picture.times.spans)]
-    for rank in shown:
-        spans = [span for line in picture.times.nodes if line.rank == rank for span in line.spans]
-        rows.append((f"node {rank}", spans))
+    rows += [(f"node {line.seat}", line.spans) for line in shown]
     scale = draw_bars(below, rows, [picture.times.start] * len(rows), picture.times.total_seconds)
     start = picture.times.start
-    handles = [*_marks(below, picture, shown, scale), *said.values()]
+    handles = [*_marks(below, picture, [line.seat for line in shown], scale), *said.values()]
     draw_legend(below, [span for _, spans in rows for span in spans], handles)
-    if len(shown) < len(ranks):
-        below.set_xlabel(f"{below.get_xlabel()}; {len(ranks) - len(shown)} more nodes are not shown")
+    if len(shown) < len(picture.times.nodes):
+        num_older = len(picture.times.nodes) - len(shown)
+        below.set_xlabel(f"{below.get_xlabel()}; {num_older} older nodes are not shown")
     begun = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
     width = below.get_xlim()[1]
     for number, (at, until) in enumerate(pairwise([*begun, width]), start=1):
@@ -126,17 +125,18 @@ def plot_two(path: Path, first: Picture, second: Picture) -> None:
     save(figure, path)
 
 
-def _marks(axes: Axes, picture: Picture, ranks: Sequence[int], scale: float) -> list[Any]:
+def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) -> list[Any]:
     """Mark notices on their nodes and commits on the job; return the handles for the legend."""
     start, found = picture.times.start, []
 
     def at(moment: datetime) -> float:
         return (moment - start).total_seconds() / scale
 
-    notices = [one for one in picture.times.answers if one.rank in ranks]
+    rows = {seat: -1 - number for number, seat in enumerate(seats)}
+    notices = [one for one in picture.times.answers if (one.notice.launch, one.rank) in rows]
     if notices:
         x = [at(one.notice.at) for one in notices]
-        y = [-1 - ranks.index(one.rank) for one in notices]
+        y = [rows[Seat(one.notice.launch, one.rank)] for one in notices]
         found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
     if picture.history.commits:
         x = [at(commit.at) for commit in picture.history.commits]

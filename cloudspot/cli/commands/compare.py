@@ -110,7 +110,7 @@ _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("offers", lambda one: ", ".join(one["offers"]) or "-"),
     ("step", lambda one: str(one["step"])),
     ("steps lost", steps_lost_text),
-    ("attempts", lambda one: str(one["attempts"])),
+    ("nodes", lambda one: str(one["nodes"])),
     ("generations", lambda one: str(one["generations"])),
     ("notices", lambda one: str(one["notices"])),
     ("duration", lambda one: output.duration_text(one["duration"])),

@@ -12,18 +12,19 @@ from typing import Any
 
 import click
 
-from cloudspot.cli.completers import complete_attempts
+from cloudspot.cli.completers import complete_generations
 from cloudspot.cli.joblog.logfiles import download_logs
 from cloudspot.cli.joblog.logpieces import list_streams, prune_log, warn_of_gaps
-from cloudspot.cli.joblog.logtail import LogTail
+from cloudspot.cli.joblog.logtail import LogTail, lives_of
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.lines import echo_line, record_line
+from cloudspot.cli.screen.lines import are_nodes_named, echo_line, record_line
 from cloudspot.cli.screen.printable import printable
-from cloudspot.cli.sharedoptions import job_argument, json_option, parsed, store_option
+from cloudspot.cli.sharedoptions import job_argument, json_option, node_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
-from cloudspot.jobstore.log_streams import METRICS, parse_stream
+from cloudspot.jobstore.log_streams import METRICS, parse_stream, stream_name
+from cloudspot.jobstore.records import Generation, Seat
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
@@ -51,13 +52,14 @@ SOURCES = ("train", "setup", "agent", METRICS)
 @click.option(
     "--until", callback=_to_moment, metavar="WHEN", help="Stop before a time, written as for --since."
 )
-@click.option("--node", "rank", type=click.IntRange(min=0), metavar="RANK", help="Only this node's lines.")
+@node_option(help="Only the lines of this node, such as 2.0.")
 @click.option(
-    "--attempt",
-    shell_complete=complete_attempts,
+    "--generation",
+    "number",
+    shell_complete=complete_generations,
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the lines of attempt N, counted from 1 as in `cloudspot show`.",
+    help="Only the lines of generation N: of its nodes, from its start to the next one's.",
 )
 @click.option(
     "--source",
@@ -72,7 +74,7 @@ SOURCES = ("train", "setup", "agent", METRICS)
     "--download",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the lines to text files, one per attempt and node.",
+    help="Write the lines to text files, one per node.",
 )
 @click.option("--list", "listed", is_flag=True, help="List each node's log: days, size and delivery.")
 @click.option(
@@ -90,8 +92,8 @@ def logs(
     count: int | None,
     since: datetime | None,
     until: datetime | None,
-    rank: int | None,
-    attempt: int | None,
+    node: Seat | None,
+    number: int | None,
     sources: Sequence[str],
     pattern: str | None,
     download: Path | None,
@@ -103,7 +105,7 @@ def logs(
 ) -> None:
     """Print a job's log.
 
-    Prints the lines of setup, training script and agent, all attempts in order. With --list and --prune,
+    Prints the lines of setup, training script and agent, all nodes merged by time. With --list and --prune,
     lists what is kept and deletes what is old.
 
     With --json, each line is one JSON object.
@@ -122,6 +124,7 @@ def logs(
         "--tail": count is not None,
         "--since": since is not None,
         "--until": until is not None,
+        "--generation": number is not None,
         "--source": bool(sources),
         "--grep": pattern is not None,
     }
@@ -129,11 +132,16 @@ def logs(
     _check_whole("--prune", given)
     grep = _compile(pattern)
     job = open_job(store_url, job_id)
-    launch = None if attempt is None else _launch_of(job, attempt)
+    seats = None if node is None else {_check_node(job, node)}
+    if number is not None:
+        generation, end = _generation(job, number)
+        seats = set(generation.seats) & (seats or set(generation.seats))
+        since = generation.at if since is None else max(since, generation.at)
+        until = until if end is None else end if until is None else min(until, end)
     shown = _Filter(sources=frozenset(sources), grep=grep, since=since, until=until, with_metrics=as_json)
 
-    def wanted(stream_launch: int, stream_rank: int) -> bool:
-        return (launch is None or stream_launch == launch) and (rank is None or stream_rank == rank)
+    def wanted(launch: int, rank: int) -> bool:
+        return seats is None or (launch, rank) in seats
 
     warn_of_gaps(job, wanted=wanted)
     if listed:
@@ -143,7 +151,8 @@ def logs(
     elif download is not None:
         download_logs(job, download, wanted=wanted, shown=shown, as_json=as_json)
     else:
-        tail = LogTail(job.log_sink, wanted=wanted)
+        lives = lives_of(job.first_history)
+        tail = LogTail(job.log_sink, wanted=wanted, lives=lambda: lives)
         _print_log(job, tail, shown, count, follow=follow, as_json=as_json)
 
 
@@ -176,13 +185,14 @@ def _print_log(
     job: Job, tail: LogTail, shown: _Filter, count: int | None, *, follow: bool, as_json: bool
 ) -> None:
     """Print the lines that are ``shown``, or the last ``count`` of them; ``follow``: until the job's end."""
+    name_nodes = are_nodes_named(job.spec.nodes.max, job.first_history)
 
     def show(records: Iterable[LogRecord]) -> None:
         if as_json:
             for record in records:
                 output.echo_json_line(_record_json(record))
         else:
-            print_records(records, name_nodes=job.spec.nodes.max > 1, highlight=shown.grep)
+            print_records(records, name_nodes=name_nodes, highlight=shown.grep)
 
     begun = False
     complaint = ""
@@ -233,6 +243,7 @@ def _highlighted(text: str, highlight: re.Pattern[str]) -> Iterator[str | output
 def _record_json(record: LogRecord) -> dict[str, Any]:
     launch, rank = parse_stream(record.stream)
     return {
+        "node": str(Seat(launch, rank)),
         "launch": launch,
         "rank": rank,
         "seq": record.seq,
@@ -249,13 +260,23 @@ def _check_whole(name: str, given: Mapping[str, bool]) -> None:
         raise SpecError(f"{name} works on whole days of a node's log: give it without {other}")
 
 
-def _launch_of(job: Job, attempt: int) -> int:
-    attempts = job.first_history.attempts
-    if attempt > len(attempts):
+def _check_node(job: Job, node: Seat) -> Seat:
+    launch = job.first_history.launch_of(node)
+    is_known = launch is not None and node.rank in launch.claimed
+    if not is_known and stream_name(*node) not in job.log_sink.streams():
+        raise SpecError(f"--node: job {job.id} has no node {node}; see: {job.command('show')}")
+    return node
+
+
+def _generation(job: Job, number: int) -> tuple[Generation, datetime | None]:
+    """Return the generation, and when the next one began."""
+    generations = job.first_history.generations
+    if number > len(generations):
         raise SpecError(
-            f"--attempt must be <= {len(attempts)}, the attempts of {job.id} so far: got {attempt}"
+            f"--generation must be <= {len(generations)}, the generations of {job.id} so far: got {number}"
         )
-    return attempts[attempt - 1].number
+    following = generations[number:][:1]
+    return generations[number - 1], following[0].at if following else None
 
 
 def _compile(pattern: str | None) -> re.Pattern[str] | None:

@@ -23,6 +23,7 @@ from cloudspot.cli.sharedoptions import (
 from cloudspot.controller.launchrequest import PlannedLaunch
 from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
+from cloudspot.controller.supply import MOST_AT_ONCE
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.bundle import make_bundle
@@ -60,7 +61,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     warn_of_lost_work(prepared)
     if as_json:
-        output.echo_json(_plan_json(planned, store, submission))
+        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
@@ -82,11 +83,21 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
             for number, launch in enumerate(planned, start=1)
         ],
     )
+    output.echo(_overlap_text(spec, planned))
     output.echo()
     output.echo("request for offer 1 (--json prints them all):", style="bold")
     _echo_body(planned[0].request.body, indent="  ")
     output.echo()
     output.echo("dry run: nothing was launched or stored")
+
+
+def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:
+    dearest = max((launch.offer for launch in planned), key=lambda offer: offer.price_per_hour)
+    most = MOST_AT_ONCE * spec.nodes.max
+    price = output.money_text(most * dearest.price_per_hour, dearest.currency)
+    return (
+        f"while new machines take over from old ones, at most {most} run at once, for up to {price} an hour"
+    )
 
 
 def _start_text(spec: JobSpec) -> str:
@@ -114,13 +125,14 @@ def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
 
 
 def _plan_json(
-    planned: Sequence[PlannedLaunch], store: ObjectStore, submission: Submission
+    planned: Sequence[PlannedLaunch], store: ObjectStore, submission: Submission, most_nodes: int
 ) -> dict[str, Any]:
     return {
         "id": submission.job_id,
         "provider": submission.provider,
         "store": store.url,
         "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
+        "most_machines": MOST_AT_ONCE * most_nodes,
         "launches": [
             {
                 "instance_type": launch.offer.instance_type,

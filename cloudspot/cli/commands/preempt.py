@@ -6,22 +6,16 @@ import click
 
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import job_argument, parsed, store_option
+from cloudspot.cli.sharedoptions import job_argument, node_option, parsed, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
+from cloudspot.jobstore.records import Seat
+from cloudspot.story.states import live_members
 
 
 @click.command("preempt")
 @job_argument
-@click.option(
-    "--node",
-    "rank",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="RANK",
-    help="The node to reclaim.",
-)
+@node_option(help="The node to reclaim, such as 2.0. Default: the first that trains.")
 @click.option(
     "--notice",
     callback=parsed(parse_duration),
@@ -30,7 +24,9 @@ from cloudspot.jobfile.quantities import parse_duration
 )
 @click.option("--no-notice", is_flag=True, help="Take the machine at once, without notice.")
 @store_option
-def preempt(job_id: str, rank: int, notice: float | None, no_notice: bool, store_url: str | None) -> None:
+def preempt(
+    job_id: str, node: Seat | None, notice: float | None, no_notice: bool, store_url: str | None
+) -> None:
     """Reclaim one of a job's machines, as a drill.
 
     Without --notice or --no-notice, the machine gets the provider's usual notice.
@@ -39,14 +35,22 @@ def preempt(job_id: str, rank: int, notice: float | None, no_notice: bool, store
         raise SpecError("give --notice or --no-notice, not both")
     notice_seconds = 0.0 if no_notice else notice
     job = open_job(store_url, job_id)
-    launch = job.first_history.open_launch
-    slot = None if launch is None else launch.slots.get(rank)
-    if launch is None or slot is None or slot.instance_id is None or rank in launch.exits:
-        raise CloudspotError(
-            f"job {job.id} has no running machine for node {rank}; see: {job.command('show')}"
-        )
-    job.provider.preempt(slot.instance_id, notice_seconds=notice_seconds)
+    history = job.first_history
+    running = [
+        Seat(launch.number, rank)
+        for launch in history.live_launches
+        for rank in launch.claimed
+        if rank in launch.live_ranks
+    ]
+    if node is None:
+        node = next(iter([*live_members(history), *running]), None)
+    if node is None or node not in running:
+        what = "no running machine" if node is None else f"no running machine for node {node}"
+        raise CloudspotError(f"job {job.id} has {what}; see: {job.command('show')}")
+    instance_id = history.launches[node.launch - 1].slots[node.rank].instance_id
+    assert instance_id is not None, "it was claimed"
+    job.provider.preempt(instance_id, notice_seconds=notice_seconds)
     how = "without notice" if notice_seconds == 0 else "with its usual notice"
     if notice_seconds:
         how = f"with a notice of {output.duration_text(notice_seconds)}"
-    output.echo(f"reclaiming {slot.instance_id} (node {rank} of launch {launch.number}) {how}")
+    output.echo(f"reclaiming {instance_id} (node {node}) {how}")

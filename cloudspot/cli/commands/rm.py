@@ -169,7 +169,12 @@ def _check_provider(job: Job, history: History) -> None:
             output.warn(f"the log of job {job.id} is not in {job.store.url} and is not deleted")
         machines = job.provider.provisioner().instances(job_id=job.id)
     except (PluginError, TransientError) as error:
-        # The journal was closed on proof that the machines had ended; this is only a second look.
+        if history.live_launches:
+            raise CloudspotError(
+                f"job {job.id} has ended, but some of its machines may still run, and its provider does not "
+                f"answer: {error}"
+            ) from error
+        # Each machine has said its last word, or has provably ended; this is only a second look.
         output.warn(f"cannot tell whether job {job.id} still has machines: {error}")
         return
     label = store_label(job.store)

@@ -25,6 +25,7 @@ MAX_WARNINGS = 8
 @click.option(
     "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
 )
+@click.option("-a", "--all", "show_all", is_flag=True, help="Every row of long tables, also of what is over.")
 @plot_option
 @store_option
 @json_option
@@ -33,6 +34,7 @@ def show(
     ctx: click.Context,
     job_id: str,
     verify_chunks: bool,
+    show_all: bool,
     plot: Path | None,
     store_url: str | None,
     as_json: bool,
@@ -60,7 +62,7 @@ def show(
                 ("warnings", _warnings(value["warnings"])),
             ]
         )
-        echo_details(value)
+        echo_details(value, show_all=show_all)
         echo_last_lines(job, value)
     if plot is not None:
         plot_job(plot, take_picture(job))

@@ -11,7 +11,6 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.submission import request_stop
-from cloudspot.story.progress import last_commit_id
 from cloudspot.story.states import is_over, job_state
 
 
@@ -54,7 +53,7 @@ def _answer(job: Job) -> str:
     if spec.on_notice is not None:
         return f"{asked}; its script has no session, and is told by {spec.on_notice} to save"
     if spec.directory is not None:
-        newest = last_commit_id(job.first_history)
+        newest = job.first_history.head
         lost = "all that it made" if newest is None else f"what it made after checkpoint {newest}"
         return f"{asked}; its script has no session and saves nothing now: {lost} is lost, as far as is known"
     return f"{asked}; its script has no session and no checkpoint.directory, so nothing of it is kept"

@@ -48,8 +48,8 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
 
 def _has_machines(tick: Tick) -> bool:
     created = any(isinstance(action, Create) for action in tick.actions) and not tick.problems
-    launch = None if tick.history is None else tick.history.open_launch
+    live = () if tick.history is None else tick.history.live_launches
+    numbers = {launch.number for launch in live}
     return created or any(
-        one.state is not InstanceState.ENDED and launch is not None and one.launch == launch.number
-        for one in tick.instances or ()
+        one.state is not InstanceState.ENDED and one.launch in numbers for one in tick.instances or ()
     )

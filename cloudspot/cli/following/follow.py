@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,23 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.following.interrupts import Detached, Interrupts
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.terminal import can_hold_a_panel
-from cloudspot.cli.joblog.logtail import LogTail
+from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import echo_summary
-from cloudspot.cli.screen.lines import WHO, Line, echo_line, event_line, in_order_of_time, record_line
+from cloudspot.cli.screen.lines import (
+    WHO,
+    Line,
+    are_nodes_named,
+    echo_line,
+    event_line,
+    in_order_of_time,
+    record_line,
+)
 from cloudspot.controller.loop import MAX_BACKOFF_SECONDS, Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import METRICS, parse_stream
+from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.model import LogRecord
 from cloudspot.retrying import doubling, retry
 from cloudspot.story.events import EventKind
@@ -136,11 +144,6 @@ def _drive(job: Job, follower: _Follower, since: History | None) -> History:
     return history
 
 
-def _by_rank(stream: str) -> tuple[int, int]:
-    launch, rank = parse_stream(stream)
-    return rank, -launch
-
-
 class _PlainScreen:
     """Prints lines as they come, in place of a LiveScreen."""
 
@@ -175,16 +178,20 @@ class _Follower:
         # What is past is told by the launches, not by a moment: the nodes have clocks of their own.
         num_past = 0 if since is None else len(since.launches)
         self._tail = LogTail(
-            job.log_sink, streams=self._streams_to_read, wanted=lambda launch, _rank: launch > num_past
+            job.log_sink,
+            streams=self._streams_to_read,
+            wanted=lambda launch, _rank: launch > num_past,
+            lives=self._lives,
         )
         self._past_tail = LogTail(
             job.log_sink,
             streams=lambda: feed.streams(live=False),
             wanted=lambda launch, _rank: launch <= num_past,
+            lives=self._lives,
         )
         self._turn = 0
         self._read_all = False
-        self._name_nodes = job.spec.nodes.max > 1
+        self._max_nodes = job.spec.nodes.max
         self._past = not is_new
         self._is_resumed = since is not None
         self._read_at = 0.0
@@ -246,9 +253,12 @@ class _Follower:
         streams = self._feed.streams(live=not self._past)
         if self._past or self._read_all or len(streams) <= STREAMS_A_LOOK:
             return streams
-        first, *others = sorted(streams, key=_by_rank)
+        first, *others = streams
         self._turn = (self._turn + STREAMS_A_LOOK - 1) % len(others)
         return [first, *[*others, *others][self._turn :][: STREAMS_A_LOOK - 1]]
+
+    def _lives(self) -> Mapping[str, Life]:
+        return {} if self._feed.history is None else lives_of(self._feed.history)
 
     def _check(self) -> None:
         self._interrupts.check()
@@ -258,7 +268,8 @@ class _Follower:
         """Show what has been read, even if reading failed afterwards."""
         self._feed.add(records)
         shown = [record for record in records if record.source != METRICS]
-        self._screen.print([record_line(record, name_nodes=self._name_nodes) for record in shown])
+        name_nodes = are_nodes_named(self._max_nodes, self._feed.history)
+        self._screen.print([record_line(record, name_nodes=name_nodes) for record in shown])
 
     def _print_past_lines(self) -> None:
         try:

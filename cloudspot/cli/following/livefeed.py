@@ -11,11 +11,12 @@ from cloudspot.cli.following.liveview import Sights, View, hear, look
 from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import stream_name
+from cloudspot.jobstore.records import Seat
 from cloudspot.model import Instance, LogRecord
 from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
-"""How long a launch's machines may still deliver log lines after it was seen closed."""
+"""How long a node may still deliver log lines after it was seen to be over."""
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
 """Points kept of a metric between two resumes: more than a terminal has columns of dots."""
@@ -35,10 +36,10 @@ class Feed:
 
     def __init__(self) -> None:
         self._seen: _Seen | None = None
-        self._closed: dict[int, datetime] = {}
-        """When each launch was first seen closed."""
-        self._quiet: set[int] = set()
-        """The launches whose machines no longer log anything."""
+        self._over: dict[Seat, datetime] = {}
+        """When each node was first seen to be over."""
+        self._quiet: set[Seat] = set()
+        """The nodes that no longer log anything."""
         self._series = MetricSeries(max_points=MAX_POINTS)
         self._logged: tuple[Mapping[str, float], Curve | None] = ({}, None)
         """The newest metrics and the curve to draw, replaced as a whole like ``_seen``."""
@@ -59,10 +60,12 @@ class Feed:
             instances = () if before is None else before.instances
         self._series.know(history.generations)
         for launch in history.launches:
-            if launch.closed is not None:
-                closed = self._closed.setdefault(launch.number, now if before is not None else LONG_AGO)
-                if (now - closed).total_seconds() > LATE_SECONDS:
-                    self._quiet.add(launch.number)
+            for rank in launch.claimed:
+                seat = Seat(launch.number, rank)
+                if seat not in self._quiet and launch.is_over(rank):
+                    over = self._over.setdefault(seat, now if before is not None else LONG_AGO)
+                    if (now - over).total_seconds() > LATE_SECONDS:
+                        self._quiet.add(seat)
         self._seen = _Seen(history, instances, sights)
 
     def add(self, records: Sequence[LogRecord]) -> None:
@@ -80,16 +83,17 @@ class Feed:
         return None if self._seen is None else self._seen.history
 
     def streams(self, *, live: bool) -> tuple[str, ...]:
-        """Return the log's streams, one per machine; with ``live``, those that may still receive lines."""
+        """Return the log's streams, one per node; with ``live``, those that may still receive lines.
+
+        Those of the nodes that train come first, in rank order.
+        """
         if self._seen is None:
             return ()
-        return tuple(
-            stream_name(launch.number, rank)
-            for launch in self._seen.history.launches
-            if not live or launch.number not in self._quiet
-            for rank, slot in sorted(launch.slots.items())
-            if slot.instance_id is not None
-        )
+        history = self._seen.history
+        members = history.generations[-1].seats if history.generations else ()
+        claimed = [Seat(launch.number, rank) for launch in history.launches for rank in launch.claimed]
+        shown = [seat for seat in dict.fromkeys([*members, *claimed]) if not live or seat not in self._quiet]
+        return tuple(stream_name(*seat) for seat in shown)
 
     def view(self, now: datetime | None = None) -> View | None:
         """Return what to show at ``now`` (default: the present); None before the first tick."""

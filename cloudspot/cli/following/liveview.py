@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from cloudspot.cli.following.pace import Point, seconds_left, steps_per_second
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.jobstore.records import CheckpointId, Seat, Transfer
+from cloudspot.jobstore.seats import Seats, seats_of
 from cloudspot.model import Instance, Offer
 from cloudspot.story import report
 from cloudspot.story.advice import warnings
 from cloudspot.story.ledger import bill
-from cloudspot.story.outcomes import own_exit
+from cloudspot.story.outcomes import own_beat, own_exit
 from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.series import Curve
-from cloudspot.story.states import ended_at, job_state
+from cloudspot.story.states import ended_at, is_holding, job_state, nodes_of
 
 SILENT_SECONDS = 20.0
 """Nodes send a heartbeat every five seconds; four missing ones are worth a mention."""
@@ -24,11 +25,19 @@ SILENT_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """A node of the newest launch."""
+    """A node of the newest generation, or one that is on its way or about to go."""
 
-    rank: int
+    name: str
     state: str
-    """``requested``, ``starting``, the state in its heartbeat, or how it ended."""
+    """``requested``, ``booting``, ``holding``, the state in its heartbeat, or how it ended."""
+    is_newcomer: bool = False
+    """It was in no generation yet."""
+    stands_in_for: str | None = None
+    """Whose place it takes when it is ready."""
+    leaves_seconds: float | None = None
+    """How much of its notice is left; None: it has none."""
+    is_excluded: bool = False
+    """The training has gone on without it."""
     address: str | None = None
     silent_seconds: float | None = None
     """How long since its last new heartbeat; None if that is recent or it has ended."""
@@ -43,7 +52,11 @@ class View:
     state: str
     detail: str
     provider: str
-    num_attempts: int
+    generation: int
+    """0 before the first."""
+    num_nodes: int
+    """How many nodes the generation has."""
+    max_nodes: int
     elapsed_seconds: float
     """Since it was submitted."""
     step: int
@@ -54,10 +67,8 @@ class View:
     seconds_left: float | None
     metrics: Mapping[str, float]
     curve: Curve | None
-    offer: Offer | None
-    """Of the newest launch."""
-    is_launched: bool
-    """Whether that launch is open."""
+    offers: tuple[tuple[Offer, int], ...]
+    """Those of which nodes live or are requested, and how many; where there are none, the last one with 0."""
     nodes: tuple[NodeView, ...]
     spent: float
     on_demand: float
@@ -88,24 +99,19 @@ class Sights:
     """What is remembered from earlier looks at a job's records."""
 
     points: tuple[Point, ...] = ()
-    heard: Mapping[tuple[int, int], Heard] = field(default_factory=dict)
-    """By launch and rank."""
+    heard: Mapping[Seat, Heard] = field(default_factory=dict)
 
 
-def hear(
-    heard: Mapping[tuple[int, int], Heard], history: History, now: datetime
-) -> dict[tuple[int, int], Heard]:
-    """Return the newest heartbeats of the open launch's nodes; an unchanged one keeps its moment."""
-    launch = history.open_launch
-    found: dict[tuple[int, int], Heard] = {}
-    if launch is None:
-        return found
-    for rank, beat in launch.heartbeats.items():
-        known = heard.get((launch.number, rank))
-        listed = launch.beats_listed.get(rank)
-        if known is None or (known.counter, known.listed) != (beat.counter, listed):
-            known = Heard(counter=beat.counter, at=now, listed=listed)
-        found[launch.number, rank] = known
+def hear(heard: Mapping[Seat, Heard], history: History, now: datetime) -> dict[Seat, Heard]:
+    """Return the newest heartbeats of the nodes that live; an unchanged one keeps its moment."""
+    found: dict[Seat, Heard] = {}
+    for launch in history.live_launches:
+        for rank, beat in launch.heartbeats.items():
+            seat = Seat(launch.number, rank)
+            known, listed = heard.get(seat), launch.beats_listed.get(rank)
+            if known is None or (known.counter, known.listed) != (beat.counter, listed):
+                known = Heard(counter=beat.counter, at=now, listed=listed)
+            found[seat] = known
     return found
 
 
@@ -121,9 +127,8 @@ def look(
     """Return what to show at ``now``, by the reader's clock.
 
     ``logged`` has the newest metrics, which the log has before the heartbeats do; ``instances``, a listing of
-    the machines, makes the open launch's bill more exact.
+    the machines, makes the bill of what runs more exact.
     """
-    launch = history.current_launches[-1] if history.current_launches else None
     ledger = bill(history, now, instances=instances)
     step, total = newest_step(history), steps_total(history)
     if curve is not None and curve.steps and history.finished is None:
@@ -133,18 +138,23 @@ def look(
         metrics |= logged or {}
     rate = steps_per_second(sights.points)
     commit = history.find_commit(history.head)
-    beats = [] if launch is None else list(launch.heartbeats.values())
+    seats = seats_of(history.current_launches, history.generations)
+    said = (
+        history.launches[seat.launch - 1].heartbeats.get(seat.rank)
+        for seat in (*seats.members, *seats.newcomers)
+    )
+    beats = [beat for beat in said if beat is not None]
     notices = [beat.notice_seconds for beat in beats if beat.notice_seconds is not None]
     uploads = [beat.upload_seconds for beat in beats if beat.upload_seconds is not None]
     end = ended_at(history) or now
-    open_ = history.open_launch
-    ranks = range(0 if open_ is None else open_.intent.num_nodes)
     return View(
         job_id=history.submission.job_id,
         state=job_state(history),
         detail=_detail(history),
         provider=history.submission.provider,
-        num_attempts=len(history.attempts),
+        generation=len(history.generations),
+        num_nodes=history.num_nodes,
+        max_nodes=nodes_of(history).max,
         elapsed_seconds=max(0.0, (end - history.first_submission.at).total_seconds()),
         step=step,
         steps_total=total,
@@ -153,9 +163,8 @@ def look(
         seconds_left=seconds_left(step, total, rate),
         metrics=metrics,
         curve=curve,
-        offer=None if launch is None else launch.intent.offer,
-        is_launched=open_ is not None,
-        nodes=() if open_ is None else tuple(_node(open_, rank, now, sights.heard) for rank in ranks),
+        offers=_offers(history),
+        nodes=tuple(_nodes(history, seats, now, sights.heard)),
         spent=ledger.spent,
         on_demand=ledger.on_demand_equivalent,
         currency=ledger.currency,
@@ -164,35 +173,64 @@ def look(
         commit_age_seconds=None if commit is None else max(0.0, (now - commit.at).total_seconds()),
         upload_seconds=max(uploads, default=None),
         notice_seconds=min(notices, default=None),
-        warnings=(*_notices(launch, now), *warnings(history)),
+        warnings=(*_notices(history, now), *warnings(history)),
     )
 
 
 def _detail(history: History) -> str:
     """Return why the job is in its state, if the rest of the view does not show it."""
-    if history.open_launch is not None and history.finished is None:
+    if history.live_launches and history.finished is None and job_state(history) != "holding":
         return "" if history.stop is None else f"stop requested ({history.stop.reason})"
     return report.detail(history)
 
 
-def _node(
-    launch: LaunchHistory, rank: int, now: datetime, heard: Mapping[tuple[int, int], Heard]
-) -> NodeView:
-    slot = launch.slots.get(rank)
+def _offers(history: History) -> tuple[tuple[Offer, int], ...]:
+    found: dict[str, tuple[Offer, int]] = {}
+    for launch in history.live_launches:
+        offer = launch.intent.offer
+        _, count = found.get(offer.key, (offer, 0))
+        found[offer.key] = (offer, count + len(launch.live_ranks))
+    if not found and history.current_launches:
+        return ((history.current_launches[-1].intent.offer, 0),)
+    return tuple(found.values())
+
+
+def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, Heard]) -> Iterator[NodeView]:
+    """Yield the members in rank order, then who is on its way, then who was left out and still runs."""
+    if not seats.live:
+        return
+    is_held = bool(history.generations) and is_holding(history, history.generations[-1])
+    members = [seat for seat in seats.members if history.launch_of(seat) in history.current_launches]
+    for seat in (*members, *sorted(seats.newcomers), *sorted(seats.live & seats.excluded)):
+        launch = history.launches[seat.launch - 1]
+        view = _node(launch, seat, now, heard)
+        notice = launch.notices.get(seat.rank) if seat in seats.live else None
+        left = None if notice is None else max(0.0, (notice.deadline - now).total_seconds())
+        is_newcomer, principal = seat in seats.newcomers, launch.intent.principals.get(seat)
+        waits = view.state in {"ready", "restoring"} and is_held and seat in seats.members
+        yield replace(
+            view,
+            state="holding" if waits else view.state,
+            is_newcomer=is_newcomer,
+            stands_in_for=None if principal is None or not is_newcomer else str(principal),
+            leaves_seconds=left,
+            is_excluded=seat in seats.excluded,
+        )
+
+
+def _node(launch: LaunchHistory, seat: Seat, now: datetime, heard: Mapping[Seat, Heard]) -> NodeView:
+    slot, beat = launch.slots.get(seat.rank), own_beat(launch, seat.rank)
     if slot is None:
-        return NodeView(rank=rank, state="requested")
-    if slot.instance_id is None:
-        return NodeView(rank=rank, state="void")
-    last = own_exit(launch, rank)
-    if last is not None:
-        return NodeView(rank=rank, state=last.outcome, address=slot.address)
-    beat = launch.heartbeats.get(rank)
+        return NodeView(name=str(seat), state="requested")
+    if launch.is_over(seat.rank):
+        last = own_exit(launch, seat.rank)
+        return NodeView(name=str(seat), state="lost" if last is None else last.outcome, address=slot.address)
     if beat is None:
-        return NodeView(rank=rank, state="starting", address=slot.address)
-    word = heard.get((launch.number, rank))
+        return NodeView(name=str(seat), state="booting", address=slot.address)
+    word = heard.get(seat)
     silent = 0.0 if word is None else (now - word.at).total_seconds()
     return NodeView(
-        rank=rank,
+        name=str(seat),
         state=beat.state,
         address=beat.address,
         silent_seconds=silent if silent >= SILENT_SECONDS else None,
@@ -200,13 +238,13 @@ def _node(
     )
 
 
-def _notices(launch: LaunchHistory | None, now: datetime) -> list[str]:
+def _notices(history: History, now: datetime) -> list[str]:
     """Return a line for each node that is about to be reclaimed."""
-    if launch is None or launch.closed is not None:
-        return []
     found = []
-    for rank, notice in sorted(launch.notices.items()):
-        if own_exit(launch, rank) is None:
-            left = max(0.0, (notice.deadline - now).total_seconds())
-            found.append(f"node {rank} will be reclaimed in {left:.0f} s ({notice.source})")
+    for launch in history.live_launches:
+        for rank, notice in sorted(launch.notices.items()):
+            if rank in launch.live_ranks:
+                left = max(0.0, (notice.deadline - now).total_seconds())
+                node = Seat(launch.number, rank)
+                found.append(f"node {node} will be reclaimed in {left:.0f} s ({notice.source})")
     return found

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History
-from cloudspot.story.outcomes import last_generation
+from cloudspot.jobstore.records import Heartbeat
 from cloudspot.story.progress import first_step
+from cloudspot.story.states import live_members
 
 WINDOW_SECONDS = 60.0
 """The window for the rate: short enough to follow changes, long enough to be steady."""
@@ -27,30 +28,35 @@ class Point:
 
 def sight(history: History) -> Point | None:
     """Return how far the newest generation is, by its nodes' heartbeats; None if nothing counts its steps."""
-    launch = history.open_launch
-    generation = None if launch is None else last_generation(history, launch)
-    if launch is None or generation is None:
+    if not live_members(history):
         return None
-    beats = [beat for _, beat in sorted(launch.heartbeats.items()) if beat.generation == generation.number]
+    number = history.generations[-1].number
+    beats = [beat for beat in _beats(history) if beat.generation == number]
     beats = [beat for beat in beats if beat.has_session and beat.state in {"running", "draining"}]
     if not beats:
         return None
     # Always the first node's clock, so that two points are on the same one.
     first = beats[0]
-    return Point(generation.number, first.at, max(beat.step for beat in beats))
+    return Point(number, first.at, max(beat.step for beat in beats))
 
 
 def origin(history: History) -> Point | None:
     """Return where the newest generation began its steps, by its first node; None if not yet reported."""
-    launch = history.open_launch
-    generation = None if launch is None else last_generation(history, launch)
-    if launch is None or generation is None:
+    if not live_members(history):
         return None
-    for _, beat in sorted(launch.heartbeats.items()):
+    generation = history.generations[-1]
+    for beat in _beats(history):
         for phase in beat.phases:
             if phase.state == "training" and phase.generation == generation.number:
                 return Point(generation.number, phase.at, first_step(generation))
     return None
+
+
+def _beats(history: History) -> list[Heartbeat]:
+    """Return the heartbeats of the newest generation's nodes, in rank order."""
+    seats = history.generations[-1].seats
+    beats = (history.launches[seat.launch - 1].heartbeats.get(seat.rank) for seat in seats)
+    return [beat for beat in beats if beat is not None]
 
 
 def with_point(points: Sequence[Point], new: Point | None) -> tuple[Point, ...]:

@@ -22,6 +22,7 @@ CURVE_LINES = 4
 WIDE_CURVE_LINES = 7
 NUM_NODE_LINES = 4
 """Up to this many nodes have a line each; of more, only those that need attention."""
+NUM_OFFERS = 3
 NUM_METRICS = 6
 MAX_WARNINGS = 3
 CURVE_STYLE = "cyan"
@@ -98,11 +99,13 @@ def _labelled(label: str, value: Text) -> Text:
 
 
 def _title(view: View, width: int, marks: _Marks) -> Text:
-    attempt = f"attempt {view.num_attempts}" if view.num_attempts else ""
+    generation = f"generation {view.generation}" if view.generation else ""
+    nodes = f"{view.num_nodes}/{view.max_nodes} nodes" if view.max_nodes > 1 and view.generation else ""
+    elapsed = output.duration_text(round(view.elapsed_seconds))
     parts = [
         Text(view.job_id, style="bold"),
         Text(view.state, style=f"bold {output.STATE_STYLES.get(view.state, '')}"),
-        *(Text(part) for part in (attempt, output.duration_text(round(view.elapsed_seconds))) if part),
+        *(Text(part) for part in (generation, nodes, elapsed) if part),
     ]
     rule = Text(f" {marks.rule * 2} ", style="dim")
     line = Text.assemble((f"{marks.rule * 2} ", "dim"), rule.join(parts), " ")
@@ -172,14 +175,16 @@ def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Tex
 
 
 def _place(view: View) -> Iterator[Text]:
-    offer = view.offer
-    if offer is None:
+    if not view.offers:
         yield _labelled("on", Text(f"{view.provider}, nothing launched yet"))
-        return
-    price = f"{offer.price_per_hour:g} {offer.currency} an hour"
-    last = "" if view.is_launched else ", the last launch"
-    where = f"{view.provider}: {offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
-    yield _labelled("on", Text(where))
+    for number, (offer, count) in enumerate(view.offers[:NUM_OFFERS]):
+        price = f"{offer.price_per_hour:g} {offer.currency} an hour"
+        last = "" if count else ", the last launch"
+        times = f"{count} x " if len(view.offers) > 1 else ""
+        where = f"{times}{offer.market.value} {offer.instance_type} in {offer.zone} at {price}{last}"
+        yield _labelled("" if number else "on", Text(where if number else f"{view.provider}: {where}"))
+    if len(view.offers) > NUM_OFFERS:
+        yield _labelled("", Text(f"and {len(view.offers) - NUM_OFFERS} more offers"))
 
 
 def _nodes(nodes: Sequence[NodeView], width: int, marks: _Marks) -> Iterator[Text]:
@@ -189,7 +194,12 @@ def _nodes(nodes: Sequence[NodeView], width: int, marks: _Marks) -> Iterator[Tex
         notable = [
             node
             for node in nodes
-            if node.silent_seconds or node.transfer is not None or node.state != ordinary
+            if node.silent_seconds
+            or node.transfer is not None
+            or node.state != ordinary
+            or node.is_newcomer
+            or node.is_excluded
+            or node.leaves_seconds is not None
         ]
         shown = notable[: NUM_NODE_LINES - 1]
     label = "nodes" if len(nodes) > 1 else "node"
@@ -203,8 +213,18 @@ def _nodes(nodes: Sequence[NodeView], width: int, marks: _Marks) -> Iterator[Tex
 
 
 def _node(node: NodeView, width: int, marks: _Marks) -> Text:
-    style = {"failed": "red", "draining": output.WARNING_STYLE}.get(node.state, "")
-    line = Text.assemble(f"{node.rank} ", (node.state, style))
+    style = {"failed": "red", "draining": output.WARNING_STYLE, "holding": output.WARNING_STYLE}.get(
+        node.state, ""
+    )
+    line = Text.assemble(f"{node.name} ", (node.state, style))
+    if node.is_newcomer and node.state == "ready":
+        line.append(": joins at the next drain")
+    if node.stands_in_for is not None:
+        line.append(f" in place of {node.stands_in_for}")
+    if node.leaves_seconds is not None:
+        line.append(f"  leaves in {_whole(node.leaves_seconds)}", style=output.WARNING_STYLE)
+    if node.is_excluded:
+        line.append("  left out", style=output.WARNING_STYLE)
     if node.address is not None:
         line.append(f"  {node.address}")
     if node.silent_seconds is not None:

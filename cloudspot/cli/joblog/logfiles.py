@@ -1,4 +1,4 @@
-"""Downloads a job's log as text files, one per attempt and node."""
+"""Downloads a job's log as text files, one per node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
+from cloudspot.jobstore.records import Seat
 from cloudspot.model import LogRecord
 
 
@@ -28,8 +29,6 @@ def download_logs(
     Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
     control sequences included. CloudspotError if the directory cannot be written to.
     """
-    attempts = job.first_history.attempts
-    names = {attempt.number: f"attempt-{number:03d}" for number, attempt in enumerate(attempts, start=1)}
     named = sorted(filter(is_node_stream, job.log_sink.streams()), key=parse_stream)
     streams = [stream for stream in named if wanted(*parse_stream(stream))]
     written = []
@@ -38,10 +37,13 @@ def download_logs(
         with transfer("downloading the log", None) as advance:
             for stream in streams:
                 launch, rank = parse_stream(stream)
-                path = directory / f"{names.get(launch, f'launch-{launch:03d}')}-node-{rank:03d}.log"
+                node = str(Seat(launch, rank))
+                path = directory / f"node-{node}.log"
                 num_lines = _write(job, path, stream, shown, advance)
                 if num_lines:
-                    written.append({"file": str(path), "launch": launch, "rank": rank, "lines": num_lines})
+                    written.append(
+                        {"file": str(path), "node": node, "launch": launch, "rank": rank, "lines": num_lines}
+                    )
     except OSError as error:
         raise CloudspotError(f"--download: {directory} cannot be written: {error.strerror}") from error
     if as_json:

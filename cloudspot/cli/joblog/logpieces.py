@@ -12,8 +12,9 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
-from cloudspot.jobstore.records import LogStanding
+from cloudspot.jobstore.records import LogStanding, Seat
 from cloudspot.model import LogPiece
+from cloudspot.story.node_names import named
 
 Wanted = Callable[[int, int], bool]
 
@@ -24,8 +25,6 @@ class _Stream:
 
     launch: int
     rank: int
-    attempt: int | None
-    """None if the launch never became an attempt."""
     first_day: date | None
     last_day: date | None
     num_bytes: int | None
@@ -67,11 +66,10 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
         output.echo(f"job {job.id} has no such log")
         return
     output.echo_table(
-        ("ATTEMPT", "NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"),
+        ("NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"),
         [
             (
-                "-" if each.attempt is None else str(each.attempt),
-                str(each.rank),
+                str(Seat(each.launch, each.rank)),
                 "-" if each.first_day is None else each.first_day.isoformat(),
                 "-" if each.last_day is None else each.last_day.isoformat(),
                 "-" if each.num_bytes is None else output.size_text(each.num_bytes),
@@ -106,22 +104,22 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
 
 
 def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> None:
-    """Name the attempts from before the job's last resumption whose log is somewhere else."""
+    """Name the nodes from before the job's last resumption whose log is somewhere else."""
     history = job.first_history
     newer = {launch.number for launch in history.current_launches}
     older = [
-        (count, launch)
-        for count, launch in enumerate(history.attempts, start=1)
-        if launch.number not in newer and any(wanted(launch.number, rank) for rank in launch.slots)
+        Seat(launch.number, rank)
+        for launch in history.launches
+        for rank in launch.claimed
+        if launch.number not in newer and wanted(launch.number, rank)
     ]
     if not older:
         return
     held = {parse_stream(name)[0] for name in job.log_sink.streams() if is_node_stream(name)}
-    missing = [str(count) for count, launch in older if launch.number not in held]
+    missing = [seat for seat in older if seat.launch not in held]
     if missing:
-        noun = "attempt" if len(missing) == 1 else "attempts"
         output.warn(
-            f"the log of {noun} {', '.join(missing)} is not here: it stayed behind when job {job.id} moved "
+            f"the log of {named(missing)} is not here: it stayed behind when job {job.id} moved "
             "or changed its provider; to read it, name the store of then with --store"
         )
 
@@ -134,12 +132,12 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
     pieces = sorted(_pieces(job), key=lambda piece: parse_stream(piece.stream))
     held = {name: list(some) for name, some in groupby(pieces, key=lambda piece: piece.stream)}
     history = job.first_history
-    numbers = {launch.number: count for count, launch in enumerate(history.attempts, start=1)}
     spoken = {
         (launch.number, rank): beat for launch in history.launches for rank, beat in launch.heartbeats.items()
     }
-    over = {(launch.number, rank) for launch in history.launches for rank in launch.exits}
-    over |= {key for key in spoken if history.launches[key[0] - 1].closed is not None}
+    over = {
+        (launch.number, rank) for launch in history.launches for rank in launch.slots if launch.is_over(rank)
+    }
     known = sorted({*map(parse_stream, held), *spoken})
     found = []
     for launch, rank in known:
@@ -154,7 +152,6 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
             _Stream(
                 launch=launch,
                 rank=rank,
-                attempt=numbers.get(launch),
                 first_day=min((piece.first_day for piece in some), default=None),
                 last_day=max((piece.last_day for piece in some), default=None),
                 num_bytes=None if None in sizes else sum(size or 0 for size in sizes),
@@ -188,7 +185,7 @@ def _as_json(stream: _Stream) -> dict[str, Any]:
     standing = stream.standing
     return {
         "launch": stream.launch,
-        "attempt": stream.attempt,
+        "node": str(Seat(stream.launch, stream.rank)),
         "rank": stream.rank,
         "first_day": None if stream.first_day is None else stream.first_day.isoformat(),
         "last_day": None if stream.last_day is None else stream.last_day.isoformat(),

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import heapq
+import math
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from datetime import datetime
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.log_streams import is_node_stream, parse_stream, stream_name
 from cloudspot.model import LogRecord
+
+Life = tuple[datetime, datetime | None]
+"""Between which moments a node may have written lines; None: it may still write."""
+SLACK = timedelta(minutes=1)
+"""How much a machine's clock may differ from the one by which its end was told."""
+
+
+def lives_of(history: History) -> dict[str, Life]:
+    """Return when the nodes of the job wrote their logs, by stream."""
+    found: dict[str, Life] = {}
+    for launch in history.launches:
+        for rank, slot in launch.claimed.items():
+            over = launch.over_at(rank)
+            found[stream_name(launch.number, rank)] = (
+                slot.at - SLACK,
+                None if over is None else over + SLACK,
+            )
+    return found
 
 
 class LogTail:
     """Reads a job's log from where it last stopped, each line once.
 
-    It reads launch by launch, since one is over before the next begins. The nodes of a launch are merged by
-    time, and each stream keeps its own order. A sink that does not answer raises TransientError; call again,
-    and it goes on after the last line.
+    The nodes' lines are merged by time, and each stream keeps its own order. Of a node whose life is known,
+    nothing is asked for before the lines of its time are due. A sink that does not answer raises
+    TransientError; call again, and it goes on after the last line.
     """
 
     def __init__(
@@ -27,23 +46,25 @@ class LogTail:
         *,
         streams: Callable[[], Sequence[str]] | None = None,
         wanted: Callable[[int, int], bool] | None = None,
+        lives: Callable[[], Mapping[str, Life]] = dict,
     ) -> None:
         """Read the streams that ``streams`` names at each call (default: those the sink lists).
 
-        ``wanted`` tells by launch and rank whether to read one; by default, all are read.
+        ``wanted`` tells by launch and rank whether to read one; by default, all are read. ``lives`` tells
+        what is known of the nodes' lives, by stream.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
         self._wanted = wanted
+        self._lives = lives
         self._newest: dict[str, int] = {}
 
     def new_records(self) -> Iterator[LogRecord]:
         """Yield what has arrived since the last call."""
-        for streams in self._launches():
-            for record in heapq.merge(*map(self._read_on, streams), key=_time):
-                # Noted here and not where it is read, because merge reads one line of each stream ahead.
-                self._newest[record.stream] = record.seq
-                yield record
+        for record in self._merged(self._to_read(), self._read_on):
+            # Noted here and not where it is read, because merging reads one line of each stream ahead.
+            self._newest[record.stream] = record.seq
+            yield record
 
     def last_records(
         self,
@@ -58,54 +79,78 @@ class LogTail:
         nothing before ``since``.
         """
         self._newest.clear()
+        streams, opened = self._to_read(), set[str]()
+
+        def read(stream: str) -> Iterator[LogRecord]:
+            opened.add(stream)
+            return self._read_back(stream)
+
         found: list[LogRecord] = []
-        is_complete = False
-        for streams in reversed(self._launches()):
-            if is_complete:
-                self._skip(streams)
-                continue
-            # Of two lines with the same time, the one that new_records would yield first comes last here.
-            backs = [self._read_back(stream) for stream in reversed(streams)]
-            for record in heapq.merge(*backs, key=_time, reverse=True):
-                is_recent = since is None or record.time >= since
-                if is_recent and len(found) < count and shown(record):
-                    found.append(record)
-                if not is_recent or len(found) >= count:
-                    is_complete = True
-                    break
-            for back in backs:
-                back.close()
+        records = self._merged(streams, read, is_backwards=True)
+        for record in records:
+            is_recent = since is None or record.time >= since
+            if is_recent and len(found) < count and shown(record):
+                found.append(record)
+            if not is_recent or len(found) >= count:
+                break
+        records.close()
+        self._skip(stream for stream in streams if stream not in opened)
         return found[::-1]
 
     def skip_before(self, moment: datetime) -> None:
         """Make ``new_records`` start, in each stream, after the last line before ``moment``."""
-        is_older = False
-        for streams in reversed(self._launches()):
-            if is_older:
-                self._skip(streams)
-                continue
-            have_recent = [self._skip_stream(stream, moment) for stream in streams]
-            is_older = False in have_recent and True not in have_recent
+        lives = self._lives()
+        for stream in self._to_read():
+            _, end = lives.get(stream, (None, None))
+            if end is not None and end < moment:
+                self._skip([stream])
+            else:
+                self._skip_stream(stream, moment)
 
-    def _launches(self) -> list[list[str]]:
-        """Return the wanted streams, grouped by launch and sorted by rank."""
+    def _to_read(self) -> list[str]:
+        """Return the wanted streams, by launch and rank."""
         streams = sorted(filter(is_node_stream, self._streams()), key=parse_stream)
-        wanted = [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
-        return [list(group) for _, group in groupby(wanted, key=lambda stream: parse_stream(stream)[0])]
+        return [each for each in streams if self._wanted is None or self._wanted(*parse_stream(each))]
 
-    def _skip(self, streams: Sequence[str]) -> None:
-        """Skip the streams of a launch that was over before anything that is read."""
+    def _merged(
+        self,
+        streams: Sequence[str],
+        read: Callable[[str], Iterator[LogRecord]],
+        *,
+        is_backwards: bool = False,
+    ) -> Generator[LogRecord]:
+        """Yield the records of all streams by time, and open each when its first one may be due."""
+        sign, lives = -1 if is_backwards else 1, self._lives()
+        waiting: list[tuple[float, int, LogRecord | None, Iterator[LogRecord]]] = []
+        for number, stream in enumerate(streams):
+            bound = lives.get(stream, (None, None))[is_backwards]
+            due = -math.inf if bound is None else sign * bound.timestamp()
+            # Of two lines with the same time, the one that comes first forwards comes last backwards.
+            waiting.append((due, sign * number, None, iter(())))
+        heapq.heapify(waiting)
+        while waiting:
+            _, place, record, rest = waiting[0]
+            if record is None:
+                rest = read(streams[sign * place])
+            else:
+                yield record
+            following = next(rest, None)
+            if following is None:
+                heapq.heappop(waiting)
+            else:
+                due = sign * following.time.timestamp()
+                heapq.heapreplace(waiting, (due, place, following, rest))
+
+    def _skip(self, streams: Iterable[str]) -> None:
+        """Skip the streams of nodes that were over before anything that is read."""
         self._newest.update(dict.fromkeys(streams, sys.maxsize))
 
-    def _skip_stream(self, stream: str, moment: datetime) -> bool | None:
-        """Skip what is before the moment; return whether lines remain, or None if the stream is empty."""
-        has_recent: bool | None = None
+    def _skip_stream(self, stream: str, moment: datetime) -> None:
+        """Skip what is before the moment."""
         for record in self._sink.read_back(stream):
             if record.time < moment:
                 self._newest[stream] = record.seq
-                return bool(has_recent)
-            has_recent = True
-        return has_recent
+                return
 
     def _read_on(self, stream: str) -> Iterator[LogRecord]:
         newest = self._newest.get(stream, -1)
@@ -115,7 +160,3 @@ class LogTail:
         for record in self._sink.read_back(stream):
             self._newest.setdefault(stream, record.seq)
             yield record
-
-
-def _time(record: LogRecord) -> datetime:
-    return record.time

@@ -1,25 +1,38 @@
-"""Prints the details of one job: where the time went, launches, generations, notices, machines."""
+"""Prints the details of one job: where the time went, launches, nodes, generations, notices, machines."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
+from cloudspot.story.node_names import parse_seat, ranges
 
 _TIME_STYLES = {"training": "green", "lost": "red"}
 
 
-def echo_details(value: Mapping[str, Any]) -> None:
-    """Print the tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out."""
+MOST_ROWS = 8
+"""A table with more rows is folded, unless all are asked for."""
+KEPT_ROWS = 4
+"""How many of the newest rows a folded table has, besides those of what still runs."""
+
+
+def echo_details(value: Mapping[str, Any], *, show_all: bool = False) -> None:
+    """Print the tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out.
+
+    Long tables show the newest rows and what still runs, and the others in one line, unless ``show_all``.
+    """
+    most = sys.maxsize if show_all else MOST_ROWS
     _echo_time(value)
-    _echo_launches(value)
-    _echo_generations(value)
-    _echo_notices(value)
-    _echo_machines(value)
+    _echo_launches(value, most)
+    _echo_nodes(value, most)
+    _echo_generations(value, most)
+    _echo_notices(value, most)
+    _echo_machines(value, most)
 
 
 def _echo_time(value: Mapping[str, Any]) -> None:
@@ -37,21 +50,67 @@ def _echo_time(value: Mapping[str, Any]) -> None:
         output.echo(f"  {state:<9}  {output.duration_text(seconds):>8}  {100 * share:3.0f}%  ", filled)
 
 
-def _echo_launches(value: Mapping[str, Any]) -> None:
-    attempts = {attempt["launch"]: number for number, attempt in enumerate(value["attempts"], start=1)}
-    nodes = {attempt["launch"]: attempt["nodes"] for attempt in value["attempts"]}
+def _echo_launches(value: Mapping[str, Any], most: int) -> None:
+    nodes: dict[int, list[Mapping[str, Any]]] = {}
+    for node in value["nodes"]:
+        nodes.setdefault(node["launch"], []).append(node)
     providers = {launch["provider"] for launch in value["launches"]}
+    kept, folded = _folded(value["launches"], most, lambda launch: launch["outcome"] is None)
+    has_many = any(launch["num_nodes"] > 1 for launch in value["launches"])
     rows = [
         (
             str(launch["launch"]),
-            str(attempts.get(launch["launch"], "-")),
+            *([str(launch["num_nodes"])] if has_many else []),
             _offer(launch, show_provider=len(providers) > 1),
             output.moment_text(launch["started"]),
             _outcome(launch, nodes.get(launch["launch"], [])),
+            _launch_why(launch),
         )
-        for launch in value["launches"]
+        for launch in kept
     ]
-    _echo(("LAUNCH", "ATTEMPT", "OFFER", "STARTED", "OUTCOME"), rows)
+    headers = ("LAUNCH", *(["NODES"] if has_many else []), "OFFER", "STARTED", "OUTCOME", "WHY")
+    _echo(headers, rows, num_folding=2)
+    _echo_folded(
+        folded,
+        f"launches of {sum(one['num_nodes'] for one in folded)} nodes",
+        [one["outcome"] for one in folded],
+        _paid(folded),
+    )
+
+
+def _launch_why(launch: Mapping[str, Any]) -> str:
+    principals = [name for name in launch["stands_in_for"] if name is not None]
+    instead = f", for {ranges(map(parse_seat, principals))}" if principals else ""
+    return f"{launch['why']}{instead}{': ' if launch['detail'] else ''}{launch['detail']}"
+
+
+def _echo_nodes(value: Mapping[str, Any], most: int) -> None:
+    """Print the nodes, unless each launch had one, one after the other, so that its own row says it all."""
+    nodes = value["nodes"]
+    live = [node for node in nodes if node["ended"] is None]
+    if len(nodes) == len({node["launch"] for node in nodes}) and len(live) < 2:
+        return
+    members = value["generations"][-1]["nodes"] if value["generations"] else []
+    ranks = {name: str(rank) for rank, name in enumerate(members)}
+    kept, folded = _folded(nodes, most, lambda node: node["ended"] is None)
+    rows = [
+        (
+            node["name"],
+            ranks.get(node["name"], "-"),
+            output.moment_text(node["claimed"]),
+            output.duration_text(node["seconds"]) + ("" if node["ended"] else " so far"),
+            _node_outcome(node),
+        )
+        for node in kept
+    ]
+    _echo(("NODE", "RANK", "SINCE", "TIME", "STATE"), rows)
+    _echo_folded(folded, "nodes", [one["outcome"] for one in folded], "")
+
+
+def _node_outcome(node: Mapping[str, Any]) -> str:
+    if node["ended"] is None:
+        return str(node["state"])
+    return f"{node['outcome']}{': ' if node['detail'] else ''}{node['detail']}"
 
 
 def _offer(launch: Mapping[str, Any], *, show_provider: bool) -> str:
@@ -61,8 +120,9 @@ def _offer(launch: Mapping[str, Any], *, show_provider: bool) -> str:
 
 def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
     if launch["outcome"] is None:
-        return _states(node["state"] for node in nodes) or "launching"
-    detail = f": {launch['detail']}" if launch["detail"] else ""
+        num_missing = launch["num_nodes"] - len(nodes)
+        return _states([*(node["state"] for node in nodes), *["launching"] * num_missing])
+    detail = f": {launch['outcome_detail']}" if launch["outcome_detail"] else ""
     return f"{launch['outcome']}{detail}"
 
 
@@ -74,35 +134,24 @@ def _states(states: Iterable[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
-def _echo_generations(value: Mapping[str, Any]) -> None:
+def _echo_generations(value: Mapping[str, Any], most: int) -> None:
+    kept, folded = _folded(value["generations"], most)
     rows = [
         (
             str(one["generation"]),
-            _ranges(one["nodes"]),
+            ranges(map(parse_seat, one["nodes"])),
             "start" if one["restored"] is None else str(one["restored"]["step"]),
             str(one["last_step"]),
             steps_lost_text(one),
-            _training_time(one),
+            "held" if one["is_holding"] else _training_time(one),
             _why(one),
         )
-        for one in value["generations"]
+        for one in kept
     ]
     _echo(("GENERATION", "NODES", "FROM", "TO", "LOST", "TRAINED", "WHY"), rows)
-
-
-def _ranges(names: Sequence[str]) -> str:
-    """Return ``1.0-7,9 2.3`` for nodes by their names: launch 1's 0 to 7 and 9, and launch 2's 3."""
-    runs: dict[str, list[list[int]]] = {}
-    for launch, _, rank in (name.partition(".") for name in names):
-        of_launch, number = runs.setdefault(launch, []), int(rank)
-        if of_launch and of_launch[-1][1] == number - 1:
-            of_launch[-1][1] = number
-        else:
-            of_launch.append([number, number])
-    return " ".join(
-        f"{launch}." + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-        for launch, found in runs.items()
-    )
+    lost = sum(one["steps_lost"] or 0 for one in folded)
+    least = "" if all(one["steps_lost_is_exact"] for one in folded) else "at least "
+    _echo_folded(folded, "generations", [one["why"] for one in folded], f"{least}{lost} steps lost")
 
 
 def _training_time(one: Mapping[str, Any]) -> str:
@@ -116,20 +165,23 @@ def _why(one: Mapping[str, Any]) -> str:
     return f"{one['why']}; {skipped} did not verify" if skipped else str(one["why"])
 
 
-def _echo_notices(value: Mapping[str, Any]) -> None:
+def _echo_notices(value: Mapping[str, Any], most: int) -> None:
+    # By launch and rank: the newest one is not always the last.
+    kept, folded = _folded(sorted(value["notices"], key=lambda one: datetime.fromisoformat(one["at"])), most)
     rows = [
         (
             output.moment_text(one["at"]),
-            str(one["launch"]),
-            str(one["rank"]),
+            one["node"],
             str(one["step"]),
             output.duration_text(_seconds_between(one["at"], one["deadline"])),
             _commit(one),
             one["source"],
         )
-        for one in value["notices"]
+        for one in kept
     ]
-    _echo(("NOTICE", "LAUNCH", "NODE", "STEP", "LEFT", "COMMIT", "SOURCE"), rows)
+    _echo(("NOTICE", "NODE", "STEP", "LEFT", "COMMIT", "SOURCE"), rows)
+    num_saved = sum(one["commit_seconds"] is not None for one in folded)
+    _echo_folded(folded, "notices", [], f"{num_saved} with a checkpoint")
 
 
 def _commit(one: Mapping[str, Any]) -> str:
@@ -138,37 +190,81 @@ def _commit(one: Mapping[str, Any]) -> str:
     return f"step {one['commit']['step']} after {output.duration_text(one['commit_seconds'])}"
 
 
-def _echo_machines(value: Mapping[str, Any]) -> None:
+def _echo_machines(value: Mapping[str, Any], most: int) -> None:
     cost, currency = value["cost"], value["cost"]["currency"]
+    kept, folded = _folded(value["ledger"], most, lambda one: one["ended"] is None)
     rows = [
         (
             one["instance_id"],
-            str(one["launch"]),
-            "-" if one["rank"] is None else str(one["rank"]),
+            one["node"] or "-",
             output.duration_text(one["seconds"]) + ("" if one["ended"] else " so far"),
             output.money_text(one["price_per_hour"], one["currency"]),
             output.money_text(one["spent"], one["currency"]),
         )
-        for one in value["ledger"]
+        for one in kept
     ]
     if not rows:
         return
     spent, on_demand = cost["spent"], cost["on_demand_equivalent"]
     total = output.duration_text(cost["machine_seconds"])
-    rows.append(("total", "", "", total, "", output.money_text(spent, currency)))
+    if folded:
+        rows.append((f"{len(folded)} older", "", *_total(folded)))
+    rows.append(("total", "", total, "", output.money_text(spent, currency)))
     for other, amount in cost["others"].items():
-        rows.append(("and", "", "", "", "", output.money_text(amount, other)))
-    rows.append(("on demand", "", "", total, "", output.money_text(on_demand, currency)))
+        rows.append(("and", "", "", "", output.money_text(amount, other)))
+    for purpose, one in cost["purposes"].items():
+        if purpose != "training" and one["seconds"] >= 0.05:
+            of_it = output.money_text(one["spent"], currency)
+            rows.append((f"of it: {purpose}", "", output.duration_text(one["seconds"]), "", of_it))
+    rows.append(("on demand", "", total, "", output.money_text(on_demand, currency)))
     if on_demand > 0:
         saved = output.money_text(on_demand - spent, currency)
-        rows.append(("saved", "", "", "", "", f"{saved} ({100 * (1 - spent / on_demand):.0f}%)"))
-    _echo(("MACHINE", "LAUNCH", "NODE", "TIME", "PER HOUR", "SPENT"), rows)
+        rows.append(("saved", "", "", "", f"{saved} ({100 * (1 - spent / on_demand):.0f}%)"))
+    _echo(("MACHINE", "NODE", "TIME", "PER HOUR", "SPENT"), rows)
 
 
-def _echo(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _total(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+    seconds = output.duration_text(sum(one["seconds"] for one in rows))
+    return seconds, "", _money(rows)
+
+
+def _paid(rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{output.duration_text(sum(one['seconds'] for one in rows))}, {_money(rows)}"
+
+
+def _money(rows: Sequence[Mapping[str, Any]]) -> str:
+    amounts: dict[str, float] = {}
+    for one in rows:
+        amounts[one["currency"]] = amounts.get(one["currency"], 0.0) + one["spent"]
+    return " + ".join(output.money_text(amount, currency) for currency, amount in amounts.items())
+
+
+_Row = TypeVar("_Row")
+
+
+def _folded(
+    rows: Sequence[_Row], most: int, is_live: Callable[[_Row], bool] = lambda _row: False
+) -> tuple[list[_Row], list[_Row]]:
+    """Return the rows to show, and those that are told in one line."""
+    if len(rows) <= most:
+        return list(rows), []
+    newest = len(rows) - KEPT_ROWS
+    kept = [row for number, row in enumerate(rows) if number >= newest or is_live(row)]
+    return kept, [row for number, row in enumerate(rows) if number < newest and not is_live(row)]
+
+
+def _echo_folded(rows: Sequence[object], what: str, outcomes: Sequence[str], rest: str) -> None:
+    """Print the line of the rows that are not shown."""
+    if rows:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).most_common())
+        said = "; ".join(part for part in (counts, rest) if part)
+        output.echo(f"and {len(rows)} older {what}: {said} (--all shows them)", style="dim")
+
+
+def _echo(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_folding: int = 1) -> None:
     if rows:
         output.echo()
-        output.echo_table(headers, rows)
+        output.echo_table(headers, rows, num_folding=num_folding)
 
 
 def _seconds_between(start: str, end: str) -> float:

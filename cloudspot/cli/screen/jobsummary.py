@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -92,7 +92,8 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
-        ("attempts", str(len(value["attempts"]))),
+        ("starts", _starts_text(value["generations"])),
+        ("nodes", _nodes_text(value)),
         ("notices", str(len(value["notices"]))),
         ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("last commit", _commit_text(commit)),
@@ -104,6 +105,25 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("logs", job.command("logs")),
         ("artifacts", job.command("artifacts download") if has_artifacts else ""),
     ]
+
+
+def _starts_text(generations: Sequence[Mapping[str, Any]]) -> str:
+    held = sum(one["is_holding"] for one in generations)
+    return f"{len(generations)}" + (f", of which {held} only waited for nodes" if held else "")
+
+
+def _nodes_text(value: Mapping[str, Any]) -> str:
+    """Return how many nodes the job has, may have and had; empty where it never had more than one."""
+    total, generations = len(value["nodes"]), value["generations"]
+    if max(total, value["nodes_max"]) < 2 or not total:
+        return ""
+    live = {node["name"] for node in value["nodes"] if node["ended"] is None}
+    if not live:
+        return f"{total} in all"
+    members = live.intersection(generations[-1]["nodes"] if generations else ())
+    ever = {name for one in generations for name in one["nodes"]}
+    coming = f", {len(live - ever)} on the way" if live - ever else ""
+    return f"{len(members)} of {value['nodes_max']}{coming}, {total} so far"
 
 
 def _commit_text(commit: Mapping[str, Any] | None) -> str:
@@ -135,18 +155,25 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
     failed = list(_failed_nodes(value))
     for node in failed[:MAX_TAILS]:
         output.echo()
-        output.echo(f"last lines of node {node['rank']} (exit code {node['exit_code']}):", style="bold")
+        output.echo(f"last lines of node {node['name']} (exit code {node['exit_code']}):", style="bold")
         for line in node["log_tail"]:
             output.echo(f"  {line}")
     if len(failed) > MAX_TAILS:
         output.echo()
-        command = f"{job.command('logs')} --node RANK"
+        command = f"{job.command('logs')} --node NODE"
         output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for attempt in reversed(value["attempts"]):
-        failed = [node for node in attempt["nodes"] if node["outcome"] == "failed" and node["log_tail"]]
+    nodes = {node["name"]: node for node in value["nodes"]}
+    groups = [one["nodes"] for one in reversed(value["generations"])]
+    groups += [
+        [name for name, node in nodes.items() if node["launch"] == launch["launch"]]
+        for launch in reversed(value["launches"])
+    ]
+    for names in groups:
+        of_group = (nodes[name] for name in names if name in nodes)
+        failed = [node for node in of_group if node["outcome"] == "failed" and node["log_tail"]]
         if failed:
             yield from failed
             return

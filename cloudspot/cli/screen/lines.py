@@ -8,7 +8,9 @@ from datetime import datetime, timezone
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import parse_stream
+from cloudspot.jobstore.records import Seat
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Event, EventKind
 
@@ -37,10 +39,16 @@ def echo_line(line: Line) -> None:
     output.echo(output.Styled(line.head, "dim"), " ", output.Styled(line.text, line.style))
 
 
+def are_nodes_named(max_nodes: int, history: History | None) -> bool:
+    """Return whether the lines of a job's log name their nodes: it has had several, or may have."""
+    if max_nodes > 1 or history is None:
+        return max_nodes > 1
+    return sum(len(launch.claimed) for launch in history.launches) > 1
+
+
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
-    """Return a line of the log as it is shown, without its colours; ``name_nodes`` adds its node's rank."""
-    rank = parse_stream(record.stream)[1]
-    who = f"{record.source}[{rank}]" if name_nodes else record.source
+    """Return a line of the log as it is shown, without its colours; ``name_nodes`` adds its node's name."""
+    who = f"{record.source}[{Seat(*parse_stream(record.stream))}]" if name_nodes else record.source
     return Line(record.time, who, printable(record.text))
 
 
@@ -70,6 +78,7 @@ def _style(event: Event) -> str | None:
 _EVENT_STYLES = {
     EventKind.NOTICED: output.WARNING_STYLE,
     EventKind.WARNED: output.WARNING_STYLE,
+    EventKind.HOLDING: output.WARNING_STYLE,
     EventKind.STOP_REQUESTED: output.WARNING_STYLE,
     EventKind.LAUNCHED: "cyan",
     EventKind.STARTED: "cyan",

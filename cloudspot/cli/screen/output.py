@@ -189,6 +189,7 @@ STATE_STYLES = {
     "failed": "red",
     "stopped": WARNING_STYLE,
     "draining": WARNING_STYLE,
+    "holding": WARNING_STYLE,
     "suspended": WARNING_STYLE,
 }
 """How a job's state looks on a terminal."""

@@ -88,7 +88,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request in one call, or none; it is not retried here."""
+        """Create the machines of the request, or none, in one call; it is not retried here."""
         body = decode_request(request, EcsRequest)
         self._check_account()
         parameters = parameters_of(body, token)

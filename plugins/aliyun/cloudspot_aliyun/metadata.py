@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.model import ANNOUNCED, NodeIdentity, PreemptionNotice
+from cloudspot.model import NodeIdentity, PreemptionNotice
 from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 from cloudspot_aliyun.names import rank_of
 
@@ -95,15 +95,3 @@ def node_identity(metadata: EcsMetadata | None = None) -> NodeIdentity:
         zone=metadata.get("meta-data/zone-id"),
         instance_type=metadata.get("meta-data/instance/instance-type"),
     )
-
-
-def announced(metadata: EcsMetadata | None = None) -> dict[str, str]:
-    """Return the tags that the controller has put on this machine since its launch.
-
-    Empty while they lag, and unless ModifyInstanceMetadataOptions has enabled InstanceMetadataTags. From
-    memory: the path of the tags.
-    """
-    metadata = metadata or EcsMetadata()
-    names = (metadata.get("meta-data/tags/instance/") or "").split()
-    found = {name: metadata.get(f"meta-data/tags/instance/{name}") for name in ANNOUNCED if name in names}
-    return {name: value for name, value in found.items() if value}

@@ -107,8 +107,9 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
     """Of the prices; left out: what ECS answers, which is CNY for accounts of mainland China."""
     deployment_set: str | None = None
-    """``"auto"`` makes a deployment set for the job, which spreads its nodes over hosts, and removes it with
-    the job; a ``ds-...`` is one of yours. The nodes of a launch are in one zone in any case."""
+    """``"auto"`` makes a deployment set for a job of several nodes, which spreads them over hosts, and
+    removes it with the job; a ``ds-...`` is one of yours. A set holds at most 20 machines in a zone, old and
+    new ones together."""
     logs: Literal["oss", "bucket"] = "oss"
     """Where the nodes' logs go: into appendable objects below ``logs/`` as people of Alibaba Cloud know them,
     or beside the checkpoints as on every provider."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
-from cloudspot_aliyun.metadata import AliyunNoticeSource, announced, node_identity
+from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
 from cloudspot_aliyun.options import AliyunOptions, check_options
 
 if TYPE_CHECKING:
@@ -21,17 +21,12 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
-    # Tags show in the metadata within seconds; booting takes longer.
-    announce_seconds: ClassVar[float] = 5.0
 
     def preemption_source(self) -> PreemptionSource:
         return AliyunNoticeSource()
 
     def node_identity(self) -> NodeIdentity:
         return node_identity()
-
-    def announced(self) -> Mapping[str, str]:
-        return announced()
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the region, which the SDKs cannot find by themselves."""

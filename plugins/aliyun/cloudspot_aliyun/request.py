@@ -89,8 +89,8 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         parameters["ResourceGroupId"] = options.resource_group
     made_set = None
     if options.deployment_set == "auto":
-        # A single machine has nothing to be kept apart from.
-        made_set = deployment_set_name(group.job_id, group.store_url) if group.num_nodes > 1 else None
+        # The only machine of a job has nothing to be kept apart from.
+        made_set = deployment_set_name(group.job_id, group.store_url) if group.job_nodes > 1 else None
     elif options.deployment_set is not None:
         parameters["DeploymentSetId"] = options.deployment_set
     packed = pack_script(group.user_data, most=MAX_USER_DATA_BYTES, service="ECS")

@@ -51,7 +51,10 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request in one call, or none; it is not retried here."""
+        """Create the machines of the request, or none, in one call; it is not retried here.
+
+        With ``limit_role`` their end is scheduled at once: a machine that hangs while booting tells nobody.
+        """
         body = decode_request(request, Ec2Request)
         if body.made_placement_group is not None:
             self._make_placement_group(body, body.made_placement_group)
@@ -64,8 +67,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
         except ERRORS.raised as error:
             raise refusal(self._clients, error, body) from error
-        found = [to_instance(described) for described in answer["Instances"]]
-        return tuple(one for one in found if one is not None)
+        created = self._taken_in(answer["Instances"])
+        self._limit(created)
+        return created
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Tag the machines with the facts, and each with its rank and name; safe to repeat."""
@@ -80,8 +84,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 if one.rank is not None:
                     own = {"Name": one.node_name, tags.NODE: str(one.rank)}
                     client.create_tags(Resources=[one.id], Tags=tags.to_list(own))
-        if self._options.limit_role is not None:
-            self._limit(instances, self._options.limit_role)
+        # Whoever has created them may have been killed before it could.
+        self._limit(instances)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines, ended ones for about an hour; see Provisioner.
@@ -95,16 +99,12 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             if job_id is None
             else {"Name": f"tag:{machinetags.JOB}", "Values": [job_id]}
         )
-        found = []
+        found: list[Instance] = []
         with ERRORS.translated("listing the machines"):
             pages = self._clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
                 for reservation in page["Reservations"]:
-                    for described in reservation["Instances"]:
-                        instance = to_instance(described)
-                        if instance is not None:
-                            found.append(instance)
-                            self._note_limit(instance, described)
+                    found += self._taken_in(reservation["Instances"])
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
@@ -168,12 +168,22 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             self._account = caller(self._clients).account
         self._require_account(self._options.account, self._account)
 
-    def _note_limit(self, instance: Instance, described: Mapping[str, Any]) -> None:
-        seconds = tags.from_list(described.get("Tags")).get(machinetags.MAX_SECONDS, "")
-        if seconds.isdigit() and instance.launched_at is not None:
-            self._limits[instance.id] = instance.launched_at + timedelta(seconds=int(seconds))
+    def _taken_in(self, described: Sequence[Mapping[str, Any]]) -> tuple[Instance, ...]:
+        """Return those that are cloudspot's, and note when the life of each ends."""
+        found = []
+        for one in described:
+            instance = to_instance(one)
+            if instance is None:
+                continue
+            found.append(instance)
+            seconds = tags.from_list(one.get("Tags")).get(machinetags.MAX_SECONDS, "")
+            if seconds.isdigit() and instance.launched_at is not None:
+                self._limits[instance.id] = instance.launched_at + timedelta(seconds=int(seconds))
+        return tuple(found)
 
-    def _limit(self, instances: Sequence[Instance], role: str) -> None:
+    def _limit(self, instances: Sequence[Instance]) -> None:
+        """Schedule the end of each machine, if the job's options name a role for that."""
+        role = self._options.limit_role
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
-        if alive:
-            limit.keep(self._clients, role, alive, max(self._limits[one.id] for one in alive))
+        if role is not None and alive:
+            limit.keep(self._clients, role, {one: self._limits[one.id] for one in alive})

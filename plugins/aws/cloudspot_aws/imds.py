@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
+from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -25,7 +25,7 @@ SPOT_NOTICE_SECONDS: Final = 120.0
 """A spot machine hears two minutes ahead that it will be terminated or stopped, and of hibernation as it
 begins."""
 REBALANCE_EVERY: Final = 10
-"""How many polls pass between two looks at the rebalance recommendation, which moves nothing."""
+"""How many polls pass between two looks at the rebalance recommendation."""
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.imds")
@@ -41,7 +41,7 @@ class Imds(MetadataClient):
 
 
 class SpotNoticeSource(PreemptionSource):
-    """Reads ``spot/instance-action``; a rebalance recommendation is not a notice, and is logged once."""
+    """Reads ``spot/instance-action``; a rebalance recommendation is a hint, and is logged once."""
 
     notice_seconds: float = SPOT_NOTICE_SECONDS
     poll_seconds: ClassVar[float] = 1.0
@@ -67,6 +67,9 @@ class SpotNoticeSource(PreemptionSource):
             action, at = "terminate", None
         return PreemptionNotice(deadline=at, action=action, source="imds")
 
+    def is_at_risk(self) -> bool:
+        return self._recommended is not None
+
     def _look_for_recommendation(self) -> None:
         try:
             text = self._imds.get("meta-data/events/recommendations/rebalance")
@@ -76,7 +79,7 @@ class SpotNoticeSource(PreemptionSource):
             self._recommended = text
             _log.warning(
                 "EC2 recommends leaving this machine (rebalance recommendation %s): a reclaim is likelier "
-                "than usual; the training goes on",
+                "than usual; the training goes on, and a driver may buy a machine to take its place",
                 text.strip()[:200],
             )
 
@@ -100,13 +103,3 @@ def node_identity(imds: Imds | None = None) -> NodeIdentity:
         instance_type=imds.get("meta-data/instance-type"),
         market=None if life_cycle is None else Market.SPOT if life_cycle == "spot" else Market.ON_DEMAND,
     )
-
-
-def announced(imds: Imds | None = None) -> dict[str, str]:
-    """Return the tags that the controller has put on this machine since its launch.
-
-    Empty while they lag, and if ``InstanceMetadataTags`` is not enabled.
-    """
-    imds = imds or Imds()
-    found = {name: imds.get(f"meta-data/tags/instance/{name}") for name in ANNOUNCED}
-    return {name: value for name, value in found.items() if value is not None}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
@@ -23,8 +23,8 @@ GRACE: Final = timedelta(minutes=10)
 TARGET: Final = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 
 
-def keep(clients: AwsClients, role: str, instances: Sequence[Instance], at: datetime) -> None:
-    """Schedule the end of each of a launch's machines; a schedule that exists stays as it is.
+def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> None:
+    """Schedule the end of each machine, ten minutes after its time; a schedule that exists stays as it is.
 
     Each has its own: TerminateInstances ends none of several if it has forgotten one, such as one that was
     reclaimed more than an hour ago (EC2 API reference, TerminateInstances, checked 2026-11).
@@ -32,10 +32,10 @@ def keep(clients: AwsClients, role: str, instances: Sequence[Instance], at: date
     Raises:
         AuthError: a right is missing: ``scheduler:CreateSchedule`` or ``iam:PassRole``.
     """
-    when = (at + GRACE).astimezone(timezone.utc)
     partition = role.split(":")[1]
     with ERRORS.translated("scheduling the machines' end (providers.aws.limit_role)"):
-        for one in sorted(instances, key=lambda one: one.id):
+        for one, at in sorted(ends.items(), key=lambda end: end[0].id):
+            when = (at + GRACE).astimezone(timezone.utc)
             with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
                     Name=f"{_prefix(one.job_id, one.store_url)}{one.id}",

@@ -119,6 +119,10 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
             found = client.describe_subnets(Filters=filters)["Subnets"]
         if not found:
             raise field_error("subnets", f"missing; {clients.region} has no default VPC with default subnets")
+    vpcs = sorted({str(one["VpcId"]) for one in found})
+    if len(vpcs) > 1:
+        why = "a job's nodes, which may be in several zones, reach each other within one only"
+        raise field_error("subnets", f"those named are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {why}")
     pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in found]
     return one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
 

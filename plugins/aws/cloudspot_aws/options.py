@@ -85,7 +85,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Name or ARN of the instance profile whose role the machines have: it gives them the bucket and the
     logs."""
     subnets: tuple[str, ...] = ()
-    """At most one a zone; left out: the default ones of the region's default VPC. They must lead to S3."""
+    """At most one a zone, all in one VPC; left out: the default ones of the region's default VPC. They must
+    lead to S3."""
     security_groups: tuple[str, ...] = ()
     """Must let the nodes of a job reach each other on every TCP port; left out: the VPC's default group,
     which does."""
@@ -107,9 +108,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
     price list; what stands here is not asked for there."""
     placement_group: str | None = None
-    """``"auto"`` puts the nodes of a launch into a cluster placement group, which is made for the job and
-    removed with it; another name is one of yours. For several nodes that talk much: they then compete for
-    capacity in one rack."""
+    """``"auto"`` puts the nodes of a job of several into a cluster placement group, which is made for the job
+    in each zone that it uses and removed with it; another name is one of yours. For nodes that talk much:
+    they, and those that replace them, then compete for capacity in one rack."""
     logs: Literal["cloudwatch", "bucket"] = "cloudwatch"
     """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints."""
     log_group: str | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
-from cloudspot_aws.imds import SpotNoticeSource, announced, node_identity
+from cloudspot_aws.imds import SpotNoticeSource, node_identity
 from cloudspot_aws.options import AwsOptions, check_options
 
 if TYPE_CHECKING:
@@ -21,17 +21,12 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
-    # Tags show in the metadata within seconds; booting takes longer.
-    announce_seconds: ClassVar[float] = 5.0
 
     def preemption_source(self) -> PreemptionSource:
         return SpotNoticeSource()
 
     def node_identity(self) -> NodeIdentity:
         return node_identity()
-
-    def announced(self) -> Mapping[str, str]:
-        return announced()
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the region, which the SDK cannot find by itself."""

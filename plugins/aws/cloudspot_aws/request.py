@@ -34,7 +34,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one RunInstances call for the group; raise SpecError if the script is too long."""
     details = group.offer.details
     made_group = None
-    if options.placement_group == "auto" and group.num_nodes > 1:
+    if options.placement_group == "auto" and group.job_nodes > 1:
         # Another store may have a job of the same id.
         made_group = f"cloudspot-{group.job_id}-{store_digest(group.store_url)}-{group.offer.zone}"
     named_group = None if options.placement_group == "auto" else options.placement_group

@@ -73,7 +73,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return render_request(self._options, group)
 
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        """Create all machines of the request by one bulk insert, or none.
+        """Create the machines of the request by one bulk insert, or none.
 
         This waits for its operation: only that tells whether there is capacity.
         """
@@ -94,16 +94,16 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return self._made(body, made)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Correct the attributes of machines whose launch is smaller than requested; safe to repeat.
+        """Correct the attributes where they differ from the facts; safe to repeat.
 
-        The request itself has told the others everything: how many they are, and the name of the first.
+        The request itself has told the machines how many its launch has, and the name of the first.
         """
-        places = {one.id: place_of_id(one.id) for one in instances}
-        names = {(place.zone, place.name) for place in places.values() if place is not None}
+        address = facts.get(attributes.MASTER_ADDR)
+        first = next((place_of_id(one.id) for one in instances if address and one.address == address), None)
         for one in instances:
-            place = places[one.id]
+            place = place_of_id(one.id)
             if place is not None and one.state is not InstanceState.ENDED:
-                self._tell(place, names, facts)
+                self._tell(place, None if first is None or first.zone != place.zone else first.name, facts)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines, and for two weeks those that are gone; see Provisioner.
@@ -270,17 +270,15 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     # --- single machines --------------------------------------------------------------------------
 
-    def _tell(self, place: Place, names: set[tuple[str, str]], facts: Mapping[str, str]) -> None:
+    def _tell(self, place: Place, first_name: str | None, facts: Mapping[str, str]) -> None:
+        """``first_name`` is as good as the address in the facts; None: that has no name here."""
         what = "announcing to the machines"
         with ERRORS.translated(what, _LATER):
             metadata = self._ask_about(place, "get").metadata
             told = {one.key: one.value for one in metadata.items}
-            mended = dict(told)
-            if attributes.NUM_NODES in facts:
-                mended[attributes.NUM_NODES] = facts[attributes.NUM_NODES]
-            first = told.get(attributes.MASTER_ADDR, "")
-            if attributes.MASTER_ADDR in facts and (place.zone, first) not in names:
-                mended[attributes.MASTER_ADDR] = facts[attributes.MASTER_ADDR]
+            mended = {**told, **facts}
+            if first_name is not None and told.get(attributes.MASTER_ADDR) == first_name:
+                mended[attributes.MASTER_ADDR] = first_name
             if mended == told:
                 return
             resource = {

@@ -169,10 +169,16 @@ def find_image(clients: GcpClients, options: GcpOptions) -> Image:
 
 def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]) -> None:
     """Look up what the options name and a request would pass on unchecked."""
+    networks = set()
     for path in options.subnetworks:
         parts = path.split("/")
         place = {"project": _project(clients, path), "region": parts[-3], "subnetwork": parts[-1]}
-        _require(clients, "SubnetworksClient", "subnetworks", path, place)
+        subnetwork = _require(clients, "SubnetworksClient", "subnetworks", path, place)
+        networks.add(str(subnetwork.network).partition("/projects/")[2])
+    if len(networks) > 1:
+        why = "a job's nodes, which may be in several regions, reach each other within one only"
+        said = f"those named are in {len(networks)} networks ({', '.join(sorted(networks))}); {why}"
+        raise field_error("subnetworks", said)
     if not options.subnetworks:
         path = options.network
         place = {"project": _project(clients, path), "network": path.rpartition("/")[2]}
@@ -191,12 +197,14 @@ def _project(clients: GcpClients, path: str) -> str:
     return parts[1] if parts[0] == "projects" else clients.project
 
 
-def _require(clients: GcpClients, kind: str, field: str, value: str, place: Mapping[str, str]) -> None:
-    def call() -> None:
-        with _naming(field, value):
-            clients.call(kind, "get", place)
+def _require(clients: GcpClients, kind: str, field: str, value: str, place: Mapping[str, str]) -> Any:
+    """Return what the option names; raise SpecError if there is no such thing."""
 
-    ask(f"looking up providers.gcp.{field}", call)
+    def call() -> Any:
+        with _naming(field, value):
+            return clients.call(kind, "get", place)
+
+    return ask(f"looking up providers.gcp.{field}", call)
 
 
 def named_types(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 import urllib.error
 import urllib.parse
@@ -20,9 +19,9 @@ from typing import ClassVar, Final
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.model import ANNOUNCED, Market, NodeIdentity, PreemptionNotice
+from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot.plugin.metadataclient import ask_metadata
-from cloudspot_gcp.attributes import MASTER_ADDR, NOTICE_SECONDS, launch_and_rank
+from cloudspot_gcp.attributes import NOTICE_SECONDS, launch_and_rank
 
 HOST: Final = "GCE_METADATA_HOST"
 """The environment variable that moves it, also for Google's own clients: ``host`` or ``host:port``."""
@@ -212,26 +211,6 @@ def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
         instance_type=None if machine_type is None else machine_type.rpartition("/")[2],
         market=None if is_spot is None else Market.SPOT if is_spot == "TRUE" else Market.ON_DEMAND,
     )
-
-
-def announced(metadata: Metadata | None = None) -> dict[str, str]:
-    """Return the launch's facts in this machine's attributes.
-
-    The first node's address is there as its name, which was known before it had an address. A name that does
-    not resolve (yet) is left out.
-    """
-    metadata = metadata or Metadata()
-    found = {name: metadata.get(f"instance/attributes/{name}") for name in ANNOUNCED}
-    if found.get(MASTER_ADDR):
-        found[MASTER_ADDR] = _address_of(str(found[MASTER_ADDR]))
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _address_of(name: str) -> str | None:
-    try:
-        return socket.gethostbyname(name)
-    except (OSError, UnicodeError):  # the latter: not a possible host name
-        return None
 
 
 def _notice_seconds(metadata: Metadata) -> float:

@@ -99,8 +99,8 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The VPC network; its firewall must let the nodes of a job reach each other on every TCP port, as the
     default network's does."""
     subnetworks: tuple[str, ...] = ()
-    """At most one a region, such as ``["regions/us-central1/subnetworks/train"]``; left out: the network's
-    own, as an auto mode network has one in each region."""
+    """At most one a region, all in one network, such as ``["regions/us-central1/subnetworks/train"]``; left
+    out: the network's own, as an auto mode network has one in each region."""
     network_tags: tuple[str, ...] = ()
     """For firewall rules that name tags."""
     public_ip: bool = True
@@ -120,9 +120,9 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     spot_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """The same on the spot market."""
     placement_policy: str | None = None
-    """``"auto"`` puts the nodes of a launch close together by a compact placement policy, which is made for
-    the job and removed with it; another name is one of yours. For several nodes that talk much: they then
-    compete for capacity in one place."""
+    """``"auto"`` puts the nodes of a job of several close together by a compact placement policy, which is
+    made for the job in each region that it uses and removed with it; another name is one of yours. For nodes
+    that talk much: they, and those that replace them, then compete for capacity in one place."""
     logs: Literal["cloud-logging", "bucket"] = "cloud-logging"
     """Where the nodes' logs go: to Cloud Logging, or beside the checkpoints."""
     log_name: str | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
-from cloudspot_gcp.metadata import GcePreemptionSource, announced, node_identity
+from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
 from cloudspot_gcp.options import GcpOptions, check_options
 
 if TYPE_CHECKING:
@@ -21,17 +21,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
-    # Everything announced is in the machine's attributes before it boots.
-    announce_seconds: ClassVar[float] = 0.0
 
     def preemption_source(self) -> PreemptionSource:
         return GcePreemptionSource()
 
     def node_identity(self) -> NodeIdentity:
         return node_identity()
-
-    def announced(self) -> Mapping[str, str]:
-        return announced()
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the project, which the SDK may not find by itself."""

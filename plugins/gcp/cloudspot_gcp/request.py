@@ -76,7 +76,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
         )
     details = group.offer.details
     made_policy = None
-    if options.placement_policy == "auto" and group.num_nodes > 1:
+    if options.placement_policy == "auto" and group.job_nodes > 1:
         made_policy = policy_name(group.job_id, group.store_url)
     names = [
         attributes.machine_name(group.job_id, group.store_url, group.launch, rank)

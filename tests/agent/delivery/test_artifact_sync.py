@@ -10,6 +10,7 @@ from faultstore import FaultPlan, FaultyStore
 from cloudspot.agent.delivery import artifact_sync
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.errors import TransientError
+from cloudspot.jobstore.records import Seat
 from cloudspot.local.filestore import FileStore
 
 
@@ -18,9 +19,13 @@ def store(tmp_path):
     return FileStore(f"file://{tmp_path}/store")
 
 
-def of(store, directory, rank=0):
+def of(store, directory, rank=0, launch=1):
+    """Return the sync of a node; rank 0 is the first of its training."""
     directory.mkdir(exist_ok=True)
-    return ArtifactSync(store, "x", directory, rank=rank)
+    sync = ArtifactSync(store, "x", directory, seat=Seat(launch, rank))
+    if rank == 0:
+        sync.take_root()
+    return sync
 
 
 def contents(directory):
@@ -41,7 +46,7 @@ def test_the_next_machine_has_the_files_of_the_one_before(store, tmp_path, monke
         path.write_bytes(name.encode(errors="surrogateescape") * 500)  # more than a block
     (tmp_path / "a" / "empty").touch()
     first.sync()
-    of(store, tmp_path / "b").restore()
+    of(store, tmp_path / "b")
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
     assert set(contents(tmp_path / "b")) == {*odd, "empty"}
 
@@ -50,10 +55,25 @@ def test_nodes_do_not_mix_their_files(store, tmp_path):
     second = of(store, tmp_path / "b", rank=1)
     (tmp_path / "b" / "log").write_text("of rank 1")
     second.sync()
-    of(store, tmp_path / "a").restore()
-    of(store, tmp_path / "c", rank=1).restore()
+    of(store, tmp_path / "a")
     assert contents(tmp_path / "a") == {}
-    assert contents(tmp_path / "c") == {"log": b"of rank 1"}
+    assert [meta.key for meta in store.list_objects("")] == ["jobs/x/artifacts/node-1.1/log"]
+
+
+def test_a_node_that_becomes_the_first_goes_on_with_what_the_first_before_it_has_left(store, tmp_path):
+    """And what it had written by itself does not replace that."""
+    first, second = of(store, tmp_path / "a"), of(store, tmp_path / "b", rank=1)
+    for name, sync in (("a", first), ("b", second)):
+        (tmp_path / name / "log").write_text(f"by {name}")
+        sync.sync()
+    (tmp_path / "a" / "model").write_text("of step 100")
+    first.sync()
+    second.take_root()
+    assert contents(tmp_path / "b") == {"log": b"by b", "model": b"of step 100"}
+    (tmp_path / "b" / "model").write_text("of step 200")
+    second.sync()
+    of(store, tmp_path / "c", launch=2)
+    assert contents(tmp_path / "c") == {"log": b"by a", "model": b"of step 200"}
 
 
 def test_only_what_changed_is_uploaded_again(store, tmp_path):
@@ -90,10 +110,10 @@ def test_an_agent_killed_in_a_restore_leaves_no_half_of_a_file(store, tmp_path, 
     first.sync()
     failing = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "state")  # within the file
     with pytest.raises(TransientError):
-        of(failing, tmp_path / "b").restore()
+        of(failing, tmp_path / "b")
     assert contents(tmp_path / "b") == {}
     of(store, tmp_path / "b").sync()
-    of(store, tmp_path / "b").restore()
+    of(store, tmp_path / "b")
     assert contents(tmp_path / "b") == {"model": b"0123456789"}
 
 
@@ -102,9 +122,9 @@ def test_a_key_that_means_an_absolute_path_is_not_written_there(store, tmp_path)
     outside.mkdir()
     for name in (f"{outside}/cron", "../outside/cron", "link/cron", "good"):
         store.put("jobs/x/artifacts/" + quote(name, safe=""), b"* * * * * root id")
-    synced = of(store, tmp_path / "a")
+    synced = of(store, tmp_path / "a", rank=1)
     (tmp_path / "a" / "link").symlink_to(outside)
-    synced.restore()
+    synced.take_root()
     assert list(outside.iterdir()) == []
     assert (tmp_path / "a" / "good").read_bytes() == b"* * * * * root id"
 
@@ -118,7 +138,7 @@ def test_a_disk_that_fills_up_keeps_no_half_of_a_file(store, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(FileStore, "get_range", fail)
-    of(store, tmp_path / "b").restore()
+    of(store, tmp_path / "b")
     assert "artifact 'model' is not restored: [Errno 28] No space left on device" in caplog.text
     assert sorted(path.name for path in tmp_path.rglob("*") if "store" not in path.parts) == [
         "a",
@@ -133,7 +153,7 @@ def test_a_file_that_cannot_be_kept_holds_up_no_other(store, tmp_path):
         (tmp_path / "a" / name).write_text(name)
     (tmp_path / "a" / "link").symlink_to(tmp_path)
     synced.sync()
-    of(store, tmp_path / "b").restore()
+    of(store, tmp_path / "b")
     assert set(contents(tmp_path / "b")) == {"unreadable", "z"}
 
 
@@ -142,9 +162,9 @@ def test_a_name_that_is_a_directory_now_is_passed_over(store, tmp_path):
     (tmp_path / "a" / "out").write_text("a file")
     (tmp_path / "a" / "z").write_text("z")
     first.sync()
-    second = of(store, tmp_path / "b")
+    second = of(store, tmp_path / "b", rank=1)
     (tmp_path / "b" / "out").mkdir()
-    second.restore()
+    second.take_root()
     assert contents(tmp_path / "b") == {"z": b"z"}
 
 
@@ -170,8 +190,9 @@ def test_what_is_made_from_others_is_up_to_date_in_each_pass(store, tmp_path):
     directory.mkdir()
     made = iter(["one", "two!"])
     kept = ArtifactSync(
-        store, "x", directory, rank=0, prepare=lambda: (directory / "made").write_text(next(made))
+        store, "x", directory, seat=Seat(1, 0), prepare=lambda: (directory / "made").write_text(next(made))
     )
+    kept.take_root()
     for expected in (b"one", b"two!"):
         kept.sync()
         assert store.get("jobs/x/artifacts/made") == expected

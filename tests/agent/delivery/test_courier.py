@@ -7,7 +7,6 @@ from os import utime
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
-from made_journal import AT, append
 
 from cloudspot.agent.delivery import courier as courier_module
 from cloudspot.agent.delivery.checkpoint_restore import Restored
@@ -16,7 +15,7 @@ from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import fetching, keys, manifests, retention
-from cloudspot.jobstore.records import Closed, SaveId, StopRequest, Transfer, new_nonce
+from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 
@@ -353,20 +352,16 @@ def test_settling_ends_when_the_node_has_to_leave_and_keeps_the_slots(bench, nod
 
 
 @pytest.mark.parametrize("is_outrun", [False, True])
-def test_a_node_whose_launch_was_closed_delivers_until_another_generation_begins(
-    bench, carry, node, is_outrun
-):
+def test_a_node_that_is_not_needed_delivers_until_another_generation_begins(bench, carry, node, is_outrun):
     life = carry()
     for part in (life.artifacts, life.logs):
         part.start()
     with life.courier._busy:  # its thread does not look before the node leaves
         if is_outrun:
             bench.start(2)
-        closed = Closed(launch=1, outcome="lost", detail="", machines=(), at=AT, writer=new_nonce())
-        append(bench.store, "digits-1", closed)
         life.context.journal.read()
         bench.seal(node, bench.id(1, 10))
-    life._leave(Leaving("superseded", "launch 1 is closed"))
+    life._leave(Leaving("superseded", "generation 2 goes on without this node"))
     assert steps(bench) == ([] if is_outrun else [10])
 
 

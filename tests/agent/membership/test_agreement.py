@@ -1,4 +1,4 @@
-"""Membership: real agents of one launch, over one store and in a hurry, agree on generations (P3)."""
+"""Membership: real agents, over one store and in a hurry, agree on generations (P3)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from made_journal import open_launch
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
@@ -15,7 +16,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Failed, Notice, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Notice, Seat, new_nonce
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -26,6 +27,7 @@ def hurry(monkeypatch):
     """A second of these agents is many of real ones; long enough, though, for a machine that is busy."""
     monkeypatch.setattr("cloudspot.agent.membership.peers.SUSPECT_SECONDS", 1.5)
     monkeypatch.setattr("cloudspot.agent.membership.peers.START_SECONDS", 2.5)
+    monkeypatch.setattr("cloudspot.agent.membership.open_seats.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
     monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.HEARTBEAT_SECONDS", 0.15)
@@ -36,13 +38,14 @@ def hurry(monkeypatch):
 class Agent:
     """One node's membership with its heartbeat; what it decides is kept, what it runs is nothing."""
 
-    def __init__(self, bench, rank, *, store=None, **nodes):
-        self.bench, self.rank = bench, rank
+    def __init__(self, bench, rank, *, store=None, launch=1, num_seats=None, **nodes):
+        self.bench, self.seat = bench, Seat(launch, rank)
         self.life = bench.life(
-            machine=f"machine-{rank}", rank=rank, store=store, nodes=nodes, spot={"policy": "spot"}
-        )
-        self.membership = Membership(self.life.context, gathered_at=time.monotonic())
-        launches.claim_slot(bench.store, JOB, 1, rank, self.life.context.job.identity)
+            machine=f"machine-{self.seat}", launch=launch, rank=rank, store=store, num_seats=num_seats,
+            nodes=nodes, spot={"policy": "spot"},
+        )  # fmt: skip
+        self.membership = Membership(self.life.context)
+        launches.claim_slot(bench.store, JOB, launch, rank, self.life.context.job.identity)
         self.ended = None
         self.thread = None
 
@@ -96,10 +99,10 @@ class Agent:
     def notice(self, seconds):
         now = datetime.now(timezone.utc)
         record = Notice(
-            launch=1, rank=self.rank, deadline=now + timedelta(seconds=seconds), action="terminate",
+            launch=self.seat.launch, rank=self.seat.rank, deadline=now + timedelta(seconds=seconds), action="terminate",
             source="test", step=1, at=now, writer=new_nonce(),
         )  # fmt: skip
-        self.bench.store.put(keys.notice(JOB, 1, self.rank), codec.encode(record))
+        self.bench.store.put(keys.notice(JOB, *self.seat), codec.encode(record))
 
 
 @pytest.fixture
@@ -151,12 +154,19 @@ def test_a_peer_that_sets_up_or_restores_is_waited_for(bench, wait_until):
     assert recorded(bench) == [((0, 1), "first")]
 
 
-def test_a_restore_that_takes_for_ever_holds_up_nobody_for_ever(bench, monkeypatch):
-    monkeypatch.setattr("cloudspot.agent.membership.peers.BUSY_SECONDS", 0.5)
+def test_who_is_late_holds_up_enough_others_only_for_a_while_and_joins_them_later(
+    bench, monkeypatch, wait_until
+):
+    monkeypatch.setattr("cloudspot.agent.membership.peers.LATE_SECONDS", 0.5)
     first, second = (Agent(bench, rank, min=1, max=2).wake() for rank in range(2))
-    second.life.context.status.state = "restoring"
+    second.life.context.status.state = "setup"
     assert ranks(first.seek().found()) == (0,)
-    assert second.seek().found().outcome == "superseded"
+    second.seek()
+    wait_until(first.membership._peers.ready_newcomers)
+    assert not first.membership.newcomers_wait()  # there is no commit of this generation yet
+    first.seek("drained")
+    assert ranks(first.found()) == ranks(second.found()) == (0, 1)
+    assert recorded(bench) == [((0,), "first"), ((0, 1), "joined")]
 
 
 def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
@@ -166,7 +176,7 @@ def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
     second.life.context.status.state = "setup"
     first.seek()
     wait_until(lambda: first.life.context.status.warnings)
-    assert first.life.context.status.warnings == ("ready, and idle until node 1 (setup) is ready too",)
+    assert first.life.context.status.warnings == ("ready, and idle until node 1.1 (setup) is ready too",)
     second.seek()
     assert ranks(first.found()) == (0, 1)
     assert first.life.context.status.warnings == ()
@@ -191,15 +201,129 @@ def test_the_survivors_go_on_and_the_late_one_finds_that_it_is_out(bench, make, 
     assert recorded(bench) == [((0, 1, 2), "first"), ((0, 1), "regrouped")]
 
 
-def test_losses_down_to_min_go_on_and_below_it_everybody_leaves(bench, make):
-    first, second, third = make(3, min=2, max=3)
+def test_losses_down_to_min_go_on_and_below_it_the_last_one_holds_for_a_while_and_leaves(bench, make):
+    first, second, third = make(3, min=2, max=3, hold=0.5)
     first.die()
     second.seek("regrouped")
     third.seek("regrouped")
     assert ranks(second.found()) == ranks(third.found()) == (1, 2)
     second.die()
-    assert third.seek("regrouped").found().outcome == "left"
-    assert len(recorded(bench)) == 2
+    leaving = third.seek("regrouped").found()
+    assert (leaving.outcome, leaving.permanent) == ("left", False)
+    assert leaving.detail == "1 of at least 2 nodes are here, and no other came in 0 s"
+    assert recorded(bench)[1:] == [((1, 2), "regrouped"), ((2,), "regrouped")]
+
+
+# --- machines come and go ---------------------------------------------------------------------------
+
+
+def buy(bench, launch, *, rank=0, num_seats=1, for_=(), **nodes):
+    """A machine of a further launch; it has claimed its seat and beats."""
+    open_launch(bench.store, JOB, launch, num_nodes=num_seats, stands_in_for=for_)
+    return Agent(bench, rank, launch=launch, num_seats=num_seats, **nodes).wake("setup")
+
+
+def seats(generation):
+    assert not isinstance(generation, Leaving), generation
+    return tuple(map(str, generation.seats))
+
+
+def test_a_replacement_joins_when_it_is_ready_and_no_sooner(bench, make, wait_until):
+    nodes = {"min": 2, "max": 2, "hold": 60.0}
+    first, second = make(2, **nodes)
+    second.die()
+    first.seek("regrouped")
+    wait_until(lambda: len(recorded(bench)) == 2)  # which leaves out the second, and trains nothing
+    third = buy(bench, 2, **nodes)
+    time.sleep(0.5)
+    assert (first.ended, first.life.context.status.state) == (None, "ready")
+    third.seek()
+    assert seats(first.found()) == seats(third.found()) == ("1.0", "2.0")
+    assert first.ended.endpoint.startswith("127.0.0.1:")
+    assert [(one.seats, one.why) for one in bench.generations()[1:]] == [
+        (((1, 0),), "regrouped"),
+        (((1, 0), (2, 0)), "joined"),
+    ]
+    assert second.seek().ended is None  # it is dead; whoever goes on finds that it is out
+    again = Agent(bench, 1, **nodes)
+    again.membership.enter(bench.generations()[0])
+    assert again.wake().seek("regrouped").found().outcome == "superseded"
+    again.membership.stop()
+
+
+def test_a_stand_in_takes_its_principals_place_and_no_others(bench, make, wait_until):
+    nodes = {"min": 2, "max": 3}
+    made = make(3, **nodes)
+    stand_in = buy(bench, 2, num_seats=2, for_=((1, 1), (1, 2)), **nodes)
+    assert not made[0].membership.newcomers_wait()
+    stand_in.seek()
+    for one in made:
+        wait_until(one.membership._peers.ready_newcomers)
+    assert [one.membership.has_replacement() for one in made] == [False, True, False]
+    for one in made:
+        one.seek("drained")
+    assert (
+        seats(made[0].found()) == seats(made[2].found()) == seats(stand_in.found()) == ("1.0", "1.2", "2.0")
+    )
+    leaving = made[1].found()
+    assert (leaving.outcome, leaving.detail) == ("superseded", "generation 2 goes on without this node")
+    assert bench.generations()[1].why == "handed-over"
+
+
+def test_a_failure_goes_on_to_count_though_a_newcomer_joins(bench, make, wait_until):
+    (first,) = make(1, min=1, max=2, num_seats=1)
+    newcomer = buy(bench, 2, min=1, max=2).seek()
+    wait_until(first.membership._peers.ready_newcomers)
+    assert seats(first.seek("trainer-failed").found()) == seats(newcomer.found()) == ("1.0", "2.0")
+    assert bench.generations()[1].why == "trainer-failed"
+
+
+def test_a_join_waits_for_a_commit_of_the_running_generation(bench, make, wait_until):
+    (first,) = make(1, min=1, max=2, num_seats=1)
+    buy(bench, 2, min=1, max=2).seek()
+    wait_until(first.membership._peers.ready_newcomers)
+    assert not first.membership.newcomers_wait()
+    bench.commit(bench.id(1, 40))
+    first.life.context.journal.read()
+    assert first.membership.newcomers_wait()
+
+
+def test_newcomers_start_alone_once_all_members_are_gone_from_what_those_had_uploaded(
+    bench, make, wait_until
+):
+    nodes = {"min": 2, "max": 2, "hold": 60.0}
+    made = make(2, **nodes)
+    newcomers = [buy(bench, 2, rank=rank, num_seats=2, **nodes).seek() for rank in range(2)]
+    wait_until(lambda: all(one.life.context.status.state == "ready" for one in newcomers))
+    for rank in range(2):
+        bench.put_part(rank, 40)  # whole, and not committed
+    time.sleep(0.5)
+    assert [one.ended for one in newcomers] == [None, None]
+    for one in made:
+        one.die()
+    assert {seats(one.found()) for one in newcomers} == {("2.0", "2.1")}
+    record = bench.generations()[1]
+    assert (record.restore_from, record.why) == (bench.id(1, 40), "relaunched")
+
+
+def test_a_newcomer_that_nobody_needs_leaves_when_the_members_have_succeeded(bench, make):
+    (first,) = make(1, min=1, max=1)
+    newcomer = buy(bench, 2, min=1, max=1).seek()
+    first.say("succeeded")
+    leaving = newcomer.found()
+    assert (leaving.outcome, leaving.detail) == ("superseded", "the job needs no more nodes")
+
+
+def test_a_seat_that_may_be_claimed_is_waited_for_and_one_that_is_void_is_not(bench, make, wait_until):
+    first, second = make(2, min=2, max=2, hold=0.3)
+    open_launch(bench.store, JOB, 2)
+    second.die()
+    first.seek("regrouped")
+    wait_until(lambda: len(recorded(bench)) == 2)
+    time.sleep(1.0)
+    assert first.ended is None
+    launches.void_slot(bench.store, JOB, 2, 0, "no capacity")
+    assert first.found().outcome == "left"
 
 
 def test_the_last_beat_of_a_node_that_died_is_no_sign_of_life(bench, make):
@@ -217,13 +341,25 @@ def test_the_last_beat_of_a_node_that_died_is_no_sign_of_life(bench, make):
     assert first.membership.others_are_well() is False
 
 
+def test_nobody_waits_for_the_silence_of_a_member_that_has_provably_ended(bench, make, monkeypatch):
+    """All others stood still for 20 s although the proof, and the machine in its place, were there at once."""
+    monkeypatch.setattr("cloudspot.agent.membership.peers.SUSPECT_SECONDS", 3600.0)
+    monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.CERTIFICATE_SECONDS", 0.2)
+    first, second = make(2, min=1, max=2)
+    second.die()
+    key = keys.certificate(JOB, 1, second.life.context.job.identity.instance_id)
+    bench.store.put(key, b"{}")
+    assert first.membership.others_are_well() is False
+    assert ranks(first.seek("regrouped").found()) == (0,)
+
+
 def test_an_outage_of_this_nodes_own_store_makes_no_member_absent(bench, make, monkeypatch, wait_until):
     """The heartbeats it knew were two minutes old: it ended a training in which all was well."""
     first, _ = make(2, min=1, max=2)
     peers = first.membership._peers
     wait_until(lambda: first.membership.why_regroup() is None and first.membership._all_ran)
     first.membership._all_ran = False
-    peers._beats[1] = None  # it had not heard of the start yet
+    peers._beats[Seat(1, 1)] = None  # it had not heard of the start yet
     monkeypatch.setattr(peers, "_list", fail)
     heard = peers.heard_seconds
     time.sleep(1.5)
@@ -241,7 +377,7 @@ def test_a_member_that_lives_but_never_starts_is_left_behind(bench, make, wait_u
     first.seek("trainer-failed")
     second.seek("trainer-failed")
     assert ranks(first.found()) == ranks(second.found()) == (0, 1, 2)  # the third hangs in the first
-    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 2 does not run"))
+    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 1.2 does not run"))
     first.seek("regrouped")
     assert ranks(first.found()) == (0, 1)
     assert third.seek("regrouped").found().outcome == "superseded"
@@ -252,7 +388,7 @@ def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(benc
     first.seek("trainer-failed")
     assert ranks(first.found()) == (0, 1)
     second.life.context.status.state = "restoring"
-    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 1 does not run"))
+    wait_until(lambda: (first.membership.why_regroup() or "").startswith("node 1.1 does not run"))
     first.seek("regrouped")
     wait_until(lambda: first.life.context.status.state == "ready")
     second.seek("trainer-failed")  # adopts the second, which is newer than what it ran
@@ -295,10 +431,10 @@ def test_a_peer_that_has_finished_is_not_missed(bench, make, wait_until):
     second.die()
     second.say("succeeded")
     peers = first.membership._peers
-    wait_until(lambda: peers.is_gone(1) and 1 in peers._lost)
+    wait_until(lambda: peers.is_gone(Seat(1, 1)) and Seat(1, 1) in peers._lost)
     assert first.membership.why_regroup() is None
     assert first.membership.others_are_well()
-    assert first.membership.finished() == {1}
+    assert first.membership.finished() == {Seat(1, 1)}
 
 
 def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make, wait_until):
@@ -308,7 +444,7 @@ def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make,
     second.die()
     second.say("drained")
     peers = first.membership._peers
-    wait_until(lambda: 1 in peers._lost)
+    wait_until(lambda: Seat(1, 1) in peers._lost)
     assert first.membership.why_regroup() is None
     wait_until(first.membership.why_regroup, seconds=5)  # the deadline has come
 
@@ -316,7 +452,7 @@ def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make,
 def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_until):
     first, second = make(2, min=1, max=2)
     second.life.context.status.state = "ending"
-    wait_until(lambda: first.membership._peers.beats()[1].state == "ending")
+    wait_until(lambda: first.membership._peers.beats()[Seat(1, 1)].state == "ending")
     outcome = []
     thread = threading.Thread(target=lambda: outcome.append(first.membership.others_are_well()))
     thread.start()

@@ -12,25 +12,24 @@ from made_journal import append, open_launch
 from cloudspot.agent.leaving import Leaving
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import Closed, Finished, Heartbeat, Transfer, new_nonce
+from cloudspot.jobstore.records import Finished, Heartbeat, Resumed, Transfer, new_nonce
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
 
 
-def close(bench):
-    """Close launch 1."""
-    now = datetime.now(timezone.utc)
-    record = Closed(launch=1, outcome="reclaimed", detail="", machines=(), at=now, writer=new_nonce())
-    append(bench.store, JOB, record)
-
-
 def finish(bench):
-    """Close launch 1, and end the job."""
-    close(bench)
+    """End the job."""
     now = datetime.now(timezone.utc)
     append(bench.store, JOB, Finished(outcome="failed", detail="", exit_code=1, at=now, writer=new_nonce()))
+
+
+def resume(bench):
+    """End the job, and take that back."""
+    finish(bench)
+    now = datetime.now(timezone.utc)
+    append(bench.store, JOB, Resumed(resumption=1, submission_sha256="6" * 64, at=now, writer=new_nonce()))
 
 
 def test_nothing_to_hear(bench):
@@ -50,9 +49,10 @@ def test_a_request_to_stop_is_heard_once(bench):
     assert life.context.ordered_leaving().outcome == "stopped"
 
 
-def test_a_newer_generation_of_the_launch_is_heard_of(bench):
+@pytest.mark.parametrize("launch", [1, 2])
+def test_a_newer_generation_is_heard_of_whatever_launch_its_nodes_are_of(bench, launch):
     life = bench.life()
-    first, second = bench.start(), bench.start(2)
+    first, second = bench.start(), bench.start(2, launch=launch)
     life.heartbeat.look()
     assert life.context.orders.newer_than(first) == second
     assert not life.context.orders.pending
@@ -61,14 +61,12 @@ def test_a_newer_generation_of_the_launch_is_heard_of(bench):
 @pytest.mark.parametrize(
     ("happen", "why"),
     [
-        (lambda bench: bench.start(2, launch=2), "launch 2 runs the job"),
-        (lambda bench: open_launch(bench.store, JOB, 2), "launch 2 runs the job"),
-        (close, "launch 1 is closed"),
         (finish, "the job is over"),
+        (resume, "the job was over, and goes on with other machines"),
     ],
-    ids=["newer generation", "newer launch", "closed", "finished"],
+    ids=["finished", "resumed"],
 )
-def test_whatever_ends_the_launch_supersedes_this_node(bench, happen, why):
+def test_the_jobs_end_supersedes_this_node(bench, happen, why):
     life = bench.life()
     first = bench.start()
     happen(bench)
@@ -78,11 +76,11 @@ def test_whatever_ends_the_launch_supersedes_this_node(bench, happen, why):
     assert life.context.orders.newer_than(first) is None
 
 
-def test_a_generation_of_an_older_launch_is_no_news(bench):
+def test_a_further_launch_is_no_order_to_leave(bench):
+    life = bench.life()
     bench.start()
-    life = bench.life(launch=2)
+    open_launch(bench.store, JOB, 2)
     life.heartbeat.look()
-    assert life.context.orders.newer is None
     assert not life.context.orders.pending
 
 
@@ -138,6 +136,15 @@ def test_a_beat_tells_how_far_a_transfer_is_and_how_long_a_notice(bench):
     life.heartbeat.beat()
     assert newest(bench).transfer is None
     assert newest(bench).notice_seconds == 120.0
+
+
+def test_a_beat_tells_that_the_provider_may_take_the_machine(bench):
+    life = bench.life()
+    life.heartbeat.beat()
+    assert not newest(bench).at_risk
+    life.notices._heed()
+    life.heartbeat.beat()
+    assert newest(bench).at_risk
 
 
 def test_of_two_transfers_the_newer_is_told_of_and_its_end_leaves_none(bench):

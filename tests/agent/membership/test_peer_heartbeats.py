@@ -22,22 +22,24 @@ from cloudspot.agent.membership.peers import MAX_PASS_SECONDS, SUSPECT_SECONDS, 
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.controller.clock import Clock
-from cloudspot.controller.loop import NODES_PER_POLL_SECOND, Controller
+from cloudspot.controller.loop import Controller
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.delivering import DRAIN_SECONDS, SURVIVOR_GRACE_SECONDS
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Failed
+from cloudspot.jobstore.records import Failed, Seat
 from cloudspot.model import Instance, InstanceState, NodeIdentity
 
 START = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
 
-class Launch:
-    """The nodes of a launch by a clock of their own; they beat, listen and look as their threads would."""
+class Nodes:
+    """A job's nodes by a clock of their own; they beat, listen and look as their threads would.
 
-    def __init__(self, num_nodes, directory):
+    They are members of generation 1, and of launch 1 or, as the result of many replacements, of one each.
+    """
+
+    def __init__(self, num_nodes, directory, *, num_launches=1):
         self.now = 1000.0
         # As by S3: a listing tells whole seconds.
         memory = InMemoryStore(now=lambda: START + timedelta(seconds=int(self.now)))
@@ -48,13 +50,25 @@ class Launch:
         self.directory, self.num_nodes = directory, num_nodes
         self.spec = spec = spec_from_json(self.spec_table)
         self.contexts, self.writers, self.peers = [], [], []
-        for rank in range(num_nodes):
-            node = Node("digits-1", 1, "memory://", "given", directory, "python", directory, "5" * 64)
-            identity = NodeIdentity(instance_id=f"m-{rank}", rank=rank, address="10.0.0.1")
+        self.seats = [Seat(1, rank) for rank in range(num_nodes)]
+        if num_launches > 1:
+            self.seats = [Seat(1 + rank % num_launches, rank // num_launches) for rank in range(num_nodes)]
+        self.records = records = Records()
+        for launch in range(1, num_launches + 1):
+            num_seats = sum(seat.launch == launch for seat in self.seats)
+            append(self.store, "digits-1", records.intent(launch, num_nodes=num_seats))
+        append(self.store, "digits-1", records.generation(1, seats=self.seats))
+        for index, seat in enumerate(self.seats):
+            node = Node(
+                "digits-1", seat.launch, "memory://", "given", directory, "python", directory, "5" * 64
+            )
+            identity = NodeIdentity(instance_id=f"m-{index}", rank=seat.rank, address="10.0.0.1")
             context = NodeContext(
                 node, self.store, None, Job(mock.Mock(resumption=0), spec, identity), NodeMemory()
             )
             context.status.generation, context.status.state = 1, "running"
+            context.status.num_live = num_nodes
+            context.journal.read()
             self.contexts.append(context)
             self.writers.append(HeartbeatWriter(context))
             self.peers.append(PeerHeartbeats(context))
@@ -92,14 +106,13 @@ class Launch:
 
             self._repeat(deliver, pump._wait_seconds, first=rank / self.num_nodes * seconds)
 
-    def drive(self, records):
-        """Let a driver look at the job, whose launch has become an attempt that trains."""
+    def drive(self):
+        """Let a driver look at the job."""
+        records = self.records
         submission = records.change(records.history().submission, spec=self.spec_table)
         self.store.put(keys.spec("digits-1"), codec.encode(submission))
-        append(self.store, "digits-1", records.intent(num_nodes=self.num_nodes))
         for rank, context in enumerate(self.contexts):
             claim_slot(self.store, "digits-1", 1, rank, context.job.identity)
-        append(self.store, "digits-1", records.generation(1, ranks=range(self.num_nodes)))
         machines = [
             Instance(
                 id=f"m-{rank}", rank=rank, job_id="digits-1", launch=1,
@@ -134,9 +147,9 @@ class Launch:
 
 
 @pytest.fixture
-def launch(tmp_path, monkeypatch):
-    def make(num_nodes):
-        made = Launch(num_nodes, tmp_path)
+def make_nodes(tmp_path, monkeypatch):
+    def make(num_nodes, **options):
+        made = Nodes(num_nodes, tmp_path, **options)
         clock = SimpleNamespace(monotonic=lambda: made.now)
         monkeypatch.setattr(peer_heartbeats, "time", clock)
         monkeypatch.setattr(heartbeat_writer, "free_port", lambda: 1)
@@ -145,11 +158,14 @@ def launch(tmp_path, monkeypatch):
     return make
 
 
-def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixty_four(launch):
+@pytest.mark.parametrize("num_launches", [1, 32])
+def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixty_four(
+    make_nodes, num_launches
+):
     """Each node read the heartbeats of all others once a second: 4,000 a second, six dollars an hour."""
     rates = {}
     for num_nodes in (2, 8, 32, 64):
-        nodes = launch(num_nodes)
+        nodes = make_nodes(num_nodes, num_launches=min(num_launches, num_nodes))
         nodes.run(60.0)
         rates[num_nodes] = nodes.run(60.0)
     assert rates[64] < 30.0
@@ -157,10 +173,12 @@ def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixt
 
 
 @pytest.mark.parametrize("num_nodes", [2, 8, 32, 64])
-def test_a_whole_job_that_trains_prints_and_is_driven_asks_less_than_thirty_times_a_second(launch, num_nodes):
+def test_a_whole_job_that_trains_prints_and_is_driven_asks_less_than_thirty_times_a_second(
+    make_nodes, num_nodes
+):
     """The driver alone read 64 heartbeats every three seconds, and each node delivered lines every two."""
-    nodes = launch(num_nodes)
-    nodes.drive(Records())
+    nodes = make_nodes(num_nodes)
+    nodes.drive()
     nodes.log()
     for context in nodes.contexts:
         context.status.progress = lambda: (int(nodes.now), 10_000)  # So that the summary is new each time.
@@ -178,11 +196,39 @@ def test_a_whole_job_that_trains_prints_and_is_driven_asks_less_than_thirty_time
     assert nodes.store.calls["put"] > before["put"]
 
 
-def test_a_driver_waits_for_the_drain_of_a_node_that_is_gone_and_for_those_who_notice_late():
-    """Both were 120 s: a survivor began to deliver after its launch had been closed."""
-    notices_after = MAX_HEARTBEAT_SECONDS + SUSPECT_SECONDS + MAX_LISTEN_SECONDS
-    heard_after = 64 / NODES_PER_POLL_SECOND
-    assert notices_after + DRAIN_SECONDS + heard_after <= SURVIVOR_GRACE_SECONDS - 15.0
+def test_a_job_of_one_node_listens_to_nobody_until_another_is_bought(make_nodes):
+    nodes = make_nodes(1)
+    before = nodes.store.calls["list_page"]
+    nodes.run(20.0)
+    assert nodes.store.calls["list_page"] == before
+    append(nodes.store, "digits-1", nodes.records.intent(2))
+    before = nodes.store.calls["list_page"]
+    nodes.run(20.0)
+    assert nodes.store.calls["list_page"] >= before + 8
+
+
+def test_nothing_is_listed_of_the_launches_whose_nodes_are_all_left_out(make_nodes):
+    """A job that has replaced a node each hour for a month would list a thousand of them every two seconds."""
+    nodes = make_nodes(2, num_launches=2)
+    listed = []
+    plain = nodes.store.list_page
+
+    def list_page(prefix, **options):
+        listed.append((prefix, options["after"]))
+        return plain(prefix, **options)
+
+    nodes.store.list_page = list_page
+    nodes.peers[1]._pass()
+    append(nodes.store, "digits-1", nodes.records.intent(3))
+    append(nodes.store, "digits-1", nodes.records.generation(2, seats=[(2, 0), (3, 0)]))
+    nodes.contexts[1].journal.read()
+    nodes.peers[1]._pass()
+    prefix = keys.nodes_prefix("digits-1")
+    assert [after for listed_prefix, after in listed if listed_prefix == prefix] == [
+        f"{prefix}000001",
+        f"{prefix}000003",
+    ]
+    assert nodes.peers[1].others == {Seat(3, 0)}
 
 
 def test_a_healthy_node_is_never_near_suspicion_however_many_there_are():
@@ -191,8 +237,8 @@ def test_a_healthy_node_is_never_near_suspicion_however_many_there_are():
     assert MAX_HEARTBEAT_SECONDS + MAX_LISTEN_SECONDS <= SUSPECT_SECONDS - 7.0
 
 
-def test_no_pass_reads_more_than_a_few_heartbeats(launch):
-    nodes = launch(64)
+def test_no_pass_reads_more_than_a_few_heartbeats(make_nodes):
+    nodes = make_nodes(64)
     nodes.run(10.0)
     before = nodes.store.calls["get"]
     nodes.peers[0]._pass()
@@ -201,8 +247,8 @@ def test_no_pass_reads_more_than_a_few_heartbeats(launch):
     assert all(set(peers.beats()) == set(peers.others) for peers in nodes.peers)
 
 
-def test_a_node_that_dies_is_seen_by_all_after_twenty_seconds_and_a_few(launch):
-    nodes = launch(64)
+def test_a_node_that_dies_is_seen_by_all_after_twenty_seconds_and_a_few(make_nodes):
+    nodes = make_nodes(64)
     nodes.run(30.0)
     nodes.writers[5].beat()
     nodes.dead.add(5)
@@ -210,26 +256,26 @@ def test_a_node_that_dies_is_seen_by_all_after_twenty_seconds_and_a_few(launch):
     live = [peers for rank, peers in enumerate(nodes.peers) if rank != 5]
     assert all(peers.lost(peers.others, generation=1) == set() for peers in live)
     nodes.run(8.0)
-    assert all(peers.lost(peers.others, generation=1) == {5} for peers in live)
+    assert all(peers.lost(peers.others, generation=1) == {Seat(1, 5)} for peers in live)
 
 
-def test_a_failure_is_known_to_all_with_one_read_each(launch):
-    nodes = launch(16)
+def test_a_failure_is_known_to_all_with_one_read_each(make_nodes):
+    nodes = make_nodes(16)
     nodes.run(30.0)
     before = nodes.store.calls["get"]
     nodes.contexts[3].status.failed = Failed(generation=1, why="trainer-failed", exit_code=3)
     nodes.writers[3].beat()
     nodes.run(nodes.peers[0].listen_seconds)
     others = [peers for rank, peers in enumerate(nodes.peers) if rank != 3]
-    assert {peers.beats()[3].failed.exit_code for peers in others} == {3}
+    assert {peers.beats()[Seat(1, 3)].failed.exit_code for peers in others} == {3}
     looks = 2 * nodes.peers[0].listen_seconds + 2
     assert nodes.store.calls["get"] - before <= 15 + looks
 
 
-def test_what_has_changed_and_was_not_read_yet_is_unknown(launch, monkeypatch):
+def test_what_has_changed_and_was_not_read_yet_is_unknown(make_nodes, monkeypatch):
     """Its old heartbeat said that it was ready; it had since begun to restore."""
     monkeypatch.setattr(peer_heartbeats, "MAX_READS", 0)
-    nodes = launch(2)
+    nodes = make_nodes(2)
     for writer in nodes.writers:
         writer.beat()
     nodes.peers[0]._pass()
@@ -238,27 +284,27 @@ def test_what_has_changed_and_was_not_read_yet_is_unknown(launch, monkeypatch):
         nodes.now += 1.0
         nodes.writers[1].beat()
         nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(1, has_come=True) is Standing.UNKNOWN
+    assert nodes.peers[0].standing(Seat(1, 1), has_come=True) is Standing.UNKNOWN
 
 
-def test_beats_within_one_second_of_the_stores_clock_are_told_apart(launch):
-    nodes = launch(2)
+def test_beats_within_one_second_of_the_stores_clock_are_told_apart(make_nodes):
+    nodes = make_nodes(2)
     nodes.writers[1].beat()
     nodes.peers[0]._pass()
     nodes.peers[0].ask()
     nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(1) is Standing.UNKNOWN
+    assert nodes.peers[0].standing(Seat(1, 1)) is Standing.UNKNOWN
     nodes.writers[1].beat()
     nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(1) is Standing.FRESH
+    assert nodes.peers[0].standing(Seat(1, 1)) is Standing.FRESH
 
 
-def test_a_restarted_agent_counts_its_changes_on(launch):
+def test_a_restarted_agent_counts_its_changes_on(make_nodes):
     """By chance it would have counted as many as the agent before it, and its state would not have been read."""
-    nodes = launch(2)
+    nodes = make_nodes(2)
     nodes.writers[1].beat()
     nodes.peers[0]._pass()
     nodes.contexts[1].status.state = "restoring"
     HeartbeatWriter(nodes.contexts[1]).beat()
     nodes.peers[0]._pass()
-    assert nodes.peers[0].beats()[1].state == "restoring"
+    assert nodes.peers[0].beats()[Seat(1, 1)].state == "restoring"

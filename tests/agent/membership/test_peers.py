@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import Any
+from unittest import mock
 
 import pytest
+from made_records import Records
 
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.peers import (
     Adopt,
+    Hold,
     Leave,
+    Patience,
     PeerClock,
     Propose,
+    Roster,
     Standing,
+    Verdict,
     View,
     Wait,
     absent,
     appraise,
     left_behind,
+    roster_of,
     verdict,
 )
-from cloudspot.jobstore.records import Exit, Failed, Generation, Heartbeat, Member
+from cloudspot.agent.training.drain_schedule import join_is_due
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Commit,
+    Exit,
+    Failed,
+    Generation,
+    Heartbeat,
+    Intent,
+    JournalRecord,
+    Member,
+    Seat,
+)
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
 
-def generation(number: int, *ranks: int, launch: int = 1) -> Generation:
+def seat(rank: int, launch: int = 1) -> Seat:
+    return Seat(launch, rank)
+
+
+def generation(number: int, *ranks: int, seats: Iterable[Seat] = ()) -> Generation:
     members = tuple(
-        Member(launch=launch, rank=rank, instance_id=f"i-{rank}", address="127.0.0.1") for rank in ranks
+        Member(launch=one.launch, rank=one.rank, instance_id=f"i-{one}", address="127.0.0.1")
+        for one in (*map(seat, ranks), *seats)
     )
     return Generation(
         number=number,
@@ -81,23 +110,35 @@ def beat(number: int, *, state: str, counter: int = 1, failed: int | None = None
     )
 
 
+def intent(launch: int, num_nodes: int, *for_: Seat) -> Intent:
+    return Records().intent(launch, num_nodes=num_nodes, stands_in_for=for_)
+
+
 def view(
-    standings: dict[int, Standing],
+    standings: dict[int | Seat, Standing],
     *,
+    own: Seat = Seat(1, 0),  # noqa: B008 - it is a constant
+    journal: Sequence[JournalRecord] = (),
     current: Generation | None = None,
-    newest: Generation | None = None,
     min_nodes: int = 1,
     exits: dict[int, Exit] | None = None,
+    **waited: float,
 ) -> View:
+    """What node 1.0 sees, which ran ``current``; if no journal is given, that is the newest generation."""
+    others = {seat(one) if isinstance(one, int) else one: standing for one, standing in standings.items()}
+    records = journal or [intent(1, 4), *([] if current is None else [current])]
+    words = {seat(rank): word for rank, word in (exits or {}).items()}
+    silent = {one for one, standing in others.items() if standing is Standing.SUSPECT}
     return View(
-        rank=0,
-        launch=1,
+        seat=own,
+        roster=roster_of(records),
         min_nodes=min_nodes,
+        max_nodes=4,
         current=current,
-        newest=newest or current,
-        candidates=tuple(sorted({0, *standings})),
-        standings=standings,
-        exits=exits or {},
+        standings=others,
+        gone=frozenset(silent | words.keys()),
+        exits=words,
+        **waited,
     )
 
 
@@ -107,80 +148,78 @@ def view(
 def clock_after(counters: list[int | None], *, seconds: float) -> PeerClock:
     clock = PeerClock()
     for number, counter in enumerate(counters):
-        clock.hear(number * seconds, {1: counter})
+        clock.hear(number * seconds, {seat(1): counter})
     return clock
 
 
 def test_a_counter_that_stands_for_twenty_seconds_makes_a_suspect() -> None:
-    assert clock_after([5] * 20, seconds=1.0).standing(1) is Standing.UNKNOWN
-    assert clock_after([5] * 22, seconds=1.0).standing(1) is Standing.SUSPECT
+    assert clock_after([5] * 20, seconds=1.0).standing(seat(1)) is Standing.UNKNOWN
+    assert clock_after([5] * 22, seconds=1.0).standing(seat(1)) is Standing.SUSPECT
 
 
 def test_a_peer_that_never_spoke_becomes_a_suspect_too() -> None:
-    assert clock_after([None] * 22, seconds=1.0).standing(1) is Standing.SUSPECT
+    assert clock_after([None] * 22, seconds=1.0).standing(seat(1)) is Standing.SUSPECT
 
 
 def test_an_outage_of_the_store_is_nobodys_death() -> None:
     clock = PeerClock()
-    clock.hear(0.0, {1: 5})
+    clock.hear(0.0, {seat(1): 5})
     for second in range(1, 100):
         clock.hear(float(second), None)
-    clock.hear(100.0, {1: 5})
-    assert clock.standing(1) is Standing.UNKNOWN
+    clock.hear(100.0, {seat(1): 5})
+    assert clock.standing(seat(1)) is Standing.UNKNOWN
 
 
 def test_a_reader_that_was_stopped_itself_suspects_nobody_for_it() -> None:
     clock = PeerClock()
-    clock.hear(0.0, {1: 5})
-    clock.hear(500.0, {1: 5})
-    assert clock.standing(1) is Standing.UNKNOWN
+    clock.hear(0.0, {seat(1): 5})
+    clock.hear(500.0, {seat(1): 5})
+    assert clock.standing(seat(1)) is Standing.UNKNOWN
 
 
 def test_only_a_counter_that_moves_after_the_mark_proves_life() -> None:
     clock = PeerClock()
-    clock.hear(0.0, {1: 5})
-    clock.hear(1.0, {1: 6})
-    assert clock.standing(1) is Standing.FRESH
+    clock.hear(0.0, {seat(1): 5})
+    clock.hear(1.0, {seat(1): 6})
+    assert clock.standing(seat(1)) is Standing.FRESH
     clock.mark(1.5)
-    clock.hear(2.0, {1: 6})
-    assert clock.standing(1) is Standing.UNKNOWN
-    clock.hear(3.0, {1: 7})
-    assert clock.standing(1) is Standing.FRESH
+    clock.hear(2.0, {seat(1): 6})
+    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    clock.hear(3.0, {seat(1): 7})
+    assert clock.standing(seat(1)) is Standing.FRESH
 
 
 def test_a_beat_from_before_the_question_that_is_read_after_it_proves_nothing() -> None:
     clock = PeerClock()
-    clock.hear(0.0, {1: 5})
+    clock.hear(0.0, {seat(1): 5})
     clock.mark(1.0)
-    clock.hear(1.1, {1: 5}, asked_at=0.9)  # this pass began before the question
-    clock.hear(2.0, {1: 6})
-    assert clock.standing(1) is Standing.UNKNOWN
-    clock.hear(3.0, {1: 7})
-    assert clock.standing(1) is Standing.FRESH
+    clock.hear(1.1, {seat(1): 5}, asked_at=0.9)  # this pass began before the question
+    clock.hear(2.0, {seat(1): 6})
+    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    clock.hear(3.0, {seat(1): 7})
+    assert clock.standing(seat(1)) is Standing.FRESH
 
 
 def test_what_could_not_be_heard_counts_for_nothing() -> None:
     clock = PeerClock()
     for second in range(10):
-        clock.hear(float(second), {1: 5} if second < 4 else None)
+        clock.hear(float(second), {seat(1): 5} if second < 4 else None)
     assert clock.heard_seconds == 3.0
 
 
 def test_a_suspect_that_speaks_again_is_none() -> None:
     clock = clock_after([5] * 30, seconds=1.0)
-    clock.hear(30.0, {1: 6})
-    assert clock.suspects([1]) == frozenset()
+    clock.hear(30.0, {seat(1): 6})
+    assert clock.suspects([seat(1)]) == frozenset()
 
 
 # --- the verdict ------------------------------------------------------------------------------------
 
 
-def test_nobody_proposes_while_a_peer_is_in_doubt() -> None:
-    assert verdict(view({1: Standing.FRESH, 2: Standing.UNKNOWN})) == Wait()
-
-
-def test_nobody_proposes_while_a_peer_is_busy() -> None:
-    assert verdict(view({1: Standing.FRESH, 2: Standing.BUSY})) == Wait()
+@pytest.mark.parametrize("standing", [Standing.UNKNOWN, Standing.BUSY])
+def test_nobody_proposes_while_a_member_is_in_doubt_or_busy(standing: Standing) -> None:
+    standings: dict[int | Seat, Standing] = {1: Standing.FRESH, 2: standing}
+    assert verdict(view(standings, current=generation(1, 0, 1, 2))) == Wait()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +232,7 @@ def test_nobody_proposes_while_a_peer_is_busy() -> None:
         (Standing.FRESH, "setup", Standing.UNKNOWN),
         (Standing.UNKNOWN, "ready", Standing.UNKNOWN),
         (Standing.UNKNOWN, "ending", Standing.LEAVING),
-        (Standing.FRESH, "draining", Standing.LEAVING),
+        (Standing.FRESH, "draining", Standing.BUSY),  # for the sake of others: it goes on
         (Standing.SUSPECT, "restoring", Standing.SUSPECT),
     ],
 )
@@ -207,98 +246,210 @@ def test_what_a_node_says_it_does_tells_how_it_stands(
 def test_who_is_still_busy_is_absent_and_not_left_behind() -> None:
     newest = generation(2, 1, 2, 3, 4)
     beats = {
-        1: beat(1, state="restoring"),
-        2: beat(1, state="running"),
-        3: beat(2, state="running"),
-        4: beat(2, state="ready"),
+        seat(1): beat(1, state="restoring"),
+        seat(2): beat(1, state="running"),
+        seat(3): beat(2, state="running"),
+        seat(4): beat(2, state="ready"),
     }
-    assert absent(newest, beats) == {1, 2, 4}
-    assert left_behind(newest, beats) == {2}
+    assert absent(newest, beats) == {seat(1), seat(2), seat(4)}
+    assert left_behind(newest, beats) == {seat(2)}
 
 
 def test_who_has_run_the_generation_and_delivers_already_is_not_absent() -> None:
     newest = generation(2, 1, 2, 3, 4)
     beats = {
-        rank: beat(2, state=state)
+        seat(rank): beat(2, state=state)
         for rank, state in enumerate(("draining", "uploading", "running", "ending"), 1)
     }
-    assert absent(newest, beats) == {4}
-    assert absent(newest, {}) == {1, 2, 3, 4}
+    assert absent(newest, beats) == {seat(4)}
+    assert absent(newest, {}) == set(newest.seats)
 
 
 def test_the_living_go_on_without_the_lost_and_the_leaving() -> None:
-    standings = {1: Standing.SUSPECT, 2: Standing.FRESH, 3: Standing.LEAVING}
-    assert verdict(view(standings, current=generation(4, 0, 1, 2, 3))) == Propose(5, (0, 2))
+    standings: dict[int | Seat, Standing] = {1: Standing.SUSPECT, 2: Standing.FRESH, 3: Standing.LEAVING}
+    assert verdict(view(standings, current=generation(4, 0, 1, 2, 3))) == Propose(5, (seat(0), seat(2)))
 
 
-def test_fewer_than_min_leave_and_idle_on_no_paid_machine() -> None:
-    found = verdict(view({1: Standing.SUSPECT}, current=generation(1, 0, 1), min_nodes=2))
-    assert found == Leave("left", "1 of at least 2 nodes are left; gone: node 1")
+def test_fewer_than_min_leave_out_the_silent_and_hold_for_so_long() -> None:
+    old, alone = generation(1, 0, 1), generation(2, 0)
+    silent: dict[int | Seat, Standing] = {1: Standing.SUSPECT}
+    assert verdict(view(silent, current=old, min_nodes=2)) == Propose(2, (seat(0),))
+    journal = [intent(1, 2), old, alone]
+    assert verdict(view({}, journal=journal, current=old, min_nodes=2)) == Hold(alone)
+    held = {"journal": journal, "current": alone, "min_nodes": 2, "hold_seconds": 90.0}
+    assert verdict(view({}, **held, held_seconds=89.0)) == Wait("hold")
+    assert verdict(view({}, **held, held_seconds=90.0)) == Leave(
+        "left", "1 of at least 2 nodes are here, and no other came in 90 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("on_the_way", "waits"),
+    [
+        ({"standings": {Seat(2, 0): Standing.UNKNOWN}}, True),
+        ({"standings": {Seat(2, 0): Standing.BUSY}}, True),
+        ({"standings": {Seat(2, 0): Standing.SUSPECT}}, False),
+        ({"standings": {Seat(2, 0): Standing.LEAVING}}, False),
+        ({"unclaimed": {Seat(2, 0): 1199.0}}, True),
+        ({"unclaimed": {Seat(2, 0): 1201.0}}, False),
+    ],
+)
+def test_whoever_holds_waits_while_a_seat_is_on_its_way(on_the_way: dict[str, Any], waits: bool) -> None:
+    alone = generation(2, 0)
+    journal = [intent(1, 2), generation(1, 0, 1), intent(2, 1), alone]
+    held = {"journal": journal, "current": alone, "min_nodes": 2, "hold_seconds": 90.0, "held_seconds": 91.0}
+    found = verdict(view(on_the_way.pop("standings", {}), **held, **on_the_way))
+    assert found == Wait() if waits else isinstance(found, Leave)
+
+
+def test_the_time_that_is_held_counts_from_the_newest_commit_on() -> None:
+    patience = Patience()
+    first, second = CheckpointId(1, 40), CheckpointId(2, 50)
+    for now, found in enumerate((Wait("hold"), Wait("hold"), Wait(), Wait("hold"), Propose(2, ()))):
+        patience.note(10.0 * now, first)
+        patience.spend(found)
+    patience.note(50.0, first)
+    assert patience.held_seconds == 30.0
+    patience.note(60.0, second)
+    assert patience.held_seconds == 0.0
 
 
 def test_the_loser_of_the_race_adopts_the_winners_record() -> None:
-    newest = generation(2, 0, 2)
-    found = verdict(view({1: Standing.UNKNOWN}, current=generation(1, 0, 1, 2), newest=newest))
+    old, newest = generation(1, 0, 1, 2), generation(2, 0, 2)
+    found = verdict(view({1: Standing.UNKNOWN}, journal=[intent(1, 3), old, newest], current=old))
     assert found == Adopt(newest)
 
 
-def test_who_is_not_in_the_newest_generation_leaves() -> None:
-    newest = generation(2, 1, 2)
-    found = verdict(view({1: Standing.FRESH}, current=generation(1, 0, 1, 2), newest=newest))
-    assert found == Leave("superseded", "generation 2 goes on without this node")
+def test_who_is_not_in_the_newest_generation_leaves_and_never_comes_back() -> None:
+    old, newest = generation(1, 0, 1, 2), generation(2, 1, 2)
+    for current in (old, None):  # one that knows of none was told of both at once
+        found = verdict(view({1: Standing.FRESH}, journal=[intent(1, 3), old, newest], current=current))
+        assert found == Leave("superseded", "generation 2 goes on without this node")
 
 
-def test_a_newer_launch_ends_every_node_of_the_older() -> None:
-    newest = generation(2, 0, launch=2)
-    found = verdict(view({}, current=generation(1, 0), newest=newest))
-    assert found == Leave("superseded", "launch 2 runs the job")
+def test_a_members_permanent_failure_is_everybodys() -> None:
+    exits = {1: last_word("failed", permanent=True)}
+    expected = Leave("failed", "node 1.1: wrong on purpose", permanent=True, exit_code=7)
+    ran = generation(1, 0, 1)
+    assert verdict(view({1: Standing.LEAVING}, current=ran, exits=exits)) == expected
+    seen_by_newcomer = view(
+        {0: Standing.FRESH, 1: Standing.LEAVING}, own=Seat(2, 0), journal=[intent(1, 2), ran, intent(2, 1)],
+        exits=exits,
+    )  # fmt: skip
+    assert verdict(seen_by_newcomer) == expected
 
 
-def test_a_late_record_of_an_older_launch_only_takes_a_number() -> None:
-    late = generation(3, 0, launch=0)
-    assert verdict(view({}, newest=late)) == Propose(4, (0,))
+# --- newcomers --------------------------------------------------------------------------------------
+
+TWO = (intent(1, 2), generation(1, 0, 1))
 
 
-def test_a_peers_permanent_failure_is_everybodys() -> None:
-    found = verdict(
-        view(
-            {1: Standing.LEAVING},
-            current=generation(1, 0, 1),
-            exits={1: last_word("failed", permanent=True)},
-        )
+def test_ready_newcomers_come_after_the_members_in_the_order_of_their_seats() -> None:
+    journal = [*TWO, intent(2, 2), intent(3, 1)]
+    standings: dict[int | Seat, Standing] = {
+        1: Standing.FRESH, Seat(3, 0): Standing.FRESH, Seat(2, 1): Standing.FRESH, Seat(2, 0): Standing.SUSPECT,
+    }  # fmt: skip
+    found = verdict(view(standings, journal=journal, current=TWO[1]))
+    assert found == Propose(2, (seat(0), seat(1), Seat(2, 1), Seat(3, 0)))
+
+
+def test_a_generation_is_never_larger_than_max_though_a_dead_node_is_not_silent_yet() -> None:
+    journal = [intent(1, 4), generation(1, 0, 1, 2, 3), intent(2, 1, seat(3)), intent(3, 1)]
+    standings: dict[int | Seat, Standing] = dict.fromkeys((1, 2, 3, Seat(2, 0), Seat(3, 0)), Standing.FRESH)
+    seen = {"journal": journal, "current": journal[1]}
+    assert verdict(view(standings, **seen)) == Wait("late")
+    assert verdict(view(standings, **seen, late_seconds=60.0)) == Propose(
+        2, (seat(0), seat(1), seat(2), Seat(2, 0))
     )
-    assert found == Leave("failed", "node 1: wrong on purpose", permanent=True, exit_code=7)
+
+
+def test_each_stand_in_takes_the_place_of_its_own_principal_once_it_is_ready() -> None:
+    journal = [*TWO, intent(2, 2, seat(0), seat(1))]
+    standings: dict[int | Seat, Standing] = {
+        1: Standing.FRESH, Seat(2, 0): Standing.BUSY, Seat(2, 1): Standing.FRESH,
+    }  # fmt: skip
+    late = {"late_seconds": peers.LATE_SECONDS}
+    assert verdict(view(standings, journal=journal, current=TWO[1])) == Wait("late")
+    assert verdict(view(standings, journal=journal, current=TWO[1], **late)) == Propose(
+        2, (seat(0), Seat(2, 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ((Standing.SUSPECT, Standing.SUSPECT), Propose(2, (Seat(2, 0), Seat(2, 1)))),
+        ((Standing.SUSPECT, Standing.UNKNOWN), Wait("hold")),
+        ((Standing.SUSPECT, Standing.LEAVING), Wait("hold")),  # it has a notice, and may yet deliver
+        ((Standing.FRESH, Standing.FRESH), Wait()),
+    ],
+)
+def test_newcomers_go_on_alone_only_when_all_members_are_gone(
+    members: tuple[Standing, Standing], expected: Verdict
+) -> None:
+    standings: dict[int | Seat, Standing] = {0: members[0], 1: members[1], Seat(2, 1): Standing.FRESH}
+    found = verdict(view(standings, own=Seat(2, 0), journal=[*TWO, intent(2, 2)], min_nodes=2))
+    assert found == expected
+
+
+def test_a_newcomer_too_few_waits_as_long_as_a_member_does() -> None:
+    standings: dict[int | Seat, Standing] = {0: Standing.SUSPECT, 1: Standing.SUSPECT}
+    alone = {"own": Seat(2, 0), "journal": [*TWO, intent(2, 1)], "min_nodes": 2, "hold_seconds": 90.0}
+    assert verdict(view(standings, **alone)) == Wait("hold")
+    assert isinstance(verdict(view(standings, **alone, held_seconds=90.0)), Leave)
+
+
+def test_a_newcomer_leaves_when_all_members_have_succeeded() -> None:
+    standings: dict[int | Seat, Standing] = {0: Standing.LEAVING, 1: Standing.LEAVING}
+    newcomer = {"own": Seat(2, 0), "journal": [*TWO, intent(2, 1)]}
+    exits = {0: last_word("succeeded")}
+    assert verdict(view(standings, **newcomer, exits=exits)) == Wait()
+    exits[1] = last_word("succeeded")
+    assert verdict(view(standings, **newcomer, exits=exits)) == Leave(
+        "superseded", "the job needs no more nodes"
+    )
+
+
+def test_nobody_of_before_a_resumption_counts() -> None:
+    resumed = Records().resumed()
+    roster = roster_of([*TWO, Records().finished(), resumed, intent(2, 1)])
+    assert (roster.members, roster.candidates) == ((), {Seat(2, 0)})
 
 
 # --- random histories -------------------------------------------------------------------------------
 
-NUM_NODES = 4
-MIN_NODES = 2
-HISTORIES = 250
-END_SECONDS = 900.0
+MAX_NODES = 4
+HISTORIES = 120
+TROUBLE_SECONDS = 350.0
+END_SECONDS = 1500.0
+HOLD_SECONDS = 150.0
+VOID_SECONDS = 300.0
+"""An unclaimed seat is void after so long."""
 
 
 @dataclass
 class Node:
     """A node of the model. It has an agent that may be restarted, and at most one training."""
 
-    rank: int
+    seat: Seat
     phase: str = "setup"
-    """``setup``, ``seeking``, ``starting``, ``running``, ``judging``."""
+    """``setup``, ``seeking``, ``starting``, ``running``, ``draining``, ``judging``."""
     busy_until: float = 0.0
     clock: PeerClock = field(default_factory=PeerClock)
+    patience: Patience = field(default_factory=Patience)
     written: Heartbeat | None = None
     beat_at: float = 0.0
-    read: tuple[float, dict[int, Heartbeat | None]] | None = None
+    asked_at: float = -math.inf
+    read: tuple[float, dict[Seat, Heartbeat | None]] | None = None
     """A pass that has begun: what it read then is known at the next step."""
-    beats: dict[int, Heartbeat | None] = field(default_factory=dict)
+    beats: dict[Seat, Heartbeat | None] = field(default_factory=dict)
     current: Generation | None = None
     started: list[Generation] = field(default_factory=list)
     """Remembered on the machine's disk."""
     began: float = 0.0
     wall_began: float = 0.0
     all_ran: bool = False
-    dead_when_asked: frozenset[int] = frozenset()
+    dead_when_asked: frozenset[Seat] = frozenset()
     stopped_until: float = 0.0
     deadline: float | None = None
     is_deaf: bool = False
@@ -309,58 +460,126 @@ class Node:
     """Its training does not end when it is killed."""
     alive: bool = True
     last_word: Exit | None = None
-    planned: Propose | None = None
-    """Decided, and not yet carried out: between a node's look and its put anything may happen."""
+    planned: tuple[Propose, int] | None = None
+    """Decided on so many records, and not yet carried out: between a look and its put anything may happen."""
 
     @property
     def is_here(self) -> bool:
         return self.alive and self.last_word is None
 
     @property
-    def others(self) -> tuple[int, ...]:
-        """Who matters to it."""
-        if self.current is None:
-            return tuple(rank for rank in range(NUM_NODES) if rank != self.rank)
-        return tuple([member.rank for member in self.current.members if member.rank != self.rank])
+    def others(self) -> tuple[Seat, ...]:
+        """The other members of its generation."""
+        members = () if self.current is None else self.current.seats
+        return tuple(one for one in members if one != self.seat)
 
     def state(self, now: float) -> str:
-        if self.phase == "setup":
-            return "setup"
-        if self.phase == "judging":
+        if self.phase in {"setup", "running"}:
+            return self.phase
+        if self.phase in {"judging", "draining"}:
             return "uploading"
-        if self.phase == "running":
-            return "running"
         return "restoring" if self.phase == "starting" or now < self.busy_until else "ready"
 
 
 @dataclass
 class World:
-    """Nodes and the create-only records they share, on one virtual clock."""
+    """Nodes, the machines' market, and the records they share, on one virtual clock."""
 
     rng: random.Random
     shortcut: str | None
-    nodes: list[Node] = field(default_factory=lambda: [Node(rank) for rank in range(NUM_NODES)])
-    records: dict[int, Generation] = field(default_factory=dict)
-    commits: list[tuple[int, float]] = field(default_factory=list)
-    """Generation and time of each checkpoint."""
+    min_nodes: int
+    has_capacity: bool
+    """Whether lost nodes are replaced; a driver buys by the records, and never too much."""
+    nodes: dict[Seat, Node] = field(default_factory=dict)
+    journal: list[JournalRecord] = field(default_factory=list)
+    claims: dict[Seat, float] = field(default_factory=dict)
+    """When the open seats are claimed."""
+    seen: dict[Seat, float] = field(default_factory=dict)
+    void: set[Seat] = field(default_factory=set)
+    drain: tuple[int, frozenset[Seat], set[Seat]] | None = None
+    """The generation, whose parts its drain needs, and whose are uploaded."""
+    joins: list[int] = field(default_factory=list)
+    """How many commits there were at each drain for newcomers."""
+    num_commits: int = 0
+    runs: list[tuple[int, float]] = field(default_factory=list)
+    """Each moment at which a generation trained."""
     wrongs: list[str] = field(default_factory=list)
     """What was seen on the way and must not be."""
     outage_until: float = 0.0
+    bought_at: float = 0.0
     now: float = 0.0
+    _roster: tuple[int, Roster] = (0, roster_of(()))
 
-    def trains(self, number: int) -> bool:
+    @property
+    def roster(self) -> Roster:
+        if self._roster[0] != len(self.journal):
+            roster = roster_of(self.journal)
+            if self.shortcut == "excluded come back":
+                roster = replace(roster, ever=frozenset(roster.members))
+            self._roster = len(self.journal), roster
+        return self._roster[1]
+
+    @property
+    def newest(self) -> Generation | None:
+        return self.roster.newest
+
+    def trains(self, record: Generation) -> bool:
         """Say whether all members of a generation run it: a training needs every rank of its world."""
         return all(
             node.alive
             and node.phase == "running"
             and self.now >= node.stopped_until
-            and node.current is self.records[number]
-            for node in (self.nodes[member.rank] for member in self.records[number].members)
+            and node.current is record
+            for node in (self.nodes[one] for one in record.seats)
         )
 
-    @property
-    def newest(self) -> Generation | None:
-        return self.records[max(self.records)] if self.records else None
+    # --- the driver ---
+
+    def buy(self) -> None:
+        """Buy what is missing, at times a stand-in, as far as P2 allows."""
+        roster, rng = self.roster, self.rng
+        over = {one for one, node in self.nodes.items() if one not in self.claims and not node.is_here}
+        live = roster.seats - self.void - over
+        leaving = {one for one in live if one in roster.ever and one not in roster.members}
+        leaving |= {one for one in live if one in self.nodes and self.nodes[one].deadline is not None}
+        named = {roster.principals[one] for one in live - leaving if one in roster.principals}
+        staying = live - leaving - named
+        room, total = MAX_NODES - len(staying), 2 * MAX_NODES - len(live)
+        principals: tuple[Seat, ...] = ()
+        if room > 0 and total > 0:
+            num = rng.randint(1, min(room, total))
+        elif (
+            staying & set(roster.members) and total > 0 and self.now < TROUBLE_SECONDS and rng.random() < 0.1
+        ):
+            principals = tuple(rng.sample(sorted(staying & set(roster.members)), 1))
+            if total > 1 and len(staying & set(roster.members)) > 1:
+                principals = tuple(rng.sample(sorted(staying & set(roster.members)), 2))
+            num = len(principals)
+        else:
+            return
+        self.launch(num, principals)
+
+    def launch(self, num: int, principals: tuple[Seat, ...] = (), *, at_once: bool = False) -> None:
+        launch = 1 + sum(isinstance(record, Intent) for record in self.journal)
+        self.journal.append(intent(launch, num, *principals))
+        for rank in range(num):
+            one = Seat(launch, rank)
+            self.seen[one] = self.now
+            delay = self.rng.choice([0.0, 0.0, 5.0, 100.0] if at_once else [5.0, 20.0, 60.0])
+            is_lost = self.now < TROUBLE_SECONDS and self.rng.random() < 0.1
+            self.claims[one] = math.inf if is_lost else self.now + (0.0 if at_once else delay)
+            self.nodes[one] = Node(one, busy_until=self.claims[one] + delay, alive=False)
+
+    def boot(self) -> None:
+        for one, at in list(self.claims.items()):
+            if self.now >= at:
+                del self.claims[one]
+                self.nodes[one].alive = True
+            elif self.now > self.seen[one] + VOID_SECONDS:
+                del self.claims[one]
+                self.void.add(one)
+
+    # --- one node ---
 
     def step(self, node: Node) -> None:
         """Let a node beat, hear, and do one thing."""
@@ -371,7 +590,7 @@ class World:
         self._hear(node, is_down=is_down)
         if node.hangs:
             return
-        if node.deadline is not None and not is_down:
+        if node.deadline is not None and not is_down and node.phase != "draining":
             self._leave(node, "drained")
         elif node.phase == "setup":
             if self.now >= node.busy_until:
@@ -381,7 +600,9 @@ class World:
         elif node.phase == "running":
             self._watch(node, is_down=is_down)
         elif not is_down and self.now >= node.busy_until:
-            if node.phase == "judging":
+            if node.phase == "draining":
+                self._deliver(node)
+            elif node.phase == "judging":
                 self._judge(node)
             else:
                 self._agree(node)
@@ -399,38 +620,44 @@ class World:
         if node.read is not None:
             asked_at, beats = node.read
             node.beats.update(beats)
-            counters = {rank: None if one is None else one.counter for rank, one in beats.items()}
+            counters = {one: None if said is None else said.counter for one, said in beats.items()}
             if self.shortcut == "an unread beat proves life":
                 asked_at = self.now
-                for rank, heard in node.clock._heard.items():
-                    if heard.first is None and rank in counters:
+                for one, heard in node.clock._heard.items():
+                    if heard.first is None and one in counters:
                         heard.first = heard.counter
             node.clock.hear(self.now, counters, asked_at=asked_at)
             node.read = None
         elif is_down and self.shortcut != "an outage counts as silence":
             node.clock.hear(self.now, None)
         if not is_down or self.shortcut == "an outage counts as silence":
-            node.read = (
-                self.now,
-                {one.rank: one.written for one in self.nodes if one.rank != node.rank},
-            )
+            node.read = (self.now, {one: self.nodes[one].written for one in self._present(node)})
+
+    def _present(self, node: Node) -> list[Seat]:
+        """Return the other members and newcomers that have claimed their seats."""
+        others = self.roster.candidates - self.void - self.claims.keys()
+        return [one for one in others if one != node.seat]
 
     # --- the phases ---
+
+    def _ask(self, node: Node) -> None:
+        node.asked_at = self.now
+        node.clock.mark(self.now)
 
     def _seek(self, node: Node) -> None:
         node.phase = "seeking"
         node.busy_until = self.now + self.rng.choice([0.0, 1.0, 8.0, 8.0, 160.0])
-        node.clock.mark(self.now)
+        self._ask(node)
 
     def _watch(self, node: Node, *, is_down: bool) -> None:
         assert node.current is not None
         others = node.others
         lost = node.clock.suspects(others)
         if not is_down:
-            lost |= {rank for rank in others if self.nodes[rank].last_word is not None}
-        missing = frozenset[int]()
+            lost |= {one for one in others if self.nodes[one].last_word is not None}
+        missing = frozenset[Seat]()
         if not node.all_ran:
-            missing = absent(node.current, node.beats) - {node.rank}
+            missing = absent(node.current, node.beats) - {node.seat}
             node.all_ran = not missing
             waited = node.clock.heard_seconds - node.began
             if self.shortcut == "absence is counted in an outage too":
@@ -438,26 +665,79 @@ class World:
             if waited <= peers.START_SECONDS:
                 missing = frozenset()
             if missing and is_down:
-                self.wrongs.append(f"node {node.rank} gave a training up in an outage")
+                self.wrongs.append(f"node {node.seat} gave a training up in an outage")
         newest = self.newest
         is_behind = newest is not None and newest.number > node.current.number and not is_down
         has_failed = any(
             not other.alive
             or other.last_word is not None
-            or (node.current in other.started and other.phase not in {"running", "setup"})
-            for other in (self.nodes[rank] for rank in others)
+            or (node.current in other.started and other.phase not in {"running", "draining", "setup"})
+            for other in (self.nodes[one] for one in others)
             if not node.is_deaf
         )
-        told = [one.failed for rank in others if (one := node.beats.get(rank)) and one.failed]
+        told = [said.failed for one in others if (said := node.beats.get(one)) and said.failed]
         if self.shortcut == "a failure of any generation is believed":
             has_failed = has_failed or bool(told)
         has_failed = has_failed or any(one.generation == node.current.number for one in told)
         if has_failed and not (lost or missing or is_behind):
             node.phase, node.failed = "judging", node.current.number
-            node.clock.mark(self.now)
-            node.dead_when_asked = frozenset(rank for rank in others if not self.nodes[rank].alive)
+            self._ask(node)
+            node.dead_when_asked = frozenset(one for one in others if not self.nodes[one].alive)
         elif has_failed or lost or missing or is_behind:
             self._seek(node)
+        elif not is_down:
+            self._let_join(node)
+
+    def _let_join(self, node: Node) -> None:
+        """Drain all members for the newcomers that this one sees ready."""
+        assert node.current is not None
+        own = [record for record in self.journal if isinstance(record, Commit)]
+        has_commit = bool(own) and own[-1].generation == node.current.number
+        is_due = has_commit and join_is_due(
+            self.now, began_at=node.wall_began, training_began_at=node.wall_began + 1.0
+        )
+        ready = [
+            one
+            for one in self._present(node)
+            if one not in self.roster.members
+            and (said := node.beats.get(one)) is not None
+            and said.state == "ready"
+            and node.clock.standing(one) is not Standing.SUSPECT
+        ]
+        if not ready or not self.trains(node.current) or node.current is not self.newest:
+            return
+        if not is_due and self.shortcut != "join at once":
+            return
+        if any(self.nodes[one].hangs for one in node.current.seats):
+            return  # its ranks come to no boundary
+        if self.joins and self.joins[-1] == self.num_commits:
+            self.wrongs.append("two restarts for newcomers without a commit between them")
+        self.joins.append(self.num_commits)
+        members = node.current.seats
+        self.drain = (node.current.number, frozenset(members), set())
+        for one in members:
+            member = self.nodes[one]
+            member.phase, member.busy_until = "draining", self.now + self.rng.choice([1.0, 5.0, 60.0])
+
+    def _deliver(self, node: Node) -> None:
+        """Upload this node's part of the drain, and wait for the others'."""
+        assert node.current is not None
+        if self.drain is not None and self.drain[0] == node.current.number and self.newest is node.current:
+            _, needed, parts = self.drain
+            parts.add(node.seat)
+            if needed <= parts:
+                self.commit(node.current)
+            elif self.shortcut != "nobody waits for the drain":
+                gone = {one for one in needed if node.clock.standing(one) is Standing.SUSPECT}
+                gone |= {one for one in needed if self.nodes[one].last_word is not None}
+                if not needed - parts <= gone:
+                    return
+        self._seek(node)
+
+    def commit(self, record: Generation) -> None:
+        step = 1 + self.num_commits
+        self.journal.append(Records().commit(record.number, step))
+        self.num_commits, self.drain = step, None
 
     def _judge(self, node: Node) -> None:
         newest = self.newest
@@ -465,7 +745,7 @@ class World:
         if newest is not None and newest.number > node.current.number:
             self._seek(node)
             return
-        standings = [self._standing(node, rank) for rank in node.others]
+        standings = [self._standing(node, one) for one in node.others]
         if Standing.UNKNOWN in standings:
             return
         is_well = not {Standing.SUSPECT, Standing.LEAVING}.intersection(standings)
@@ -473,74 +753,132 @@ class World:
             self.wrongs.append(f"the loss of {set(node.dead_when_asked)} was booked as the script's failure")
         self._seek(node)
 
-    def _agree(self, node: Node) -> None:
-        if node.planned is not None:
-            planned, node.planned = node.planned, None
-            self._propose(node, planned)
-            return
-        standings = {rank: self._standing(node, rank) for rank in node.others}
+    def _view(self, node: Node) -> View:
+        roster = self.roster
+        if self.shortcut == "the newest record is not read" and node.current is not None:
+            roster = roster_of(self.journal[: self.journal.index(node.current) + 1])
+        others = {one for one in self._present(node) if one in roster.candidates}
+        others |= set(roster.members) - {node.seat}
+        standings = {one: self._standing(node, one) for one in others}
         had_time = node.clock.heard_seconds - node.began > peers.START_SECONDS
         if node.current is not None and had_time and self.shortcut != "the absent are proposed again":
-            for rank in left_behind(node.current, node.beats):
-                if standings.get(rank) is Standing.FRESH:
-                    standings[rank] = Standing.LEAVING
-        found = verdict(
-            View(
-                rank=node.rank,
-                launch=1,
-                min_nodes=MIN_NODES,
-                current=node.current,
-                newest=node.current if self.shortcut == "the newest record is not read" else self.newest,
-                candidates=tuple(sorted((node.rank, *node.others))),
-                standings=standings,
-                exits={r: word for r in node.others if (word := self.nodes[r].last_word) is not None},
-            )
+            for one in left_behind(node.current, node.beats):
+                if standings.get(one) is Standing.FRESH:
+                    standings[one] = Standing.LEAVING
+        exits = {one: word for one in others if (word := self.nodes[one].last_word) is not None}
+        gone = {one for one in others if node.clock.standing(one) is Standing.SUSPECT}
+        is_member = node.seat in roster.members
+        for_ever = self.shortcut == ("hold for ever" if is_member else "stand by for ever")
+        return View(
+            seat=node.seat,
+            roster=roster,
+            min_nodes=self.min_nodes,
+            max_nodes=MAX_NODES,
+            current=node.current,
+            standings=standings,
+            gone=frozenset(gone | exits.keys()),
+            exits=exits,
+            unclaimed={one: self.now - self.seen[one] for one in self.claims},
+            late_seconds=node.patience.late_seconds,
+            held_seconds=node.patience.held_seconds,
+            hold_seconds=math.inf if for_ever else HOLD_SECONDS,
         )
+
+    def _agree(self, node: Node) -> None:
+        if node.planned is not None:
+            (planned, at), node.planned = node.planned, None
+            self._propose(node, planned, at)
+            return
+        node.patience.note(node.clock.heard_seconds, head(self.journal))
+        found = verdict(self._view(node))
+        node.patience.spend(found)
         if isinstance(found, Leave):
             self._leave(node, found.outcome)
         elif isinstance(found, Adopt):
             self._enter(node, found.generation)
+            node.phase = "starting"
+        elif isinstance(found, Hold):
+            self._enter(node, found.generation)
         elif isinstance(found, Propose):
-            if self.rng.random() < 0.5:
-                node.planned = found
+            if self.roster.members and self.now - node.asked_at > 30.0:
+                self._ask(node)
+            elif self.rng.random() < 0.5:
+                node.planned = found, len(self.journal)
             else:
-                self._propose(node, found)
+                self._propose(node, found, len(self.journal))
 
-    def _standing(self, node: Node, rank: int) -> Standing:
-        peer = self.nodes[rank]
-        return appraise(
-            node.clock.standing(rank),
-            node.beats.get(rank),
+    def _standing(self, node: Node, one: Seat) -> Standing:
+        peer = self.nodes[one]
+        standing = appraise(
+            node.clock.standing(one),
+            node.beats.get(one),
             has_to_go=peer.last_word is not None or peer.deadline is not None,
-            has_come=node.current is None,
+            has_come=not self.roster.members,
         )
+        nobody_waits = self.shortcut == "nobody waits for the drain" and one in self.roster.members
+        return Standing.FRESH if nobody_waits and standing is Standing.BUSY else standing
 
-    def _propose(self, node: Node, found: Propose) -> None:
-        record = generation(found.number, *found.ranks)
-        if self.shortcut == "the last writer wins":
-            self.records[found.number] = record
-        winner = self.records.setdefault(found.number, record)
-        if self.shortcut == "the loser runs its own":
-            winner = record
-        if any(member.rank == node.rank for member in winner.members):
-            self._enter(node, winner)
-        # Else the next look says that it is out.
+    def _propose(self, node: Node, found: Propose, at: int) -> None:
+        record = generation(found.number, seats=found.seats)
+        standing = next(
+            (one for one in self.journal if isinstance(one, Generation) and one.number == found.number), None
+        )
+        if standing is not None and self.shortcut == "the last writer wins":
+            self.journal[self.journal.index(standing)] = record
+            self._roster = (0, roster_of(()))
+        elif len(self.journal) == at:
+            self._check(record)
+            self.journal.append(record)
+        if self.shortcut == "the loser runs its own" and node.seat in record.seats:
+            self._enter(node, record)
+            node.phase = "starting" if len(record.seats) >= self.min_nodes else "seeking"
+        # Else the next look says what has become of it.
+
+    def _check(self, record: Generation) -> None:
+        """Note what is wrong with a generation that is about to be written."""
+        roster, new = self.roster, set(record.seats)
+        if len(new) > MAX_NODES:
+            self.wrongs.append("a generation is larger than nodes.max")
+        ever = {one for standing in _generations(self) for one in standing.seats}
+        if new & ever - set(roster.members):
+            self.wrongs.append("a node that was left out is back")
+        relieved = {roster.principals.get(one) for one in new - set(roster.members)}
+        for one in set(roster.members) - new - relieved:
+            if (
+                self._is_well(self.nodes[one])
+                and self.nodes[one].phase != "setup"
+                and not self._hung_before(one)
+            ):
+                self.wrongs.append(f"node {one} is well and sent away, and nobody stands in for it")
+        if self.drain is not None and self.newest is not None and self.drain[0] == self.newest.number:
+            _, needed, parts = self.drain
+            if all(one in parts or self._is_well(self.nodes[one]) for one in needed):
+                self.wrongs.append("a drain whose parts were all on their way is given up")
+
+    def _hung_before(self, one: Seat) -> bool:
+        """Say whether a member may be left behind: others have given up waiting for it to start."""
+        node = self.nodes[one]
+        return self.newest is not None and node.current is not self.newest
 
     def _enter(self, node: Node, record: Generation) -> None:
-        node.current, node.phase = record, "starting"
+        node.current = record
+        node.patience.begin()
         node.began, node.wall_began, node.all_ran = node.clock.heard_seconds, self.now, False
 
     def _start(self, node: Node) -> None:
         assert node.current is not None
         if node.current in node.started:
-            self.wrongs.append(f"node {node.rank} started generation {node.current.number} twice")
+            self.wrongs.append(f"node {node.seat} started generation {node.current.number} twice")
         node.started.append(node.current)
         node.phase, node.is_deaf = "running", self.rng.random() < 0.3
 
     def _leave(self, node: Node, outcome: str) -> None:
-        well = [rank for rank in (node.rank, *node.others) if self._is_well(self.nodes[rank])]
-        if outcome == "left" and len(well) >= MIN_NODES:
-            self.wrongs.append(f"node {node.rank} left, though nodes {well} were well")
+        members = self.roster.members
+        well = [one for one in members if self._is_well(self.nodes[one])]
+        if outcome == "left" and node.seat in members and len(well) >= self.min_nodes:
+            self.wrongs.append(f"node {node.seat} left, though nodes {well} were well")
+        if outcome == "left" and node.seat in members and self.has_capacity:
+            self.wrongs.append(f"node {node.seat} was let go, though there was capacity and a driver")
         node.last_word = last_word(outcome)
 
     def _is_well(self, node: Node) -> bool:
@@ -550,7 +888,7 @@ class World:
 
     def restart_agent(self, node: Node) -> None:
         """Kill the agent; the next one knows what is on the disk. A training that runs goes on."""
-        node.clock, node.read, node.planned = PeerClock(), None, None
+        node.clock, node.read, node.planned, node.patience = PeerClock(), None, None, Patience()
         node.beats = {}
         node.began, node.wall_began, node.all_ran = 0.0, self.now, False
         node.current = node.started[-1] if node.started else None
@@ -563,32 +901,49 @@ class World:
 def play(seed: int, shortcut: str | None = None) -> World:
     """Play one history of faults for a while of virtual time."""
     rng = random.Random(seed)
-    world = World(rng, shortcut)
-    for node in world.nodes:
-        node.busy_until = rng.choice([0.0, 0.0, 5.0, 100.0])
-    moments = sorted(rng.uniform(1.0, 350.0) for _ in range(rng.randrange(1, 6)))
-    while world.now < END_SECONDS and any(node.is_here for node in world.nodes):
-        world.now += rng.uniform(0.2, 1.2)
-        while moments and world.now >= moments[0]:
-            moments.pop(0)
-            _fault(world)
-        for node in rng.sample(world.nodes, NUM_NODES):
-            if node.deadline is not None and world.now >= node.deadline:
-                node.alive = False
-            world.step(node)
-        world.commits += [(number, world.now) for number in world.records if world.trains(number)]
-        world.wrongs += [
-            f"node {node.rank} runs a generation {node.current.number} of its own"
-            for node in world.nodes
-            if node.phase == "running" and node.current and world.records[node.current.number] != node.current
-        ][:1]
+    world = World(rng, shortcut, min_nodes=rng.choice([2, 2, 4]), has_capacity=rng.random() < 0.6)
+    world.launch(MAX_NODES, at_once=True)
+    moments = sorted(rng.uniform(1.0, TROUBLE_SECONDS) for _ in range(rng.randrange(1, 6)))
+    with ExitStack() as stack:
+        for name, function in PATCHES.get(shortcut or "", {}).items():
+            stack.enter_context(mock.patch.object(peers, name, function))
+        while world.now < END_SECONDS and (world.claims or any(one.is_here for one in world.nodes.values())):
+            world.now += rng.uniform(0.2, 1.2)
+            world.boot()
+            while moments and world.now >= moments[0]:
+                moments.pop(0)
+                _fault(world)
+            if world.has_capacity and world.now > 60.0 and world.now >= world.bought_at + 10.0:
+                world.bought_at = world.now
+                world.buy()
+            for node in rng.sample(list(world.nodes.values()), len(world.nodes)):
+                if node.deadline is not None and world.now >= node.deadline:
+                    node.alive = False
+                world.step(node)
+            newest = world.newest
+            trains = [one for one in _generations(world) if world.trains(one)]
+            world.runs += [(one.number, world.now) for one in trains]
+            if newest in trains and rng.random() < 0.02:
+                world.commit(newest)
+            world.wrongs += [
+                f"node {node.seat} runs a generation {node.current.number} of its own"
+                for node in world.nodes.values()
+                if node.phase == "running" and node.current and node.current not in _generations(world)
+            ][:1]
+            if world.wrongs or (world.now > TROUBLE_SECONDS + 450.0 and newest in trains):
+                break
     return world
+
+
+def _generations(world: World) -> list[Generation]:
+    return [record for record in world.journal if isinstance(record, Generation)]
 
 
 def _fault(world: World) -> None:
     rng = world.rng
-    kind = rng.choice(["kill", "stop", "stop", "outage", "notice", "restart", "restart", "hang"])
-    victim = rng.choice(world.nodes)
+    kinds = ["kill", "stop", "stop", "outage", "notice", "restart", "restart", "hang"]
+    kind = rng.choice(kinds)
+    victim = rng.choice([node for node in world.nodes.values() if node.alive] or list(world.nodes.values()))
     if kind == "kill":
         victim.alive = False
     elif kind == "stop":
@@ -606,16 +961,46 @@ def _fault(world: World) -> None:
 def violations(world: World) -> list[str]:
     """Return what must never happen, and did."""
     found = []
-    for (number, at), (later, later_at) in zip(world.commits, world.commits[1:], strict=False):
+    for (number, at), (later, later_at) in zip(world.runs, world.runs[1:], strict=False):
         if later < number:
             found.append(f"generation {later} trained at {later_at:.0f}, after {number} had at {at:.0f}")
-    here = [node for node in world.nodes if node.is_here and not node.hangs]
-    training = [number for number in world.records if world.trains(number)]
+    here = [node for node in world.nodes.values() if node.is_here and not node.hangs]
+    training = [one.number for one in _generations(world) if world.trains(one)]
     if len(training) > 1:
         found.append(f"generations {training} train at once")
-    if here and not training:
+    if here and not training and not world.wrongs:
         found.append("living nodes idle on paid machines")
     return found + world.wrongs[:1]
+
+
+def _propose_as_newcomers(view: View) -> Verdict:
+    come = view.ready_newcomers
+    return peers._propose(view, come) if len(come) >= view.min_nodes else peers._hold(view, come)
+
+
+def _relieved_by_claims(view: View) -> frozenset[Seat]:
+    principals = view.roster.principals
+    come = view.coming.union(view.ready_newcomers)
+    return frozenset(principals[one] for one in come if one in principals)
+
+
+def _relieved_by_the_first(view: View) -> frozenset[Seat]:
+    launches = {one.launch for one in view.ready_newcomers}
+    return frozenset(a for one, a in view.roster.principals.items() if one.launch in launches)
+
+
+def _stay_as_members(view: View, seats: tuple[Seat, ...]) -> Verdict:
+    return _PROPOSE(view, seats) if len(seats) >= view.min_nodes else peers._hold(view, seats)
+
+
+_PROPOSE = peers._propose
+PATCHES: dict[str, dict[str, Callable[..., Any]]] = {
+    "newcomers propose freely": {"_verdict_of_newcomer": _propose_as_newcomers},
+    "break before make": {"_relieved": _relieved_by_claims},
+    "the first stand-in frees all": {"_relieved": _relieved_by_the_first},
+    "too few survivors stay in the old generation": {"_propose": _stay_as_members},
+}
+"""The shortcuts that are made in the real code; the others are made by the model's nodes."""
 
 
 def test_random_histories_never_split_and_never_idle() -> None:
@@ -624,18 +1009,29 @@ def test_random_histories_never_split_and_never_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    "shortcut",
+    ("shortcut", "seed"),
     [
-        "the newest record is not read",
-        "the last writer wins",
-        "the loser runs its own",
-        "an unread beat proves life",
-        "an outage counts as silence",
-        "absence is counted in an outage too",
-        "the absent are proposed again",
-        "a restarted agent forgets what it has run",
-        "a failure of any generation is believed",
+        ("the newest record is not read", 0),
+        ("the last writer wins", 3),
+        ("the loser runs its own", 1),
+        ("an unread beat proves life", 5),
+        ("an outage counts as silence", 15),
+        ("absence is counted in an outage too", 32),
+        ("the absent are proposed again", 154),
+        ("a restarted agent forgets what it has run", 14),
+        ("a failure of any generation is believed", 13),
+        ("newcomers propose freely", 1),
+        ("excluded come back", 5),
+        ("nobody waits for the drain", 1),
+        ("break before make", 4),
+        ("the first stand-in frees all", 3),
+        ("join at once", 91),
+        ("too few survivors stay in the old generation", 291),
+        ("hold for ever", 9),
+        ("stand by for ever", 6),
     ],
 )
-def test_a_shortcut_is_found_out(shortcut: str) -> None:
-    assert any(violations(play(seed, shortcut)) for seed in range(HISTORIES)), shortcut
+def test_a_shortcut_is_found_out(shortcut: str, seed: int) -> None:
+    """With another seed after a change of the histories: look for it from 0 on."""
+    assert violations(play(seed)) == []
+    assert violations(play(seed, shortcut)) != []

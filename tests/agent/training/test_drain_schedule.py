@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.agent.reclaim import understand
-from cloudspot.agent.training.drain_schedule import DrainSchedule, drain_at, guard_of
+from cloudspot.agent.training.drain_schedule import DrainSchedule, drain_at, guard_of, join_is_due
 from cloudspot.jobstore.records import StopRequest
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
@@ -119,3 +119,25 @@ def test_the_guard_keeps_back_one_and_a_half_uploads_and_a_second() -> None:
 
 def test_the_guard_leaves_two_fifths_of_the_time_to_the_ranks_whatever_the_upload_took() -> None:
     assert guard_of(100.0, now=0.0, upload_seconds=1000.0) == 40.0
+
+
+def test_newcomers_are_taken_in_after_ten_times_what_the_start_took() -> None:
+    assert not join_is_due(SEEN + 9999.0, began_at=SEEN, training_began_at=0.0)
+    assert not join_is_due(SEEN + 329.0, began_at=SEEN, training_began_at=SEEN + 30.0)
+    assert join_is_due(SEEN + 330.0, began_at=SEEN, training_began_at=SEEN + 30.0)
+
+
+def test_a_drain_for_newcomers_has_time_and_yields_to_a_notice(bench) -> None:
+    node = Node(bench, notice_seconds=300.0)
+    assert node.drains.due(SEEN + 1.0) is None
+    assert node.drains.due(SEEN + 1.0, joins=True) == files.Drain(kind="join", guard=SEEN + 121.0)
+    due = node.drains.due(SEEN + 299.0, joins=True)
+    assert due is not None
+    assert due.kind == "notice"
+
+
+def test_a_node_that_is_replaced_already_does_not_train_its_notice_through(bench) -> None:
+    node = Node(bench, notice_seconds=300.0)
+    due = node.drains.due(SEEN + 1.0, is_replaced=True)
+    assert due is not None
+    assert (due.kind, due.guard > SEEN + 121.0) == ("notice", True)

@@ -80,7 +80,7 @@ def test_the_timeline_has_a_row_for_the_job_and_each_node_with_notices_and_commi
 ):
     trained.run("show", "digits-a", "--plot", str(tmp_path / "a.png"))
     below = figures[0].axes[-1]
-    assert [label.get_text() for label in below.get_yticklabels()] == ["job", "node 0"]
+    assert [label.get_text() for label in below.get_yticklabels()] == ["job", "node 1.0", "node 2.0"]
     assert below.get_xlabel() == "minutes since the submission"
     assert below.get_xlim() == (0.0, 12.0)
     words = [text.get_text() for text in below.get_legend().get_texts()]
@@ -133,7 +133,7 @@ def test_more_metrics_and_nodes_than_there_is_room_for_are_counted(trained, tmp_
     trained.run("show", "digits-a", "--plot", str(tmp_path / "a.png"))
     [below] = figures[0].axes
     assert below.get_title(loc="right") == "1 more metrics are not shown"
-    assert below.get_xlabel() == "minutes since the submission; 1 more nodes are not shown"
+    assert below.get_xlabel() == "minutes since the submission; 2 older nodes are not shown"
 
 
 @pytest.mark.parametrize(

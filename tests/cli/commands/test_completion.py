@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from cloudspot.cli.completers import complete_attempts, complete_jobs, complete_providers, complete_stores
+from cloudspot.cli.completers import (
+    complete_generations,
+    complete_jobs,
+    complete_nodes,
+    complete_providers,
+    complete_stores,
+)
 from cloudspot.cli.invocation import DEFAULT_PROVIDER
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.jobstore.reader import HistoryReader, write_summary
@@ -151,13 +157,21 @@ def offered_here(*words):
     return [item.value for item in found]
 
 
-def test_the_numbers_of_the_attempts_are_offered(jobs, monkeypatch):
+def test_the_numbers_of_the_generations_are_offered(jobs, monkeypatch):
     monkeypatch.setenv("CLOUDSPOT_STORE", jobs.store.url)
     job_id = jobs.reclaimed_and_finished()
-    assert offered_here("logs", job_id, "--attempt", "") == []
+    assert offered_here("logs", job_id, "--generation", "") == []
     write_summary(jobs.store, summarise(HistoryReader(jobs.store, job_id).read(), datetime.now(timezone.utc)))
-    assert offered_here("logs", job_id, "--attempt", "") == ["1", "2"]
-    assert offered_here("logs", "digits", "--attempt", "2") == ["2"]
+    assert offered_here("logs", job_id, "--generation", "") == ["1", "2"]
+    assert offered_here("logs", "digits", "--generation", "2") == ["2"]
+
+
+def test_the_names_of_the_nodes_are_offered_from_a_listing(jobs, monkeypatch):
+    monkeypatch.setenv("CLOUDSPOT_STORE", jobs.store.url)
+    job_id = jobs.reclaimed_and_finished()
+    monkeypatch.setattr("cloudspot.local.filestore.FileStore.get", None)
+    assert offered_here("logs", job_id, "--node", "") == ["1.0", "2.0"]
+    assert offered_here("preempt", "digits", "--node", "2") == ["2.0"]
 
 
 def test_completing_a_job_reads_a_listing_and_no_object(jobs, monkeypatch):
@@ -175,5 +189,5 @@ def test_completers_are_wired_where_a_name_is_asked_for():
     wired = {
         param._custom_shell_complete for command in (logs.logs, providers.check) for param in command.params
     }
-    assert {complete_jobs, complete_attempts, complete_stores, complete_providers} <= wired
+    assert {complete_jobs, complete_generations, complete_nodes, complete_stores, complete_providers} <= wired
     assert DEFAULT_PROVIDER == "local"

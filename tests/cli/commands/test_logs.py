@@ -5,6 +5,7 @@ import re
 import threading
 from datetime import datetime, timedelta, timezone
 
+import jobclock
 import msgspec
 from faultstore import FaultPlan, FaultyStore
 from jobclock import ago
@@ -25,7 +26,7 @@ def texts(result):
     return [line.split(" ", 1)[1].split(None, 1)[1] for line in result.stdout.splitlines()]
 
 
-def test_all_attempts_are_printed_in_order(jobs):
+def test_all_nodes_are_printed_in_order(jobs):
     result = jobs.run("logs", jobs.reclaimed_and_finished())
     assert texts(result) == ["step 1", "step 40", "step 41", "step 100"]
 
@@ -38,20 +39,27 @@ def test_a_line_has_its_time_and_who_speaks(jobs):
     assert (line[4], line[10], line[19]) == ("-", "T", "Z")
 
 
-def test_one_attempt_alone(jobs):
-    assert texts(jobs.run("logs", jobs.reclaimed_and_finished(), "--attempt", "2")) == ["step 41", "step 100"]
+def test_one_generation_alone(jobs):
+    assert texts(jobs.run("logs", jobs.reclaimed_and_finished(), "--generation", "2")) == [
+        "step 41",
+        "step 100",
+    ]
 
 
-def test_an_attempt_that_never_was_is_an_error(jobs):
-    result = jobs.run("logs", jobs.reclaimed_and_finished(), "--attempt", "3", status=2)
-    assert result.stderr == "error: --attempt must be <= 2, the attempts of digits-7k3f so far: got 3\n"
+def test_a_generation_that_never_was_is_an_error(jobs):
+    result = jobs.run("logs", jobs.reclaimed_and_finished(), "--generation", "3", status=2)
+    assert result.stderr == "error: --generation must be <= 2, the generations of digits-7k3f so far: got 3\n"
 
 
 def test_one_node_alone(jobs):
     jobs.submit("new-1")
     jobs.add_log("new-1", "1-0", ["from node 0"], minutes=0)
     jobs.add_log("new-1", "1-1", ["from node 1"], minutes=0)
-    assert texts(jobs.run("logs", "new-1", "--node", "1")) == ["from node 1"]
+    assert texts(jobs.run("logs", "new-1", "--node", "1.1")) == ["from node 1"]
+    result = jobs.run("logs", "new-1", "--node", "9.0", status=2)
+    assert result.stderr.startswith("error: --node: job new-1 has no node 9.0; see: ")
+    result = jobs.run("logs", "new-1", "--node", "1", status=2)
+    assert result.stderr == "error: --node: '1' is not a node's name; expected one such as 2.0\n"
 
 
 def test_several_nodes_are_merged_by_time_and_named(jobs):
@@ -60,11 +68,11 @@ def test_several_nodes_are_merged_by_time_and_named(jobs):
     jobs.add_log("new-1", "1-0", ["a", "c"], minutes=0)
     jobs.add_log("new-1", "1-1", ["b", "d"], minutes=0.005)
     lines = jobs.run("logs", "new-1").stdout.splitlines()
-    assert [line[21:] for line in lines] == ["train[0]  a", "train[1]  b", "train[0]  c", "train[1]  d"]
+    assert [line[21:] for line in lines] == ["train[1.0] a", "train[1.1] b", "train[1.0] c", "train[1.1] d"]
 
 
 def test_json_is_an_object_a_line(jobs):
-    result = jobs.run("logs", jobs.reclaimed_and_finished(), "--attempt", "1", "--json")
+    result = jobs.run("logs", jobs.reclaimed_and_finished(), "--node", "1.0", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["launch"], line["rank"], line["seq"], line["text"]) for line in lines] == [
         (1, 0, 0, "step 1"),
@@ -143,12 +151,51 @@ def test_the_last_lines_are_the_end_of_the_whole(jobs, tmp_path):
 def test_the_last_lines_cost_no_reading_of_the_whole(jobs, tmp_path):
     lines = write_life(jobs)
     counted, sink = counting_sink(jobs, tmp_path)
-    tail = LogTail(sink)
+    lives = {f"{launch}-{rank}": life(launch) for launch in (1, 2, 3, 4) for rank in (0, 1)}
+    tail = LogTail(sink, lives=lambda: lives)
     assert [record.text for record in tail.last_records(20)] == lines[-20:]
     assert counted.calls["get"] <= 6
     counted.calls.clear()
     assert list(tail.new_records()) == []
     assert counted.calls["get"] == 0
+
+
+def life(launch):
+    """When the nodes of a launch of ``write_life`` wrote."""
+    return at(launch * 10), at(launch * 10) + timedelta(seconds=300)
+
+
+def test_nodes_of_several_launches_are_merged_by_time(jobs):
+    """Node 1.0 trains all the time, beside 2.0 and then 3.0."""
+    jobs.submit("new-1")
+    for stream, minutes, num_lines in (("1-0", 0, 4), ("2-0", 0.5, 1), ("3-0", 1 / 40, 3)):
+        jobs.add_log("new-1", stream, [f"{stream} {n}" for n in range(num_lines)], minutes=minutes)
+    expected = ["1-0 0", "1-0 1", "3-0 0", "1-0 2", "3-0 1", "1-0 3", "3-0 2", "2-0 0"]
+    lives = {
+        "1-0": (jobclock.at(0), None),
+        "2-0": (jobclock.at(0.5), jobclock.at(0.6)),
+        "3-0": (jobclock.at(1 / 40), jobclock.at(0.2)),
+    }
+
+    def tail(known):
+        return LogTail(ObjectStoreLogSink(jobs.store, "new-1"), lives=lambda: known)
+
+    for known in ({}, lives):
+        assert [record.text for record in tail(known).new_records()] == expected
+        for count in range(1, 9):
+            read = tail(known)
+            assert [record.text for record in read.last_records(count)] == expected[-count:]
+            assert list(read.new_records()) == []
+
+
+def test_what_was_over_before_a_time_is_not_read(jobs, tmp_path):
+    write_life(jobs)
+    counted, sink = counting_sink(jobs, tmp_path)
+    lives = {f"{launch}-{rank}": life(launch) for launch in (1, 2, 3, 4) for rank in (0, 1)}
+    tail = LogTail(sink, lives=lambda: lives)
+    tail.skip_before(at(40) + timedelta(seconds=299))
+    assert counted.calls["get"] <= 4
+    assert [record.text for record in tail.new_records()] == ["4-0 299", "4-1 299"]
 
 
 def test_after_the_last_lines_comes_what_is_new_and_nothing_else(jobs):
@@ -190,11 +237,11 @@ def test_the_last_lines_are_printed_and_with_follow_what_comes(jobs):
     assert texts(jobs.run("logs", "digits-7k3f", "--tail", "3")) == ["step 40", "step 41", "step 100"]
     assert texts(jobs.run("logs", "digits-7k3f", "-n", "1", "-f")) == ["step 100"]
     assert texts(jobs.run("logs", "digits-7k3f", "-n", "0")) == []
-    assert texts(jobs.run("logs", "digits-7k3f", "-n", "1", "--attempt", "1")) == ["step 40"]
+    assert texts(jobs.run("logs", "digits-7k3f", "-n", "1", "--node", "1.0")) == ["step 40"]
 
 
 def test_since_is_a_duration_or_a_time(jobs):
-    # Attempt 1 wrote 2 minutes after the fixture's start, attempt 2 after 8.
+    # Node 1.0 wrote 2 minutes after the fixture's start, node 2.0 after 8.
     job_id = jobs.reclaimed_and_finished()
     assert texts(jobs.run("logs", job_id, "--since", ago(5))) == ["step 41", "step 100"]
     assert texts(jobs.run("logs", job_id, "--since", "4h")) == ["step 1", "step 40", "step 41", "step 100"]
@@ -248,31 +295,31 @@ def test_what_a_line_says_to_a_terminal_is_not_passed_on(jobs):
     assert jobs.run_json("logs", "new-1")["text"] == NASTY
 
 
-def test_a_download_has_a_file_for_each_attempt_and_node(jobs, tmp_path):
+def test_a_download_has_a_file_for_each_node(jobs, tmp_path):
     jobs.reclaimed_and_finished()
     jobs.add_log("digits-7k3f", "2-1", [NASTY], minutes=0)
-    jobs.add_log("digits-7k3f", "3-0", ["of a launch that is no attempt"], minutes=0, source="agent")
+    jobs.add_log("digits-7k3f", "3-0", ["of a launch that is unknown"], minutes=0, source="agent")
     jobs.add_log("digits-7k3f", "4-0", ["{}"], minutes=0, source="metrics")
     target = tmp_path / "deep" / "logs"
     result = jobs.run("logs", "digits-7k3f", "--download", str(target))
     assert {path.name for path in target.iterdir()} == {
-        "attempt-001-node-000.log",
-        "attempt-002-node-000.log",
-        "attempt-002-node-001.log",
-        "launch-003-node-000.log",
+        "node-1.0.log",
+        "node-2.0.log",
+        "node-2.1.log",
+        "node-3.0.log",
     }
-    first = (target / "attempt-001-node-000.log").read_text().splitlines()
+    first = (target / "node-1.0.log").read_text().splitlines()
     assert [line[20:] for line in first] == [" train     step 1", " train     step 40"]
-    assert (target / "attempt-002-node-001.log").read_text().endswith(f"Z train     {NASTY}\n")
-    assert result.stdout.splitlines()[0] == f"{target}/attempt-001-node-000.log: 2 lines"
+    assert (target / "node-2.1.log").read_text().endswith(f"Z train     {NASTY}\n")
+    assert result.stdout.splitlines()[0] == f"{target}/node-1.0.log: 2 lines"
 
 
 def test_a_download_takes_the_filters_and_replaces_what_was_there(jobs, tmp_path):
     jobs.reclaimed_and_finished()
-    (tmp_path / "attempt-002-node-000.log").write_text("old")
+    (tmp_path / "node-2.0.log").write_text("old")
     written = jobs.run_json("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "41")
-    path = tmp_path / "attempt-002-node-000.log"
-    assert written == [{"file": str(path), "launch": 2, "rank": 0, "lines": 1}]
+    path = tmp_path / "node-2.0.log"
+    assert written == [{"file": str(path), "node": "2.0", "launch": 2, "rank": 0, "lines": 1}]
     assert path.read_text().endswith(" step 41\n")
     assert not list(tmp_path.glob(".*"))
     assert jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "none").stdout == (

@@ -185,7 +185,7 @@ def test_a_log_that_is_not_copied_is_named(jobs, other, monkeypatch):
     read = f"cloudspot logs {JOB} --store {jobs.store.url}"
     assert f"the log up to now is not copied; read it with: {read}" in result.stderr
     logs = jobs.run("logs", JOB, "--store", other.url)
-    assert f"the log of attempt 1 is not here: it stayed behind when job {JOB} moved" in logs.stderr
+    assert f"the log of node 1.0 is not here: it stayed behind when job {JOB} moved" in logs.stderr
     assert jobs.run(*read.split()[1:]).stderr == ""
 
 
@@ -199,7 +199,7 @@ def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     jobs.scratch = jobs.scratch / "again"
     jobs.scratch.mkdir()
     jobs.add_checkpoint(JOB, 2, 70)
-    jobs.add_closed(JOB, 2, "stopped", started=100, ended=160)
+    jobs.add_certificate(JOB, 2, started=100, ended=160)
     jobs.add_finished(JOB, "stopped", minutes=160)
     jobs.store = home
     result = move(jobs, home, "--from", other.url)

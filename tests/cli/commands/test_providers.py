@@ -65,10 +65,10 @@ def test_a_home_that_is_in_the_way_and_a_missing_torch_come_with_their_remedies(
 
 def test_the_options_come_from_a_job_file(jobs):
     jobs.job_file.write_text(
-        jobs.job_file.read_text() + '[providers.local]\nzones = ["x"]\nno_capacity = ["y"]\n'
+        jobs.job_file.read_text() + '[providers.local]\nzones = ["x"]\ncapacity = {y = 0}\n'
     )
     result = jobs.run("providers", "check", "local", "--job-file", str(jobs.job_file), status=2)
-    assert "providers.local.no_capacity" in result.stderr
+    assert "providers.local.capacity" in result.stderr
 
 
 def test_an_unknown_provider_is_a_plugin_error(jobs):

@@ -61,18 +61,19 @@ def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     ]
     assert (shown["going-1"]["step"], shown["going-1"]["steps_total"]) == (17, 100)
     assert shown["going-1"]["metrics"] == {"loss": 0.5}
-    assert shown["done-1"]["attempts"] == 2
+    assert shown["done-1"]["starts"] == 2
     assert shown["done-1"]["cost"] == {"spent": 0.06, "currency": "USD", "others": {}}
     assert shown["done-1"]["metrics"] == {"accuracy": 0.975}
     assert shown["broken-1"]["detail"] == "train.py ended with 3"
     lines = jobs.run("ps").stdout.splitlines()
-    headers = "ID STATE STEP accuracy loss COST DURATION ATTEMPTS CODE STARTED DETAIL"
+    headers = "ID STATE STEP accuracy loss COST DURATION STARTS NODES CODE STARTED DETAIL"
     assert lines[0].split() == headers.split()
     done = next(line for line in lines if line.startswith("done-1"))
     *cells, started = done.split()
     assert cells[1:10] == ["succeeded", "100/100", "0.975", "-", "0.0600", "USD", "12m", "00s", "2"]
+    assert cells[10] == "1/1"
     assert started == output.utc_text(at(0))
-    assert cells[10] == shown["done-1"]["code_sha256"][:12]
+    assert cells[11] == shown["done-1"]["code_sha256"][:12]
     failed = next(line for line in lines if line.startswith("broken-1"))
     assert failed.endswith("train.py ended with 3")
     assert shown["done-1"]["name"] == "digits"
@@ -180,7 +181,7 @@ def put_summary(jobs, job_id, *, minutes=0.0, **fields):
         "state": "succeeded",
         "step": 100,
         "steps_total": 100,
-        "attempts": 1,
+        "starts": 1,
         "spent": 1.0,
         "currency": "USD",
         "submitted_at": at(minutes),
@@ -203,7 +204,7 @@ def put_summary(jobs, job_id, *, minutes=0.0, **fields):
 def several(jobs):
     """Four ended jobs, newest last."""
     put_summary(jobs, "digits-a", minutes=0, metrics={"loss": 0.5}, spent=3.0)
-    put_summary(jobs, "digits-b", minutes=10, metrics={"loss": 0.1, "top-5": 0.9}, spent=1.0, attempts=3)
+    put_summary(jobs, "digits-b", minutes=10, metrics={"loss": 0.1, "top-5": 0.9}, spent=1.0, starts=3)
     put_summary(
         jobs, "tinygpt-c", minutes=20, state="failed", detail="exit code 3", spent=2.0, finished_at=at(140)
     )
@@ -229,7 +230,7 @@ def ids(jobs, *arguments):
         (["metrics.loss<0.3"], ["digits-b"]),
         (["metrics.top-5 >= 0.9"], ["digits-b"]),
         (["metrics.loss!=0.5"], ["tinygpt-d", "tinygpt-c", "digits-b"]),
-        (["attempts=3"], ["digits-b"]),
+        (["starts=3"], ["digits-b"]),
         (["duration>1h30m"], ["tinygpt-c"]),
         (["duration=600"], ["tinygpt-d", "digits-b", "digits-a"]),
         (["code=abab"], ["tinygpt-d"]),
@@ -324,7 +325,8 @@ def test_a_narrow_terminal_shows_the_more_telling_columns(several, monkeypatch):
         "top-5",
         "COST",
         "DURATION",
-        "ATTEMPTS",
+        "STARTS",
+        "NODES",
         "CODE",
         "STARTED",
         "DETAIL",
@@ -346,7 +348,7 @@ def test_an_older_summary_without_the_newer_fields_is_still_read(jobs):
     [job] = jobs.run_json("ps")
     assert [job[name] for name in ("name", "code_sha256", "started", "finished", "duration")] == [None] * 5
     line = jobs.run("ps").stdout.splitlines()[1]
-    assert line.split() == ["old-1", "succeeded", "100/100", "0.5", "1.0000", "USD", "-", "1", "-", "-"]
+    assert line.split() == ["old-1", "succeeded", "100/100", "0.5", "1.0000", "USD", "-", "1", "-", "-", "-"]
     assert ids(jobs, "--filter", "name=old-1") == ["old-1"]
 
 

@@ -85,7 +85,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(jobs, arguments, status, 
 
 def test_a_job_that_runs_or_has_succeeded_is_not_resumed(jobs):
     result = jobs.run("resume", jobs.running(), status=1)
-    assert "launch 1 of job 'going-abcd' is not over: stop the job first" in result.stderr
+    assert "node 1.0 of job 'going-abcd' may still run: stop the job first" in result.stderr
     result = jobs.run("resume", jobs.reclaimed_and_finished(), status=1)
     assert "has succeeded, so there is nothing to resume" in result.stderr
     assert "cloudspot fork digits-7k3f" in result.stderr

@@ -110,7 +110,7 @@ def test_the_json_of_a_detached_run_is_all_there_is_on_standard_output(jobs):
 
 def test_a_detached_run_that_finds_no_capacity_says_so(jobs, monkeypatch):
     monkeypatch.setattr(detached.time, "sleep", lambda seconds: None)
-    zones = 'providers.local.no_capacity=["local-a", "local-b"]'
+    zones = "providers.local.capacity={local-a = 0, local-b = 0}"
     arguments = ["--set", zones, "--set", 'spot.policy="spot"', "--detach", "--name", "away-1"]
     result = jobs.run("run", str(jobs.job_file), *arguments)
     assert "warning: job away-1 has no machine yet" in result.stderr

@@ -5,7 +5,6 @@ from datetime import datetime
 import pytest
 from jobclock import at
 
-from cloudspot.cli.screen import jobdetails
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Final, SaveId, Slot
 
@@ -14,7 +13,7 @@ def test_json_has_the_whole_story(jobs):
     value = jobs.run_json("show", jobs.reclaimed_and_finished(), "--verify")
     assert value["id"] == "digits-7k3f"
     assert (value["state"], value["exit_code"]) == ("succeeded", 0)
-    assert [attempt["outcome"] for attempt in value["attempts"]] == ["reclaimed", "succeeded"]
+    assert [launch["outcome"] for launch in value["launches"]] == ["reclaimed", "succeeded"]
     assert [notice["step"] for notice in value["notices"]] == [39]
     assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, 100, 0)
     assert value["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
@@ -76,28 +75,15 @@ def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did
         ["2", "2.0", "40", "100", "0", "4m", "18s", "relaunched"],
     ]
     [notice] = found["NOTICE"]
-    assert notice.split()[1:] == ["1", "0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
+    assert notice.split()[1:] == ["1.0", "39", "30s", "step", "40", "after", "9.0s", "metadata"]
     assert [" ".join(line.split()) for line in found["MACHINE"]] == [
-        "m-1 1 0 6m 00s 0.3000 USD 0.0300 USD",
-        "m-2 2 0 6m 00s 0.3000 USD 0.0300 USD",
+        "m-1 1.0 6m 00s 0.3000 USD 0.0300 USD",
+        "m-2 2.0 6m 00s 0.3000 USD 0.0300 USD",
         "total 12m 00s 0.0600 USD",
+        "of it: starting 2m 00s 0.0100 USD",
         "on demand 12m 00s 0.2000 USD",
         "saved 0.1400 USD (70%)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "text"),
-    [
-        ("", ""),
-        ("1.0", "1.0"),
-        ("1.0 1.1 1.2 1.3", "1.0-3"),
-        ("12.0 12.2 12.3 12.5", "12.0,2-3,5"),
-        ("1.1 1.2 3.0 4.1 4.2", "1.1-2 3.0 4.1-2"),
-    ],
-)
-def test_many_nodes_are_told_as_ranges(nodes, text):
-    assert jobdetails._ranges(nodes.split()) == text
 
 
 def test_goodput_is_said_to_be_unknown_or_a_lower_bound_where_nodes_have_not_told(jobs):
@@ -117,7 +103,7 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     lines = jobs.run("show", jobs.reclaimed_and_finished()).stdout.splitlines()
     assert lines[0] == "job digits-7k3f succeeded"
     fields = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:] if line.startswith("  ")}
-    assert fields["attempts"] == "2"
+    assert fields["starts"] == "2"
     assert fields["notices"] == "1"
     assert fields["steps"] == "100/100, 0 lost"
     assert fields["last"] == "commit  step 100, 1000 B"
@@ -127,10 +113,10 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     assert fields["logs"] == f"cloudspot logs digits-7k3f --store {jobs.store.url}"
     launches = [line.split() for line in tables(lines)["LAUNCH"]]
     for launch in launches:
-        del launch[3]  # When it started.
-    assert launches == [
-        ["1", "1", "spot/local-a/local", "reclaimed"],
-        ["2", "2", "spot/local-a/local", "succeeded"],
+        del launch[2]  # When it started.
+    assert [" ".join(launch) for launch in launches] == [
+        "1 spot/local-a/local reclaimed: the provider took back m-1 (node 1.0) first",
+        "2 spot/local-a/local succeeded reclaimed",
     ]
 
 
@@ -153,7 +139,7 @@ def test_a_failed_job_shows_the_end_of_its_log(jobs):
     lines = jobs.run("show", jobs.failed()).stdout.splitlines()
     assert lines[0] == "job broken-abcd failed: train.py ended with 3"
     assert lines[-3:] == [
-        "last lines of node 0 (exit code 3):",
+        "last lines of node 1.0 (exit code 3):",
         "  Traceback (most recent call last):",
         "  ValueError: no data",
     ]
@@ -250,7 +236,7 @@ def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
 def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     submit_nodes(jobs, "wide-1", 64)
     lines = jobs.run("show", "wide-1").stdout.splitlines()
-    assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading")
+    assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading  first")
     warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
     assert warned == [f"node {rank} is short of memory" for rank in range(7)]
     assert "and 57 more; see them all with --json" in "\n".join(lines)
@@ -261,9 +247,9 @@ def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
     submit_nodes(jobs, "wide-1", 64, permanent=True, exit_code=1, log_tail=("ValueError: no data",))
     lines = jobs.run("show", "wide-1").stdout.splitlines()
     assert [line for line in lines if line.startswith("last lines of node")] == [
-        f"last lines of node {rank} (exit code 1):" for rank in range(4)
+        f"last lines of node 1.{rank} (exit code 1):" for rank in range(4)
     ]
     assert lines[-1] == (
         "60 more nodes failed; see their last lines with: "
-        f"cloudspot logs wide-1 --store {jobs.store.url} --node RANK"
+        f"cloudspot logs wide-1 --store {jobs.store.url} --node NODE"
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.local.provider import LocalProvider
 
 
 def test_a_job_without_a_machine_stops_at_once(jobs):
@@ -61,12 +62,30 @@ def test_a_stop_may_be_repeated(jobs):
     assert HistoryReader(jobs.store, "going-1").read().stop == first
 
 
-@pytest.mark.parametrize("arguments", [[], ["--node", "1"]])
-def test_there_must_be_a_machine_to_reclaim(jobs, arguments):
-    job_id = jobs.reclaimed_and_finished() if not arguments else jobs.running()
-    result = jobs.run("preempt", job_id, *arguments, status=1)
-    rank = 1 if arguments else 0
-    assert f"job {job_id} has no running machine for node {rank}" in result.stderr
+def test_there_must_be_a_machine_to_reclaim(jobs):
+    ended, going = jobs.reclaimed_and_finished(), jobs.running()
+    for arguments, said in (
+        ([ended], f"job {ended} has no running machine; see: "),
+        ([ended, "--node", "2.0"], f"job {ended} has no running machine for node 2.0; see: "),
+        ([going, "--node", "1.1"], f"job {going} has no running machine for node 1.1; see: "),
+    ):
+        assert said in jobs.run("preempt", *arguments, status=1).stderr
+    result = jobs.run("preempt", going, "--node", "1", status=2)
+    assert result.stderr == "error: --node: '1' is not a node's name; expected one such as 2.0\n"
+
+
+def test_without_a_name_the_first_node_that_trains_is_reclaimed(jobs, monkeypatch):
+    taken = []
+    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, machine, **_options: taken.append(machine))
+    job_id = jobs.running()
+    jobs.add_intent(job_id, 2, minutes=102)
+    jobs.claim(job_id, 2, minutes=103)
+    said = jobs.run("preempt", job_id, "--notice", "5s").stdout
+    assert said == "reclaiming m-1 (node 1.0) with a notice of 5.0s\n"
+    jobs.run("preempt", job_id, "--node", "2.0")
+    jobs.add_generation(job_id, 2, minutes=104)
+    jobs.run("preempt", job_id)
+    assert taken == ["m-1", "m-2", "m-2"]
 
 
 def test_notice_and_no_notice_contradict_each_other(jobs):

@@ -25,11 +25,16 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
     assert lines[0] == f"attached to job digits-7k3f in {jobs.store.url}"
     told = [line[21:] for line in lines if line[10:11] == "T"]
     assert told[0].startswith("cloudspot launch 1 (first): 1 x local in local-a, spot at 0.3 USD an hour")
-    assert "cloudspot training starts from the checkpoint at step 40 (generation 2, relaunched)" in told
+    assert "cloudspot training resumes at step 40 (generation 2, relaunched) on node 2.0" in told
     assert "cloudspot job succeeded" in told
-    assert told[-4:] == ["train     step 1", "train     step 40", "train     step 41", "train     step 100"]
+    assert told[-4:] == [
+        "train[1.0] step 1",
+        "train[1.0] step 40",
+        "train[2.0] step 41",
+        "train[2.0] step 100",
+    ]
     block = lines[lines.index("job digits-7k3f succeeded") :]
-    assert block[1:4] == ["  attempts     2", "  notices      1", "  steps        100/100, 0 lost"]
+    assert block[1:4] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
@@ -78,7 +83,8 @@ def resumed_and_finished(jobs, monkeypatch, before, after, source="train"):
     jobs.claim("digits-1", 2, minutes=101)
     jobs.add_generation("digits-1", 2, minutes=102, restore_from=CheckpointId(1, 40))
     jobs.add_log("digits-1", "2-0", after, minutes=103, source=source)
-    jobs.add_closed("digits-1", 2, "succeeded", started=100, ended=160)
+    jobs.add_exit("digits-1", 2, "succeeded", step=100, minutes=160)
+    jobs.add_certificate("digits-1", 2, started=100, ended=160)
     jobs.add_finished("digits-1", "succeeded", minutes=160)
     return followed
 
@@ -96,12 +102,13 @@ def test_a_job_that_is_resumed_is_shown_from_then_on(jobs, monkeypatch, capsys):
         [
             "cloudspot job resumed",
             "cloudspot launch 2 (reclaimed): 1 x local in local-a, spot at 0.3 USD an hour",
-            "cloudspot node 0 is up: m-2",
-            "cloudspot training starts from the checkpoint at step 40 (generation 2, relaunched)",
+            "cloudspot node 2.0 is up: m-2",
+            "cloudspot training resumes at step 40 (generation 2, relaunched) on node 2.0",
+            "cloudspot node 2.0 succeeded at step 100",
             "cloudspot launch 2 is over, succeeded",
             "cloudspot job succeeded",
-            "train     step 41",
-            "train     step 100",
+            "train[2.0] step 41",
+            "train[2.0] step 100",
         ]
     )
 
@@ -131,8 +138,8 @@ def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypat
 def test_only_the_end_of_an_old_log_is_shown(jobs, monkeypatch):
     monkeypatch.setattr(follow_module, "PAST_LINES", 2)
     result = jobs.run("attach", jobs.reclaimed_and_finished())
-    shown = [line[31:] for line in result.stdout.splitlines() if line[21:26] == "train"]
-    assert shown == ["step 41", "step 100"]
+    shown = [line[21:] for line in result.stdout.splitlines() if line[21:26] == "train"]
+    assert shown == ["train[2.0] step 41", "train[2.0] step 100"]
 
 
 def test_an_error_of_the_loop_says_how_to_come_back(jobs, monkeypatch, capsys):
@@ -186,7 +193,7 @@ def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs,
     monkeypatch.setattr(story_module.time, "sleep", lambda seconds: None)
     job_id = jobs.reclaimed_and_finished()
     assert follow(Job(Flaky(jobs.store, 2), job_id)) == 0
-    assert "  attempts     2" in capsys.readouterr().out.splitlines()
+    assert "  starts       2" in capsys.readouterr().out.splitlines()
 
 
 def test_a_job_ends_as_it_ended_also_where_it_cannot_be_summed_up(jobs, monkeypatch, capsys):
@@ -212,7 +219,7 @@ def test_events_are_told_by_their_own_times(jobs):
         "launch",
         "job",
     ]
-    assert texts.index("checkpoint at step 40 committed") < texts.index("node 0 drained at step 40")
+    assert texts.index("checkpoint at step 40 committed") < texts.index("node 1.0 drained at step 40")
 
 
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):

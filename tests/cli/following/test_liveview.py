@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from made_records import Records
 
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.liveview import Heard, Sights, hear, look
@@ -11,6 +12,7 @@ from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.model import EndReason
 from cloudspot.story.series import Curve
 
 
@@ -36,8 +38,8 @@ def test_a_running_job(jobs, read, at):
     assert view.steps_per_second == pytest.approx(17 / 60)
     assert view.seconds_left == pytest.approx(83 * 60 / 17)
     assert dict(view.metrics) == {"loss": 0.5}
-    assert (view.offer.instance_type, view.offer.zone, view.is_launched) == ("local", "local-a", True)
-    assert [(node.rank, node.state, node.address) for node in view.nodes] == [(0, "running", "127.0.0.1")]
+    assert [(offer.key, count) for offer, count in view.offers] == [("spot/local-a/local", 1)]
+    assert [(node.name, node.state, node.address) for node in view.nodes] == [("1.0", "running", "127.0.0.1")]
     assert (view.commit, view.commit_age_seconds) == (None, None)
     assert view.on_demand == pytest.approx(view.spent / 0.3)
 
@@ -55,17 +57,17 @@ def test_of_an_ended_job_its_records_have_the_last_word(jobs, read, at):
     curve = Curve("loss", [99, 101], [0.0, 1.0], [0.5, 0.4])
     view = look(history, at(500), sights=Sights(), logged={"loss": 0.4}, curve=curve)
     assert (view.state, view.step, dict(view.metrics)) == ("succeeded", 100, {"accuracy": 0.975})
-    assert view.num_attempts == 2
+    assert view.generation == 2
     assert view.nodes == ()
-    assert not view.is_launched
+    assert [count for _, count in view.offers] == [0]
 
 
-def test_a_machine_that_did_not_come_up_is_requested_and_one_that_did_not_speak_starts(jobs, read, at):
+def test_a_machine_that_did_not_come_up_is_requested_and_one_that_did_not_speak_boots(jobs, read, at):
     jobs.submit("a-1")
     jobs.add_intent("a-1", 1, minutes=0)
     assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["requested"]
     jobs.claim("a-1", 1, minutes=1)
-    assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["starting"]
+    assert [node.state for node in look(read("a-1"), at(1), sights=Sights()).nodes] == ["booting"]
 
 
 def test_a_transfer_a_notice_and_what_uploads_take(jobs, read, at):
@@ -84,7 +86,7 @@ def test_a_transfer_a_notice_and_what_uploads_take(jobs, read, at):
 def test_before_the_first_launch_there_is_little_to_show(jobs, read, at):
     jobs.submit("a-1")
     view = look(read("a-1"), at(400), sights=Sights())
-    assert (view.state, view.offer, view.nodes, view.spent, view.step) == ("queued", None, (), 0.0, 0)
+    assert (view.state, view.offers, view.nodes, view.spent, view.step) == ("queued", (), (), 0.0, 0)
 
 
 def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read, at):
@@ -144,7 +146,7 @@ def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jo
     feed = Feed()
     assert feed.streams(live=False) == ()
     feed.take(Tick(history=read(job), instances=()), at(100))
-    assert feed.streams(live=False) == ("1-0", "2-0")
+    assert feed.streams(live=False) == ("2-0", "1-0"), "the nodes of the newest generation come first"
     assert feed.streams(live=True) == ()
 
 
@@ -152,7 +154,64 @@ def test_a_machine_that_was_just_given_up_may_still_deliver_lines(jobs, read, at
     job = jobs.running()
     feed = Feed()
     feed.take(Tick(history=read(job), instances=()), at(103))
-    jobs.add_closed(job, 1, "reclaimed", started=100, ended=103)
+    jobs.add_certificate(job, 1, started=100, ended=103, end_reason=EndReason.RECLAIMED)
     for minutes, streams in [(104, ("1-0",)), (104.9, ("1-0",)), (105.1, ())]:
         feed.take(Tick(history=read(job), instances=()), at(minutes))
         assert feed.streams(live=True) == streams
+
+
+@pytest.fixture
+def overlapping():
+    """Of four nodes (two are needed) one has a notice, one is over, one was left out, one is on its way."""
+    records = Records()
+    first = records.launch(
+        1,
+        intent=records.intent(num_nodes=4),
+        heartbeats={rank: records.heartbeat(instance_id=f"i-1-{rank}", state="ready") for rank in (0, 1)},
+        notices={0: records.notice(at=50)},
+        certificates={"i-1-2": records.certificate("i-1-2", rank=2, ended=55)},
+    )
+    second = records.launch(
+        2,
+        intent=records.intent(2, num_nodes=2, stands_in_for=[(1, 0), None]),
+        slots={0: records.slot("i-2-0", at=60)},
+    )
+    spec = {"name": "digits", "run": {"entrypoint": "train.py"}, "nodes": {"min": 2, "max": 4}}
+    return records, lambda *generations: records.history(
+        first,
+        second,
+        submission=records.change(records.history().submission, spec=spec),
+        generations=generations,
+    )
+
+
+def told(view):
+    return [
+        (one.name, one.state, one.is_newcomer, one.stands_in_for, one.leaves_seconds, one.is_excluded)
+        for one in view.nodes
+    ]
+
+
+def test_nodes_are_told_by_name_through_all_changes(overlapping):
+    records, history = overlapping
+    both = (records.generation(1, ranks=(0, 1, 2, 3)), records.generation(2, ranks=(0, 1, 2), at=40))
+    view = look(history(*both), records.at(70), sights=Sights())
+    assert told(view) == [
+        ("1.0", "ready", False, None, 10.0, False),
+        ("1.1", "ready", False, None, None, False),
+        ("1.2", "lost", False, None, None, False),
+        ("2.0", "booting", True, "1.0", None, False),
+        ("2.1", "requested", True, None, None, False),
+        ("1.3", "booting", False, None, None, True),
+    ]
+    assert (view.generation, view.num_nodes, view.max_nodes, view.detail) == (2, 3, 4, "")
+    assert [count for _, count in view.offers] == [5]
+    assert view.warnings[0] == "node 1.0 will be reclaimed in 10 s (sim)"
+
+
+def test_members_of_a_generation_of_too_few_nodes_hold(overlapping):
+    records, history = overlapping
+    generations = (records.generation(1, ranks=(0, 1, 2, 3)), records.generation(2, ranks=(1,), at=58))
+    view = look(history(*generations), records.at(70), sights=Sights())
+    assert (view.state, told(view)[0][:2]) == ("holding", ("1.1", "holding"))
+    assert view.detail.startswith("1 of the 2 nodes that the training needs; ")

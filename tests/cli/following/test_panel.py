@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 
@@ -25,7 +26,9 @@ VIEW = View(
     state="running",
     detail="",
     provider="local",
-    num_attempts=2,
+    generation=2,
+    num_nodes=1,
+    max_nodes=1,
     elapsed_seconds=725.4,
     step=1234,
     steps_total=6000,
@@ -34,9 +37,8 @@ VIEW = View(
     seconds_left=1393.0,
     metrics={"accuracy": 0.98, "loss": 0.19341},
     curve=Curve("loss", STEPS, [0.0] * len(STEPS), [2 * math.exp(-step / 400) for step in STEPS]),
-    offer=OFFER,
-    is_launched=True,
-    nodes=(NodeView(rank=0, state="running", address="10.0.0.4"),),
+    offers=((OFFER, 1),),
+    nodes=(NodeView(name="1.0", state="running", address="10.0.0.4"),),
     spent=0.65,
     on_demand=2.28,
     currency="USD",
@@ -57,7 +59,7 @@ def lines(view=VIEW, *, width=80, height=40, ascii_only=False, hint="Ctrl-C deta
 
 def test_all_of_it_at_80_columns():
     shown = lines()
-    assert shown[0] == "── digits-7k3f ── running ── attempt 2 ── 12m 05s " + "─" * 29
+    assert shown[0] == "── digits-7k3f ── running ── generation 2 ── 12m 05s " + "─" * 26
     assert shown[1] == "step     ██████████" + "░" * 42 + "  1234/6000  21%"
     assert shown[2:4] == [
         "pace     3.42 steps/s, about 23m 13s left",
@@ -66,7 +68,7 @@ def test_all_of_it_at_80_columns():
     assert [line[:8].rstrip() for line in shown[4:8]] == ["2", "", "loss", "0.1021"]
     assert shown[8:] == [
         "on       local: spot gpu.4x in north-1a at 1.62 USD an hour",
-        "node     0 running  10.0.0.4",
+        "node     1.0 running  10.0.0.4",
         "cost     0.6500 USD (on demand 2.2800 USD: 71% saved)",
         "saved    step 1200, 12s ago; an upload takes 1m 24s, a notice leaves 2m 00s",
         "!        an upload takes 84 s of the 120 s that a notice leaves",
@@ -87,7 +89,7 @@ def test_at_200_columns_the_curve_stands_beside_the_text():
 def test_no_line_reaches_the_last_column_and_lines_are_left_for_the_log(width, height, ascii_only):
     nodes = tuple(
         NodeView(
-            rank=rank,
+            name=f"1.{rank}",
             state="restoring",
             address="10.0.0.4",
             silent_seconds=99.0,
@@ -124,7 +126,11 @@ def test_what_is_least_needed_goes_first_where_the_terminal_is_low():
 
 def test_a_job_that_waits_says_why():
     shown = lines(
-        state="waiting", detail="launch 3 capacity: none\x1b[2J left", is_launched=False, nodes=(), curve=None
+        state="waiting",
+        detail="launch 3 capacity: none\x1b[2J left",
+        offers=((OFFER, 0),),
+        nodes=(),
+        curve=None,
     )
     assert shown[1] == "         launch 3 capacity: none left"
     assert not any(line.startswith("pace") for line in shown)
@@ -133,8 +139,8 @@ def test_a_job_that_waits_says_why():
 
 def test_before_anything_is_launched():
     shown = lines(
-        state="queued", num_attempts=0, step=0, steps_total=None, steps_per_second=None, seconds_left=None,
-        metrics={}, curve=None, offer=None, nodes=(), spent=0.0, on_demand=0.0, commit=None,
+        state="queued", generation=0, step=0, steps_total=None, steps_per_second=None, seconds_left=None,
+        metrics={}, curve=None, offers=(), nodes=(), spent=0.0, on_demand=0.0, commit=None,
         upload_seconds=None, warnings=(), elapsed_seconds=0.4,
     )  # fmt: skip
     assert shown == [
@@ -157,19 +163,19 @@ def test_a_training_that_stands_has_a_pace_of_nothing_and_no_time_left():
 
 def test_a_transfer_is_a_bar():
     transfer = Transfer(what="uploading", done=300 << 20, total=1 << 30)
-    node = NodeView(rank=0, state="running", address="10.0.0.4", transfer=transfer)
+    node = NodeView(name="1.0", state="running", address="10.0.0.4", transfer=transfer)
     shown = [line for line in lines(nodes=(node,)) if line.startswith("node")]
-    assert shown == ["node     0 running  10.0.0.4  uploading ████░░░░░░░░░░░ 300.0 MiB of 1.0 GiB"]
+    assert shown == ["node     1.0 running  10.0.0.4  uploading ████░░░░░░░░░░░ 300.0 MiB of 1.0 GiB"]
 
 
 def test_of_many_nodes_those_are_shown_that_are_not_like_the_others():
-    nodes = [NodeView(rank=rank, state="running", address="10.0.0.4") for rank in range(64)]
-    nodes[7] = NodeView(rank=7, state="restoring", address="10.0.0.7")
+    nodes = [NodeView(name=f"1.{rank}", state="running", address="10.0.0.4") for rank in range(64)]
+    nodes[7] = NodeView(name="1.7", state="restoring", address="10.0.0.7")
     nodes[9] = dataclasses.replace(nodes[9], silent_seconds=42.0)
     shown = lines(nodes=tuple(nodes))
-    start = shown.index("nodes    7 restoring  10.0.0.7")
+    start = shown.index("nodes    1.7 restoring  10.0.0.7")
     assert shown[start + 1 : start + 3] == [
-        "         9 running  10.0.0.4  silent for 42s",
+        "         1.9 running  10.0.0.4  silent for 42s",
         "         and 62 running",
     ]
 
@@ -188,3 +194,32 @@ def test_colours_are_those_that_can_be_read_on_black_and_on_white():
     words = {word for style in styles for word in style.split()}
     assert words <= {"bold", "dim", "green", "cyan", "magenta", "red"}
     assert {"green", "cyan", "magenta"} <= words
+
+
+def test_members_newcomers_and_those_that_leave_are_told_apart():
+    nodes = (
+        NodeView(name="1.0", state="running", address="10.0.0.4", leaves_seconds=42.0),
+        NodeView(name="1.1", state="running", address="10.0.0.5"),
+        NodeView(name="3.0", state="ready", address="10.0.0.6", is_newcomer=True, stands_in_for="1.0"),
+        NodeView(name="1.2", state="ending", address="10.0.0.7", is_excluded=True),
+    )
+    shown = lines(nodes=nodes, num_nodes=2, max_nodes=3)
+    assert shown[0].startswith("── digits-7k3f ── running ── generation 2 ── 2/3 nodes ── 12m 05s ──")
+    start = shown.index("nodes    1.0 running  leaves in 42s  10.0.0.4")
+    assert shown[start + 1 : start + 4] == [
+        "         1.1 running  10.0.0.5",
+        "         3.0 ready: joins at the next drain in place of 1.0  10.0.0.6",
+        "         1.2 ending  left out  10.0.0.7",
+    ]
+    # However many there are, those that come and go have a line.
+    many = tuple(NodeView(name=f"2.{rank}", state="running") for rank in range(9))
+    shown = lines(nodes=(*many, dataclasses.replace(many[0], name="3.0", is_newcomer=True)))
+    assert "nodes    3.0 running" in shown
+
+
+def test_offers_of_several_kinds_are_counted():
+    dear = msgspec.structs.replace(OFFER, zone="north-1b", price_per_hour=2.0)
+    shown = lines(offers=((OFFER, 3), (dear, 1)))
+    start = shown.index("on       local: 3 x spot gpu.4x in north-1a at 1.62 USD an hour")
+    assert shown[start + 1] == "         1 x spot gpu.4x in north-1b at 2 USD an hour"
+    assert "         and 2 more offers" in lines(offers=((OFFER, 1),) * 5)

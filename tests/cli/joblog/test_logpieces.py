@@ -35,8 +35,8 @@ def test_each_nodes_log_is_listed_with_its_days_and_size(jobs):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [3, 1])
     header, row = rows(jobs.run("logs", "going-1", "--list"))
-    assert header == ["ATTEMPT", "NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"]
-    assert (row[:4], row[5]) == (["1", "0", day(3), day(1)], "B")
+    assert header == ["NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"]
+    assert (row[:3], row[4]) == (["1.0", day(3), day(1)], "B")
     assert "unknown: the node has not reported" in row[6]
 
 
@@ -73,9 +73,9 @@ def test_how_far_a_living_nodes_log_has_come_is_told_against_what_the_node_says(
 def test_of_a_node_that_is_gone_it_is_told_whether_all_came(jobs, num_lines, delivery, said):
     job_id = jobs.reclaimed_and_finished()
     jobs.add_heartbeat(job_id, 1, step=1, minutes=1, log=LogStanding(num_lines=num_lines, waiting_bytes=0))
-    assert said in jobs.run("logs", job_id, "--list", "--attempt", "1").stdout
-    (found,) = jobs.run_json("logs", job_id, "--list", "--attempt", "1")
-    assert (found["attempt"], found["delivery"]) == (1, delivery)
+    assert said in jobs.run("logs", job_id, "--list", "--node", "1.0").stdout
+    (found,) = jobs.run_json("logs", job_id, "--list", "--node", "1.0")
+    assert (found["node"], found["delivery"]) == ("1.0", delivery)
 
 
 def test_a_node_of_which_no_line_has_come_is_listed_all_the_same(jobs):
@@ -92,11 +92,11 @@ def test_a_node_whose_log_is_pruned_is_not_said_to_have_delivered_nothing(jobs):
     sink = ObjectStoreLogSink(jobs.store, job_id)
     sink.remove([piece for piece in sink.pieces() if piece.stream == "1-0"])
     assert (
-        jobs.run("logs", job_id, "--list", "--attempt", "1")
+        jobs.run("logs", job_id, "--list", "--node", "1.0")
         .stdout.rstrip()
         .endswith("  all 2 lines are gone: pruned or never delivered")
     )
-    (found,) = jobs.run_json("logs", job_id, "--list", "--attempt", "1")
+    (found,) = jobs.run_json("logs", job_id, "--list", "--node", "1.0")
     assert (found["delivery"], found["lines"], found["node_lines"]) == ("gone", 0, 2)
 
 
@@ -110,7 +110,7 @@ def test_old_days_are_pruned_and_the_rest_stays(jobs):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [9, 8, 3, 0])
     write(jobs, "going-1", "1-1", [9])
-    result = jobs.run("logs", "going-1", "--prune", "7d", "--node", "0", "--yes")
+    result = jobs.run("logs", "going-1", "--prune", "7d", "--node", "1.0", "--yes")
     assert result.stdout.startswith("deleted 2 pieces, ")
     assert result.stdout.endswith(f" of the log of going-1 from before {day(7)} (UTC)\n")
     assert [
@@ -120,7 +120,7 @@ def test_old_days_are_pruned_and_the_rest_stays(jobs):
         "3 days ago",
         "0 days ago",
     ]
-    again = jobs.run("logs", "going-1", "--prune", "7d", "--node", "0", "--yes").stdout
+    again = jobs.run("logs", "going-1", "--prune", "7d", "--node", "1.0", "--yes").stdout
     assert again == f"the log of going-1 has nothing from before {day(7)} (UTC)\n"
     found = jobs.run_json("logs", "going-1", "--prune", "7d", "--yes")
     assert found["before"] == day(7)

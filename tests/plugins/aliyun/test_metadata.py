@@ -17,7 +17,6 @@ from cloudspot_aliyun.metadata import (
     TERMINATION,
     AliyunNoticeSource,
     EcsMetadata,
-    announced,
     node_identity,
 )
 from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
@@ -184,13 +183,6 @@ def test_a_service_that_does_not_answer_tells_nothing(service, monkeypatch):
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
     with pytest.raises(TransientError, match="does not answer"):
         AliyunNoticeSource().poll()
-
-
-def test_what_was_announced_is_what_the_tags_show_and_nothing_where_they_do_not(service):
-    assert announced() == {}
-    assert service.requests == ["api/token", "meta-data/tags/instance/"]
-    service.tags = {"MASTER_ADDR": "192.168.0.8", "NUM_NODES": "2", "cloudspot-job": "digits-1"}
-    assert announced() == {"MASTER_ADDR": "192.168.0.8", "NUM_NODES": "2"}
 
 
 def test_where_the_environment_forbids_the_service_it_is_not_asked(service, monkeypatch):

@@ -16,7 +16,7 @@ from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot_gcp.attributes import NOTICE_SECONDS
-from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, announced, node_identity
+from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, node_identity
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
@@ -115,22 +115,6 @@ def test_a_machine_that_is_none_of_cloudspots_has_no_rank(service):
         node_identity()
 
 
-@pytest.mark.parametrize(
-    ("told", "address"),
-    [
-        ("localhost", {"MASTER_ADDR": "127.0.0.1"}),
-        ("10.128.0.9", {"MASTER_ADDR": "10.128.0.9"}),
-        ("cs-digits-0a1b2c3d-4-0.invalid", {}),
-    ],
-)
-def test_what_was_announced_is_what_the_attributes_say_and_a_name_is_told_by_its_address(
-    service, told, address
-):
-    assert announced() == {}
-    service.tags = {"MASTER_ADDR": told, "NUM_NODES": "2", "startup-script": "#!/bin/sh"}
-    assert announced() == {"NUM_NODES": "2", **address}
-
-
 def test_an_error_of_the_server_tells_nothing(service):
     service.instead = [Answer(503)]
     with pytest.raises(TransientError, match="answered 503 to instance/preempted"):
@@ -177,7 +161,9 @@ def test_a_wait_ends_with_the_preemption_by_one_long_poll_with_the_last_version(
     source, heard = GcePreemptionSource(), []
     known = Metadata().read("instance/preempted")
     stopped = threading.Event()
-    threading.Thread(target=poll_notices, args=(source, heard.append, stopped), daemon=True).start()
+    threading.Thread(
+        target=poll_notices, args=(source, heard.append, lambda: None, stopped), daemon=True
+    ).start()
     wait_until(service.long_polls)
     (long_poll,) = service.long_polls()
     service.preempt()

@@ -10,9 +10,11 @@ import pytest
 from cloud_histories import check_histories, play
 from launch_histories import OneAtATime
 
+from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobstore import parallel
 from cloudspot.model import EndReason
 from cloudspot.story.events import EventKind
+from cloudspot.story.ledger import bill
 
 
 def use_one_thread(monkeypatch):
@@ -21,7 +23,7 @@ def use_one_thread(monkeypatch):
 
 
 def closing_texts(town):
-    return [event.text for event in town.events if event.kind is EventKind.LAUNCH_CLOSED]
+    return [event.text for event in town.events if event.kind is EventKind.LAUNCH_ENDED]
 
 
 class ControllerTests:
@@ -141,7 +143,24 @@ class ControllerTests:
         assert town.outcomes()[1][2] == "succeeded"
         if self.is_reclaim_told:
             assert town.outcomes()[0][2] == "reclaimed"
-            assert town.history.launches[0].closed.machines[0].end_reason == "reclaimed"
+            (proof,) = town.history.launches[0].certificates.values()
+            assert proof.end_reason is EndReason.RECLAIMED
+        town.check_end()
+
+    def test_a_machine_that_hangs_in_its_boot_is_ended_and_paid_for(self, found):
+        town = found()
+        live = town.host.truth._node
+
+        def hang():
+            return
+            yield
+
+        town.host.truth._node = lambda machine: live(machine) if len(town.host.made) > 1 else hang()
+        assert town.run().finished.outcome == "succeeded"
+        assert [outcome for _, _, outcome in town.outcomes()] == ["voided", "succeeded"]
+        (hung, *_) = town.host.truth.machines
+        (line,) = [one for one in bill(town.history, town.world.now()).lines if one.instance_id == hung]
+        assert line.seconds >= BOOT_LIMIT_SECONDS - town.bill_seconds
         town.check_end()
 
     # --- histories --------------------------------------------------------------------------------

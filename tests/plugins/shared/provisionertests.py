@@ -46,6 +46,7 @@ class LaunchKit:
                 "launch": launch,
                 "num_nodes": num_nodes,
                 "min_nodes": num_nodes,
+                "job_nodes": num_nodes,
                 "offer": self.cloud.offer(self.provisioner, market=market, **self.where),
                 "resources": Resources(),
                 "user_data": script,
@@ -208,6 +209,26 @@ class ProvisionerTests:
         if self.are_ranks_known_at_once:
             assert [one.rank for one in made] == [0, 1]
         assert sorted(one.rank for one in kit.listed().values()) == [0, 1]
+
+    @pytest.mark.parametrize("market", ["spot", "on-demand"])
+    def test_fewer_machines_than_needed_are_none(self, kit, market):
+        """Two would be there, and three are of use; none of the two is left, or may come later."""
+        request = kit.request(num_nodes=4, min_nodes=3, market=market)
+        kit.cloud.faults.capacity["*", "*", "*"] = 2
+        for _ in range(2):
+            with pytest.raises(CapacityError):
+                kit.provisioner.create(request, token="t")
+            assert kit.cloud.alive == []
+        assert not [one for one in kit.listed().values() if one.state is not InstanceState.ENDED]
+
+    def test_a_replay_of_a_launch_that_came_smaller_gives_the_same_machines(self, kit):
+        request = kit.request(num_nodes=3, min_nodes=1)
+        kit.cloud.faults.capacity["*", "*", "*"] = 2
+        first = kit.provisioner.create(request, token="t")
+        kit.cloud.faults.capacity.clear()
+        again = kit.provisioner.create(request, token="t")
+        assert [one.id for one in again] == [one.id for one in first]
+        assert len(kit.cloud.alive) == 2
 
     def check_refusal(self, kit, code, status, kind, *, num_calls=1):
         """Assert that an answer to the launch means this class of error, and is not tried again."""

@@ -28,6 +28,7 @@ FAIL_AT = int(os.environ.get("TINY_FAIL_AT", "-1"))
 HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
 EXACT = "TINY_EXACT" in os.environ
 EVALUATE_AT = int(os.environ.get("TINY_EVALUATE_AT", "-1"))
+TELL_SAMPLES = "TINY_TELL_SAMPLES" in os.environ
 WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     random.seed(3)
     data = torch.randn(320, 16, generator=torch.Generator().manual_seed(4))
     target = data[:, :4].sum(1, keepdim=True)
-    dataset = TensorDataset(data, target)
+    dataset = TensorDataset(data, target, torch.arange(len(data)))
     model: nn.Module = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
     model.to(device)
     sampler = None
@@ -70,7 +71,7 @@ def main() -> None:
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler, exact=EXACT)
     if EVALUATE_AT >= 0:
         run.check()
-    for inputs, wanted in run.batches(loader, epochs=EPOCHS):
+    for inputs, wanted, samples in run.batches(loader, epochs=EPOCHS):
         if run.step == EVALUATE_AT and run.rank == 0:
             evaluate(run)
         noise = float(np.random.rand()) + random.random()  # noqa: NPY002
@@ -82,6 +83,9 @@ def main() -> None:
         run.log(loss=loss.item())
         if run.rank == 0:
             print(f"step {run.step} loss {loss.item():.9f}", flush=True)
+        if TELL_SAMPLES:
+            generation = os.environ["CLOUDSPOT_GENERATION"]
+            print(f"samples {generation} {run.step} {run.epoch} {samples.tolist()}", flush=True)
         if run.step == FAIL_AT:
             message = "wrong on purpose"
             raise ValueError(message)

@@ -10,6 +10,7 @@ from controllertests import ControllerTests, use_one_thread
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
+from cloudspot.story.outcomes import launch_end
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
 from cloudspot_aliyun.options import AliyunOptions
@@ -41,6 +42,8 @@ class EcsTown(Town):
 
     provider_name = "aliyun"
     zones = (CHEAP, DEAR)
+    bill_seconds = 105.0
+    """ECS tells a machine's start to the minute."""
     faults_of_the_api = (
         ("Throttling.User", 400),
         ("InternalError", 500),
@@ -124,7 +127,7 @@ def test_a_bid_below_the_market_waits_and_then_goes_by_pay_as_you_go(found):
         ("spot", "capacity"),
         ("on-demand", "succeeded"),
     }
-    assert "SpotPriceLowerThanPublicPrice" in town.history.launches[0].closed.detail
+    assert "SpotPriceLowerThanPublicPrice" in launch_end(town.history.launches[0]).detail
     town.check_end()
 
 

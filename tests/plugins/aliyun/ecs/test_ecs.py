@@ -546,7 +546,15 @@ def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
     assert cloud.place.deployment_sets == {}
 
 
-def test_one_node_needs_no_deployment_set(cloud):
+def test_a_node_that_is_replaced_alone_joins_the_deployment_set_of_its_job(cloud):
+    kit = Kit(cloud, deployment_set="auto")
+    kit.launch(num_nodes=2)
+    (one,) = kit.launch(num_nodes=1, job_nodes=2, launch=2, token="token-2")
+    (set_id,) = cloud.place.deployment_sets
+    assert cloud.describe(one.id)[one.id]["DeploymentSetId"] == set_id
+
+
+def test_a_job_of_one_node_needs_no_deployment_set(cloud):
     Kit(cloud, deployment_set="auto").launch()
     assert cloud.faults.count("CreateDeploymentSet") == 0
 

@@ -22,6 +22,7 @@ def machine(cloud, serve_metadata):
         job_id="digits-1",
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=cloud.offer(provisioner),
         resources=Resources(),

@@ -11,9 +11,9 @@ from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.records import Finished, Heartbeat, Intent, LogStanding, new_nonce
+from cloudspot.jobstore.records import Certificate, Finished, Heartbeat, Intent, LogStanding, new_nonce
 from cloudspot.jobstore.submission import submit
-from cloudspot.model import LaunchRequest, LogRecord, Market, NodeIdentity, Offer
+from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot_aliyun.osslogs import OssLogSink
 
 NOW = datetime.now(timezone.utc)
@@ -51,6 +51,11 @@ def manage(store, tmp_path, monkeypatch):
         identity = NodeIdentity(instance_id=f"i-{rank}", rank=rank, address="10.0.0.1")
         claim_slot(store, JOB, 1, rank, identity)
         store.put(keys.heartbeat(JOB, 1, rank), codec.encode(beat(rank)))
+        proof = Certificate(
+            launch=1, rank=rank, instance_id=f"i-{rank}", started_at=NOW, ended_at=NOW,
+            end_reason=EndReason.SELF, at=NOW, writer=new_nonce(),
+        )  # fmt: skip
+        store.put(keys.certificate(JOB, 1, f"i-{rank}"), codec.encode(proof))
     finished = Finished(outcome="succeeded", detail="", exit_code=0, at=NOW, writer=new_nonce())
     assert Journal(store, JOB).append(finished, 2)
 
@@ -93,14 +98,14 @@ def day(ago):
     return (NOON - timedelta(days=ago)).date().isoformat()
 
 
-def test_view_the_last_lines_by_date_by_node_and_attempt(manage):
+def test_view_the_last_lines_by_date_and_by_node(manage):
     last = texts(manage("logs", JOB, "-n", "2", "--json"))
     assert last == ["node 0, 0 days ago", "node 1, 0 days ago"]
     of_a_day = ("--since", f"{day(2)}T00:00Z", "--until", f"{day(1)}T00:00Z")
     assert texts(manage("logs", JOB, *of_a_day, "--json")) == ["node 0, 2 days ago", "node 1, 2 days ago"]
-    one = texts(manage("logs", JOB, "--attempt", "1", "--node", "1", "--json"))
+    one = texts(manage("logs", JOB, "--node", "1.1", "--json"))
     assert one == ["node 1, 8 days ago", "node 1, 2 days ago", "node 1, 0 days ago"]
-    assert texts(manage("logs", JOB, "--follow", "--node", "0", "--since", "1h", "--json")) == [
+    assert texts(manage("logs", JOB, "--follow", "--node", "1.0", "--since", "1h", "--json")) == [
         "node 0, 0 days ago"
     ]
 
@@ -109,8 +114,8 @@ def test_download_the_last_days_on_a_new_machine(manage, tmp_path):
     manage("logs", JOB, "--download", str(tmp_path / "logs"), "--since", "3d")
     files = {path.name: path.read_text().splitlines() for path in (tmp_path / "logs").iterdir()}
     assert {name: len(lines) for name, lines in files.items()} == {
-        "attempt-001-node-000.log": 2,
-        "attempt-001-node-001.log": 2,
+        "node-1.0.log": 2,
+        "node-1.1.log": 2,
     }
 
 

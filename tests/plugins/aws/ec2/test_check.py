@@ -44,6 +44,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
             job_id="digits-1",
             launch=1,
             num_nodes=1,
+            job_nodes=1,
             min_nodes=1,
             offer=cloud.offer(provisioner),
             resources=Resources(),

@@ -370,14 +370,16 @@ def test_another_stores_job_of_the_same_id_has_a_placement_group_of_its_own_and_
     ]
 
 
-def test_a_placement_group_of_the_job_is_used_again(cloud):
+def test_a_node_that_is_replaced_alone_joins_the_placement_group_of_its_job(cloud):
     kit = Kit(cloud, placement_group="auto")
     kit.launch(num_nodes=2)
-    kit.launch(num_nodes=2, launch=2, token="token-2")
-    assert len(cloud.client().describe_placement_groups()["PlacementGroups"]) == 1
+    (one,) = kit.launch(num_nodes=1, job_nodes=2, launch=2, token="token-2")
+    (group,) = cloud.client().describe_placement_groups()["PlacementGroups"]
+    (reservation,) = cloud.client().describe_instances(InstanceIds=[one.id])["Reservations"]
+    assert reservation["Instances"][0]["Placement"]["GroupName"] == group["GroupName"]
 
 
-def test_one_node_needs_no_placement_group(cloud):
+def test_a_job_of_one_node_needs_no_placement_group(cloud):
     kit = Kit(cloud, placement_group="auto")
     kit.launch()
     assert cloud.faults.count("CreatePlacementGroup") == 0
@@ -409,9 +411,6 @@ def schedules(cloud):
 def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(cloud):
     kit = Kit(cloud, limit_role=ROLE)
     made = kit.launch(num_nodes=2)
-    listed = list(kit.listed().values())
-    for _ in range(2):
-        kit.provisioner.announce(listed, {"MASTER_ADDR": "172.31.0.4"})
     found = schedules(cloud)
     assert sorted(found) == sorted(one.id for one in made)
     for instance_id, schedule in found.items():
@@ -426,10 +425,21 @@ def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(
     assert schedules(cloud) == {}
 
 
+def test_each_machine_has_its_own_limit_also_if_whoever_created_it_was_killed_before_it_was_scheduled(cloud):
+    Kit(cloud).launch(num_nodes=1, job_nodes=2)
+    cloud.now += 600.0
+    Kit(cloud).launch(num_nodes=1, job_nodes=2, launch=2, token="token-2", max_seconds=1800.0)
+    kit = Kit(cloud, limit_role=ROLE)
+    listed = kit.listed()
+    for _ in range(2):
+        kit.provisioner.announce(list(listed.values()), {"MASTER_ADDR": "172.31.0.4"})
+    ends = {listed[one].launch: found["ScheduleExpression"] for one, found in schedules(cloud).items()}
+    assert ends == {1: "at(2026-09-21T15:23:20)", 2: "at(2026-09-21T15:03:20)"}
+
+
 def test_the_limit_ends_the_machine_that_is_left_when_its_time_is_up(cloud):
     kit = Kit(cloud, limit_role=ROLE)
     gone, left = (one.id for one in kit.launch(num_nodes=2))
-    kit.provisioner.announce(list(kit.listed().values()), {"MASTER_ADDR": "172.31.0.4"})
     cloud.host.end(gone, EndReason.RECLAIMED)
     kit.listed()
     cloud.now += 3600.0 + 599.0  # an hour that the launch may take, and almost ten minutes

@@ -8,7 +8,6 @@ import pytest
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Market, NodeIdentity
 from cloudspot_aws.imds import DISABLED, ENDPOINT, Imds, SpotNoticeSource, node_identity
-from cloudspot_aws.provider import AwsProvider
 
 NODE = {
     "meta-data/instance-id": "i-0123456789abcdef0",
@@ -178,27 +177,23 @@ def test_notices_come_two_minutes_ahead():
     assert SpotNoticeSource().notice_seconds == 120.0
 
 
-def test_a_rebalance_recommendation_is_logged_once_and_is_no_notice(service, caplog):
+def test_a_rebalance_recommendation_is_a_hint_that_is_logged_once_and_no_notice(service, caplog):
+    source = SpotNoticeSource()
+    assert (source.poll(), source.is_at_risk()) == (None, False)
     service.values[REBALANCE] = '{"noticeTime": "2026-11-20T08:22:00Z"}'
     source = SpotNoticeSource()
     with caplog.at_level(logging.WARNING, logger="cloudspot"):
         assert [source.poll() for _ in range(25)] == [None] * 25
     assert [record.name for record in caplog.records] == ["cloudspot.aws.imds"]
     assert "2026-11-20T08:22:00Z" in caplog.text
-    assert service.requests.count(REBALANCE) == 3
+    assert service.requests.count(REBALANCE) == 4
+    assert source.is_at_risk()
 
 
 def test_tags_are_read_one_by_one(service):
     service.values["meta-data/tags/instance/MASTER_ADDR"] = "172.31.5.5"
     assert Imds().get("meta-data/tags/instance/MASTER_ADDR") == "172.31.5.5"
     assert Imds().get("meta-data/tags/instance/Other") is None
-
-
-def test_what_was_announced_is_what_the_tags_show_and_nothing_where_they_do_not(service):
-    assert AwsProvider().announced() == {}
-    service.values["meta-data/tags/instance/MASTER_ADDR"] = "172.31.5.5"
-    service.values["meta-data/tags/instance/cloudspot-job"] = "digits-1"
-    assert AwsProvider().announced() == {"MASTER_ADDR": "172.31.5.5"}
 
 
 def test_an_error_of_the_service_tells_nothing(service):

@@ -248,6 +248,19 @@ def test_a_profile_without_a_role_is_told(cloud):
         offers(cloud, instance_profile="empty")
 
 
+def test_subnets_of_two_vpcs_are_refused_since_nodes_in_two_zones_could_not_reach_each_other(cloud):
+    client = cloud.client()
+    vpc = client.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
+    made = client.create_subnet(VpcId=vpc, CidrBlock="10.1.0.0/24", AvailabilityZone="us-east-1b")["Subnet"]
+    first = next(
+        one for one in client.describe_subnets()["Subnets"] if one["AvailabilityZone"] == "us-east-1a"
+    )
+    with pytest.raises(
+        SpecError, match=rf"^providers\.aws\.subnets: those named are in 2 VPCs \(.*{vpc}.*\)"
+    ):
+        offers(cloud, instance_types=("m5.large",), subnets=(first["SubnetId"], made["SubnetId"]))
+
+
 def test_a_region_without_a_default_vpc_needs_subnets(cloud):
     client = cloud.client()
     for subnet in client.describe_subnets()["Subnets"]:

@@ -54,6 +54,7 @@ def session(cloud):
                 job_id="digits-1",
                 launch=1,
                 num_nodes=2,
+                job_nodes=2,
                 min_nodes=2,
                 offer=cloud.offer(provisioner, market=market, zone="us-east-1a"),
                 resources=Resources(),

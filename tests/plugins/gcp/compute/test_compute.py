@@ -610,6 +610,21 @@ def test_where_the_first_machine_is_missing_another_address_is_told(kit):
     assert kit.cloud.host.tags[NAMES[0]]["MASTER_ADDR"] == NAMES[0]
 
 
+def test_where_a_generation_meets_elsewhere_all_its_machines_are_told(kit):
+    """Its first node is of another launch than the second, whose request names its own launch's first."""
+    kit.launch(num_nodes=2)
+    kit.launch(launch=2, token="token-2")
+    second, newcomer = list(kit.listed().values())[1:]
+    assert (second.launch, second.rank, newcomer.launch) == (1, 1, 2)
+    facts = {"MASTER_ADDR": second.address, "MASTER_PORT": "41000", "NUM_NODES": "2"}
+    for _ in range(2):
+        kit.provisioner.announce([second, newcomer], facts)
+    told = list(kit.cloud.host.tags.values())
+    assert [{name: one[name] for name in facts} for one in told[1:]] == [facts] * 2
+    assert told[0]["MASTER_PORT"] == "29500"
+    assert kit.cloud.faults.count("compute.instances.setMetadata") == 2
+
+
 def test_attributes_that_somebody_else_has_just_changed_are_not_overwritten(kit):
     made = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("compute.instances.setMetadata", "conditionNotMet", status=412)
@@ -671,6 +686,15 @@ def test_a_placement_policy_is_made_used_and_removed_with_the_job(cloud):
     assert cloud.listed("ResourcePoliciesClient") == {}
 
 
+def test_a_node_that_is_replaced_alone_is_placed_by_the_policy_of_its_job(cloud):
+    kit = Kit(cloud, placement_policy="auto")
+    kit.launch(num_nodes=2)
+    kit.launch(num_nodes=1, job_nodes=2, launch=2, token="token-2")
+    (policy,) = cloud.listed("ResourcePoliciesClient").values()
+    placed = [list(one.resource_policies) for one in cloud.listed("InstancesClient").values()]
+    assert placed == [[policy.self_link]] * 3
+
+
 def test_a_placement_policy_of_the_job_is_used_again_and_another_stores_job_has_its_own(cloud):
     kit = Kit(cloud, placement_policy="auto")
     kit.launch(num_nodes=2)
@@ -680,7 +704,7 @@ def test_a_placement_policy_of_the_job_is_used_again_and_another_stores_job_has_
     assert len(cloud.listed("ResourcePoliciesClient")) == 2
 
 
-def test_one_node_needs_no_placement_policy(cloud):
+def test_a_job_of_one_node_needs_no_placement_policy(cloud):
     Kit(cloud, placement_policy="auto").launch()
     assert cloud.faults.count("compute.resourcePolicies.insert") == 0
 

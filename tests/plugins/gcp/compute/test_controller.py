@@ -140,7 +140,8 @@ def test_machines_that_are_preempted_while_they_are_created_are_followed_by_othe
     assert town.run().finished.outcome == "succeeded"
     # It was gone before it had claimed its rank.
     assert [outcome for _, _, outcome in town.outcomes()] == ["voided", "succeeded"]
-    assert town.history.launches[0].closed.machines[0].end_reason == "reclaimed"
+    (proof,) = town.history.launches[0].certificates.values()
+    assert proof.end_reason is EndReason.RECLAIMED
     town.check_end()
 
 

@@ -18,6 +18,7 @@ def drill(cloud):
                 job_id="digits-1",
                 launch=1,
                 num_nodes=1,
+                job_nodes=1,
                 min_nodes=1,
                 offer=cloud.offer(provisioner, market=market),
                 resources=Resources(),

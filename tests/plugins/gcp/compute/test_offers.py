@@ -119,6 +119,7 @@ def test_the_attached_accelerator_is_in_the_request_and_the_machine(cloud):
         job_id="digits-1",
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=cloud.offer(provisioner, market="on-demand", resources=resources),
         resources=resources,
@@ -332,6 +333,15 @@ def test_what_does_not_exist_is_named_by_its_option(cloud, options, message):
     assert str(error.value) == message
 
 
+def test_subnetworks_of_two_networks_are_refused_since_nodes_in_two_regions_could_not_reach_each_other(cloud):
+    named = ("regions/us-central1/subnetworks/default", "regions/us-east1/subnetworks/train")
+    cloud.compute.site.subnetworks[named[1]] = "global/networks/train"
+    with pytest.raises(
+        SpecError, match=r"^providers\.gcp\.subnetworks: those named are in 2 networks \(.*train"
+    ):
+        offers(cloud, regions=("us-central1", "us-east1"), subnetworks=named)
+
+
 def test_a_subnetwork_of_ones_own_takes_the_place_of_the_network(cloud):
     from cloudspot.model import InstanceGroup
 
@@ -340,6 +350,7 @@ def test_a_subnetwork_of_ones_own_takes_the_place_of_the_network(cloud):
         job_id="digits-1",
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=cloud.offer(provisioner),
         resources=Resources(),

@@ -41,6 +41,7 @@ def group(offer, **fields):
             "job_id": "digits-1",
             "launch": 1,
             "num_nodes": 2,
+            "job_nodes": 2,
             "min_nodes": 2,
             "offer": offer,
             "resources": Resources(),

@@ -28,6 +28,7 @@ def machine(cloud, compute_door, provisioner):
         job_id="digits-1",
         launch=1,
         num_nodes=1,
+        job_nodes=1,
         min_nodes=1,
         offer=cloud.offer(provisioner),
         resources=Resources(),

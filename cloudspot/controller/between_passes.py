@@ -11,7 +11,7 @@ from cloudspot.jobstore.records import Suspicions
 from cloudspot.jobstore.suspicions import delete_suspicions, last_written, read_suspicions, write_suspicions
 
 
-class Handover:
+class BetweenPasses:
     """One controller's part: it reads once, before its first look, and leaves what its first pass saw.
 
     After that its own memory is better. What it has left only grows old, and no reader counts more for that.

@@ -1,0 +1,127 @@
+"""``cloudspot move``: lets a running job train on other machines, which are made ready first."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.following.follow import relaunch_warning
+from cloudspot.cli.jobs import Job, open_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
+from cloudspot.cli.sharedoptions import job_argument, store_option
+from cloudspot.controller.actions import OpenLaunch
+from cloudspot.controller.loop import Controller
+from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
+from cloudspot.errors import CapacityError, CloudspotError, SpecError
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.resumption import CHANGED
+from cloudspot.model import Market
+from cloudspot.story.node_names import named
+from cloudspot.story.outcomes import end_so_far
+
+
+@click.command("move")
+@job_argument
+@click.option("--zone", metavar="ZONE", help="The zone in which it is to train. Default: any.")
+@click.option("--type", "instance_type", metavar="TYPE", help="The type of machine. Default: as now.")
+@click.option(
+    "--market", type=click.Choice([one.value for one in Market]), help="Spot or on-demand. Default: as now."
+)
+@click.option("--detach", is_flag=True, help="Return as soon as the machines are requested.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@store_option
+@click.pass_context
+def move(
+    ctx: click.Context,
+    job_id: str,
+    zone: str | None,
+    instance_type: str | None,
+    market: str | None,
+    detach: bool,
+    yes: bool,
+    store_url: str | None,
+) -> None:
+    """Move a running job to another zone, machine type or market.
+
+    New machines are bought, set up and restored while the job trains on. Once they are ready, and the
+    training has made a checkpoint and run ten times as long as it took to start, it saves and goes on with
+    them; the old ones end. Until then both are billed, and limits.max_cost counts both. If the new ones
+    cannot be had, or are lost before, the job trains on as it did, and the next offer that fits is tried.
+
+    The rest of the move needs no command: whatever drives the job completes it.
+
+    For another provider or store, stop the job and resume it there.
+    """
+    if zone is None and instance_type is None and market is None:
+        raise SpecError("say where to move: give --zone, --type or --market")
+    target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
+    job = open_job(store_url, job_id)
+    job.check_not_moved()
+    launch = _plan(job, job.first_history, target)
+    _echo_plan(launch)
+    if not yes:
+        click.confirm("move it", abort=True)
+    controller = job.controller(known=job.first_history)
+    if not controller.open_launch(launch, job.first_history):
+        raise CloudspotError(CHANGED.format(job.id))
+    if detach:
+        _look(controller)
+        output.warn(relaunch_warning(job))
+        return
+    ctx.exit(_follow(job, controller, launch, target))
+
+
+def _plan(job: Job, history: History, target: Target) -> OpenLaunch:
+    offers = job.provider.provisioner().offers(job.spec.resources.to_model())
+    return plan_move(job.spec, history, offers, datetime.now(timezone.utc), target)
+
+
+def _echo_plan(launch: OpenLaunch) -> None:
+    offer, count = launch.offer, launch.num_nodes
+    price = output.money_text(count * offer.price_per_hour, offer.currency)
+    nodes = named(seat for seat in launch.stands_in_for if seat is not None)
+    output.echo(f"moving {nodes} {launch.detail} to {offer.key}")
+    machines = "machine trains" if count == 1 else "machines train"
+    output.echo(f"until the new {machines}, {price} an hour come on top")
+
+
+def _look(controller: Controller) -> History | None:
+    tick = controller.run_pass()
+    for event in in_order_of_time(tick.events):
+        echo_line(event_line(event))
+    return tick.history
+
+
+def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target) -> int:
+    """Drive the job until it has moved, or cannot; return the exit status."""
+    while True:
+        history = _look(controller)
+        if history is not None and len(history.launches) >= launch.launch:
+            if has_moved(history, launch.launch):
+                output.echo(f"job {job.id} has moved to {launch.offer.key}; the machines from before end now")
+                output.warn(relaunch_warning(job))
+                return exit_codes.SUCCEEDED
+            if history.finished is not None:
+                raise CloudspotError(f"job {job.id} {history.finished.outcome} before it had moved")
+            if is_given_up(history, launch.launch):
+                _warn_of_loss(history.launches[launch.launch - 1])
+                try:
+                    again = _plan(job, history, target)
+                except CapacityError as error:
+                    raise CloudspotError(f"job {job.id} has not moved, and trains on: {error}") from error
+                if controller.open_launch(again, history):
+                    launch = again
+                    _echo_plan(launch)
+                continue
+        time.sleep(controller.poll_seconds)
+
+
+def _warn_of_loss(launch: LaunchHistory) -> None:
+    end = end_so_far(launch)
+    if end is not None:
+        why = f": {end.detail}" if end.detail else ""
+        output.warn(f"launch {launch.number} ({launch.intent.offer.key}): {end.outcome}{why}")

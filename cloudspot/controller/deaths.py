@@ -1,0 +1,87 @@
+"""Which machines have provably ended, and the certificates that say so; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from cloudspot.controller.actions import Certify
+from cloudspot.controller.observed import Observed
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Exit
+from cloudspot.model import EndReason, Instance, InstanceState
+
+
+def find_instance(instance_id: str, observed: Observed) -> Instance | None:
+    """Return the machine as the newest listing shows it."""
+    return next((one for one in observed.instances or () if one.id == instance_id), None)
+
+
+def provider_proves_death(instance_id: str, observed: Observed) -> bool:
+    """Return whether the provider's word proves that the machine runs nothing any more.
+
+    ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
+    ``shutting-down`` is alive, a short absence may be a listing that lags, and silence is not death.
+    """
+    instance = find_instance(instance_id, observed)
+    if instance is not None:
+        return instance.state is InstanceState.ENDED
+    return observed.absent_seconds.get(instance_id, 0.0) >= observed.absence_proves_after_seconds
+
+
+def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
+    """Yield a certificate for each machine that has provably ended and has none.
+
+    An exit record proves that a node runs no user code any more, but not that its machine has gone.
+    """
+    if observed.instances is None:
+        return
+    for launch in history.launches:
+        if launch.is_settled:
+            continue
+        for instance_id, rank in sorted(_machines(launch, observed).items()):
+            if instance_id not in launch.certificates and provider_proves_death(instance_id, observed):
+                yield _certificate(launch, instance_id, rank, observed, now)
+
+
+def _machines(launch: LaunchHistory, observed: Observed) -> dict[str, int | None]:
+    """Return all known machines of the launch, each with its rank if that is known."""
+    known = (*observed.machines_of(launch), *observed.vanished)
+    ranks = {one.id: one.rank for one in known if one.launch == launch.number}
+    return {**ranks, **{machine: rank for rank, slot in launch.slots.items() for machine in slot.owed}}
+
+
+def _last_word(launch: LaunchHistory, rank: int, instance_id: str) -> Exit | None:
+    last = launch.own_exits.get(rank)
+    return last if last is not None and last.instance_id == instance_id else None
+
+
+def _certificate(
+    launch: LaunchHistory,
+    instance_id: str,
+    rank: int | None,
+    observed: Observed,
+    now: datetime,
+) -> Certify:
+    last = None if rank is None else _last_word(launch, rank, instance_id)
+    known = (*observed.machines_of(launch), *observed.vanished)
+    instance = next((one for one in known if one.id == instance_id), None)
+    seat = None if rank is None else launch.claimed.get(rank)
+    claimed = launch.intent.at if seat is None or seat.instance_id != instance_id else seat.at
+    launched = None if instance is None else instance.launched_at
+    absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
+    ended, reason = now - absence, EndReason.UNKNOWN
+    if last is not None:
+        ended, reason = last.at, EndReason.SELF
+    if instance is not None and instance.state is InstanceState.ENDED:
+        ended, reason = instance.ended_at or ended, instance.end_reason or reason
+    # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
+    started = min(claimed, ended) if launched is None else launched
+    return Certify(
+        launch=launch.number,
+        rank=rank,
+        instance_id=instance_id,
+        started_at=started,
+        ended_at=max(started, ended),
+        end_reason=reason,
+    )

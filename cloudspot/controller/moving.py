@@ -1,0 +1,130 @@
+"""Moves a running job to other machines: stand-ins are bought, and take over when they are ready; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cloudspot.controller.actions import OpenLaunch
+from cloudspot.controller.policy import cool_until
+from cloudspot.controller.supply import room
+from cloudspot.errors import CapacityError, CloudspotError
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.seats import seats_of
+from cloudspot.model import Market, Offer
+from cloudspot.story.states import TERMINAL_STATES, job_state
+
+_ENDS = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "was stopped"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where to: what is None stays as it is."""
+
+    zone: str | None = None
+    instance_type: str | None = None
+    market: Market | None = None
+
+
+def plan_move(
+    spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, target: Target
+) -> OpenLaunch:
+    """Return the launch whose nodes take the place of those that train elsewhere than at the target.
+
+    Raises:
+        CapacityError: what fits was refused a short time ago.
+        CloudspotError: nothing trains, or nothing of it has to move, or no offer fits.
+    """
+    job_id = history.submission.job_id
+    seats = seats_of(history.launches, history.generations)
+    there = {
+        seat: history.launches[seat.launch - 1].intent.offer
+        for seat in seats.members
+        if seat in seats.staying
+    }
+    state = job_state(history)
+    if state in TERMINAL_STATES or history.stop is not None:
+        raise CloudspotError(f"job {job_id} {_ENDS.get(state, 'is about to stop')}: there is nothing to move")
+    if seats.named.intersection(seats.members):
+        raise CloudspotError(
+            f"job {job_id} is being moved already; to follow it, run: cloudspot attach {job_id}"
+        )
+    if not there:
+        raise CloudspotError(f"job {job_id} does not train now ({state}): there is nothing to move yet")
+    fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in there.values())]
+    if not fitting:
+        raise CloudspotError(f"there is no offer of {_text(target, there)}; to see all, run: cloudspot plan")
+    keys = {offer.key for offer in fitting}
+    moving = [seat for seat, offer in there.items() if offer.key not in keys]
+    if not moving:
+        raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(there.values())}")
+    if (
+        len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in there.values()})
+        > 1
+    ):
+        moving = list(there)  # the nodes of a generation are of one type
+    from_when = [cool_until(offer, history, "moved") or now for offer in fitting]
+    ready = [offer for offer, at in zip(fitting, from_when, strict=True) if at <= now]
+    if not ready:
+        seconds = (min(from_when) - now).total_seconds()
+        raise CapacityError(
+            f"{_text(target, there)} was refused or lost a short time ago; try again in {seconds:.0f} s"
+        )
+    if room(spec, seats, stands_in_for=len(moving)) < len(moving):
+        raise CloudspotError(
+            f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more it would have over twice "
+            f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
+        )
+    offer = min(ready, key=lambda one: (one.price_per_hour, one.zone, one.instance_type))
+    return OpenLaunch(
+        number=history.num_records + 1,
+        launch=len(history.launches) + 1,
+        offer=offer,
+        num_nodes=len(moving),
+        min_nodes=len(moving),
+        stands_in_for=tuple(moving),
+        why="moved",
+        detail=f"from {_keys(there[seat] for seat in moving)}",
+    )
+
+
+def has_moved(history: History, launch: int) -> bool:
+    """Return whether nodes of the launch have trained, and those whose place they take train no more."""
+    intent, members = history.launches[launch - 1].intent, history.generations[-1].seats
+    mine = {Seat(launch, rank) for rank in range(intent.num_nodes)}
+    has_begun = any(mine.intersection(one.seats) for one in history.generations)
+    return has_begun and not set(members).intersection(intent.stands_in_for)
+
+
+def is_given_up(history: History, launch: int) -> bool:
+    """Return whether no more nodes of the launch will take over than do by now, and some never will."""
+    seats = seats_of(history.launches, history.generations)
+    mine = {Seat(launch, rank) for rank in range(history.launches[launch - 1].intent.num_nodes)}
+    return not mine <= seats.live and mine & seats.live <= set(seats.members)
+
+
+def _fits(offer: Offer, target: Target, old: Offer) -> bool:
+    return (
+        offer.instance_type == (target.instance_type or old.instance_type)
+        and offer.market is (target.market or old.market)
+        and target.zone in {None, offer.zone}
+        and (target.zone is not None or target.instance_type is not None or target.market is not None)
+    )
+
+
+def _keys(offers: Iterable[Offer]) -> str:
+    return ", ".join(sorted({offer.key for offer in offers}))
+
+
+def _text(target: Target, there: Mapping[Seat, Offer]) -> str:
+    """Return what is looked for, with what stays as it is."""
+    markets = {target.market} if target.market else {offer.market for offer in there.values()}
+    types = (
+        {target.instance_type} if target.instance_type else {offer.instance_type for offer in there.values()}
+    )
+    zone = "" if target.zone is None else f" in zone {target.zone}"
+    market = " or ".join(sorted(one.value for one in markets))
+    return f"{' or '.join(sorted(types))}{zone} ({market})"

@@ -1,0 +1,49 @@
+"""``cloudspot move``: what it says before it buys, and what becomes of a job whose new machines cannot be had."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cloudspot.cli.commands import move as move_module
+from cloudspot.errors import CapacityError
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.local.provisioner import LocalProvisioner
+
+
+@pytest.fixture
+def sold_out(monkeypatch):
+    """The local provider has no machine left; commands do not wait."""
+
+    def refuse(*_args, **_options):
+        raise CapacityError("no capacity today")
+
+    monkeypatch.setattr(LocalProvisioner, "create", refuse)
+    monkeypatch.setattr(move_module, "time", SimpleNamespace(sleep=lambda _seconds: None))
+
+
+def launches(jobs, job_id):
+    return [one.intent for one in HistoryReader(jobs.store, job_id).read().launches]
+
+
+def test_without_a_target_it_asks_for_one(jobs):
+    result = jobs.run("move", jobs.running(), status=2)
+    assert "error: say where to move: give --zone, --type or --market" in result.stderr
+
+
+def test_it_says_what_moves_where_and_for_how_much_and_buys_nothing_unless_told_to(jobs):
+    job_id = jobs.running()
+    result = jobs.run("move", job_id, "--market", "on-demand", typed="n\n", status=130)
+    assert "moving node 1.0 from spot/local-a/local to on-demand/local-a/local" in result.stdout
+    assert "until the new machine trains, 1.0000 USD an hour come on top" in result.stdout
+    assert len(launches(jobs, job_id)) == 1
+
+
+def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(jobs, sold_out):
+    job_id = jobs.running()
+    result = jobs.run("move", job_id, "--market", "on-demand", "--yes", status=1)
+    assert [(one.offer.zone, one.why) for one in launches(jobs, job_id)[1:]] == [
+        ("local-a", "moved"),
+        ("local-b", "moved"),
+    ]
+    assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
+    assert f"error: job {job_id} has not moved, and trains on: local (on-demand) was refused" in result.stderr
