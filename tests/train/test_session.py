@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -465,9 +466,14 @@ def test_the_worker_answers_the_dump_signal(open_session, courier, capfd):
     open_session(courier.begin(), **make_objects())
     pid = int(handoff.worker_pid_path(courier.handoff, 0).read_text())
     os.kill(pid, handoff.DUMP_SIGNAL)
+    # Any thread may get it, and on a busy machine late: without a handler, it would end this process.
+    dump, until = "", time.monotonic() + 30.0
+    while "test_the_worker_answers_the_dump_signal" not in dump and time.monotonic() < until:
+        time.sleep(0.01)
+        dump += capfd.readouterr().err
     faulthandler.unregister(handoff.DUMP_SIGNAL)
     signal.signal(handoff.DUMP_SIGNAL, signal.SIG_DFL)
-    dump = capfd.readouterr().err
+    dump += capfd.readouterr().err
     assert "test_the_worker_answers_the_dump_signal" in dump
     assert "link.py" in dump
 

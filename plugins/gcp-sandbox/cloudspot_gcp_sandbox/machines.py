@@ -228,7 +228,9 @@ class Machines:
         machine.state = status.state
         if status.state not in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
             return
-        reason = status.end_reason or EndReason.LOST
+        # The host names no reason while a machine goes down because somebody has deleted it.
+        asked = EndReason.LOST if machine.deletion is None else EndReason.TERMINATED
+        reason = status.end_reason or asked
         if not machine.has_told_its_end:
             machine.has_told_its_end = True
             if reason in _END_OPERATIONS:

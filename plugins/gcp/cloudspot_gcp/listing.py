@@ -146,18 +146,19 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
         place = target_of(operation)
         if place is None or operation.operation_type not in END_OPERATIONS or has_failed(operation):
             continue
-        is_over, rank = is_done(operation), order.index(operation.operation_type)
-        before = found.get(place.id)
+        rank = order.index(operation.operation_type)
         ending = Ending(
             place=place,
             reason=_reason(operation, place),
             at=to_time(operation.end_time or operation.insert_time),
-            is_over=is_over,
+            is_over=is_done(operation),
         )
-        if before is not None:
-            is_over = is_over or before[1].is_over
-            rank, ending = min((before, (rank, ending)), key=lambda one: one[0])
-            ending = msgspec.structs.replace(ending, is_over=is_over)
+        if place.id in found:
+            both = (found[place.id], (rank, ending))
+            (rank, ending), (_, other) = sorted(both, key=lambda one: one[0])
+            if other.is_over and not ending.is_over:
+                # The time of one that is under way is that of its request.
+                ending = msgspec.structs.replace(ending, is_over=True, at=other.at)
         found[place.id] = (rank, ending)
     return {key: ending for key, (_, ending) in found.items()}
 
