@@ -47,11 +47,12 @@ def test_a_machine_whose_end_is_not_done_yet_may_still_run_something(kind, statu
     assert (found.state, found.ended_at) == (InstanceState.SHUTTING_DOWN, None)
 
 
-def test_one_operation_that_is_done_proves_the_end_and_the_most_telling_one_names_it():
+def test_one_operation_that_is_done_proves_the_end_and_its_time_and_the_most_telling_one_names_it():
     taken = operation("compute.instances.preempted", status="RUNNING")
     for operations in ([taken, operation("delete")], [operation("delete"), taken]):
         found = vanished(*operations)
         assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
+        assert found.ended_at == datetime(2026, 11, 20, 8, 22, 30, 500000, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize(
