@@ -7,9 +7,10 @@ import json
 import logging
 import mmap
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, MutableSequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,7 +80,7 @@ class Service:
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
-        faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
+        _answer_dumps()
         self._pid = os.getpid()  # of no process that the script forks
         handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
@@ -338,6 +339,18 @@ class Service:
         return self._saver.save(
             self._objects, order, step=step, describe=self._describe, deadline=deadline, is_held=is_held
         )
+
+
+def _answer_dumps() -> None:
+    """Answer ``DUMP_SIGNAL`` from now on, even where a library has put back the handler from before.
+
+    ``signal`` knows nothing of faulthandler's, nor faulthandler of who replaces it. What libraries find here
+    and put back later, as Lightning does after each ``fit``, ignores the signal: it must not end the process.
+    """
+    faulthandler.unregister(handoff.DUMP_SIGNAL)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(handoff.DUMP_SIGNAL, signal.SIG_IGN)
+    faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:

@@ -46,7 +46,7 @@ def run(user: User, sets: tuple[str, ...], *, last_step: int, notice: str, seed:
 
 def pauses(shown: Mapping[str, Any]) -> Iterator[tuple[int, int, float]]:
     """Yield pairs of generations that have trained, and for how many seconds nothing trained between them."""
-    trained = [one for one in shown["generations"] if not one["is_holding"]]
+    trained = [one for one in shown["generations"] if one["training_from"] is not None]
     for older, newer in pairwise(trained):
         ended, begun = (
             datetime.fromisoformat(moment) for moment in (older["training_until"], newer["training_from"])

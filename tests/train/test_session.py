@@ -462,20 +462,39 @@ def test_progress_is_there_from_the_start(open_session, courier):
     assert handoff.read_progress(courier.handoff, 0) == (1, 7, 2)
 
 
-def test_the_worker_answers_the_dump_signal(open_session, courier, capfd):
+@pytest.fixture
+def ask_for_dump(open_session, courier, capfd):
+    """Open a session, and ask it for the stacks of its threads, as the agent does."""
     open_session(courier.begin(), **make_objects())
     pid = int(handoff.worker_pid_path(courier.handoff, 0).read_text())
-    os.kill(pid, handoff.DUMP_SIGNAL)
-    # Any thread may get it, and on a busy machine late: without a handler, it would end this process.
-    dump, until = "", time.monotonic() + 30.0
-    while "test_the_worker_answers_the_dump_signal" not in dump and time.monotonic() < until:
-        time.sleep(0.01)
-        dump += capfd.readouterr().err
+
+    def ask():
+        os.kill(pid, handoff.DUMP_SIGNAL)
+        # Any thread may get it, and on a busy machine late.
+        dump, until = "", time.monotonic() + 30.0
+        while "link.py" not in dump and time.monotonic() < until:
+            time.sleep(0.01)
+            dump += capfd.readouterr().err
+        return dump
+
+    yield ask
     faulthandler.unregister(handoff.DUMP_SIGNAL)
     signal.signal(handoff.DUMP_SIGNAL, signal.SIG_DFL)
-    dump += capfd.readouterr().err
-    assert "test_the_worker_answers_the_dump_signal" in dump
-    assert "link.py" in dump
+
+
+def test_the_worker_answers_the_dump_signal(ask_for_dump):
+    assert "test_the_worker_answers_the_dump_signal" in ask_for_dump()
+
+
+def test_the_dump_signal_ends_no_worker_whose_libraries_put_back_the_handlers_that_they_found(
+    ask_for_dump, open_session, courier
+):
+    """Lightning does so at the end of each ``fit``; what faulthandler has set is unknown to ``signal``."""
+    signal.signal(handoff.DUMP_SIGNAL, signal.getsignal(handoff.DUMP_SIGNAL))
+    os.kill(os.getpid(), handoff.DUMP_SIGNAL)
+    # The next session's are answered again.
+    open_session(courier.begin(), **make_objects())
+    assert "test_session.py" in ask_for_dump()
 
 
 def test_artifacts_lie_where_the_agent_says(open_session, courier):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import click
@@ -19,9 +21,12 @@ from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_mov
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.resumption import CHANGED
-from cloudspot.model import Market
+from cloudspot.model import Market, Offer
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import end_so_far
+
+_MAX_TRIES = 10
+"""To record the launch in a job that records something itself at the same time."""
 
 
 @click.command("move")
@@ -61,13 +66,13 @@ def move(
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()
-    launch = _plan(job, job.first_history, target)
+    offers = _offers(job)
+    launch = _plan(job, job.first_history, offers, target)
     _echo_plan(launch)
     if not yes:
         click.confirm("move it", abort=True)
     controller = job.controller(known=job.first_history)
-    if not controller.open_launch(launch, job.first_history):
-        raise CloudspotError(CHANGED.format(job.id))
+    launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
         _look(controller)
         output.warn(relaunch_warning(job))
@@ -75,9 +80,31 @@ def move(
     ctx.exit(_follow(job, controller, launch, target))
 
 
-def _plan(job: Job, history: History, target: Target) -> OpenLaunch:
-    offers = job.provider.provisioner().offers(job.spec.resources.to_model())
+def _offers(job: Job) -> tuple[Offer, ...]:
+    return tuple(job.provider.provisioner().offers(job.spec.resources.to_model()))
+
+
+def _plan(job: Job, history: History, offers: Sequence[Offer], target: Target) -> OpenLaunch:
     return plan_move(job.spec, history, offers, datetime.now(timezone.utc), target)
+
+
+def _open(
+    job: Job,
+    controller: Controller,
+    planned: OpenLaunch,
+    history: History,
+    offers: Sequence[Offer],
+    target: Target,
+) -> OpenLaunch:
+    """Record the launch; what happens meanwhile, such as a commit, counts only if it changes the plan."""
+    for _ in range(_MAX_TRIES):
+        launch = _plan(job, history, offers, target)
+        if dataclasses.replace(launch, number=planned.number) != planned:
+            break
+        if controller.open_launch(launch, history):
+            return launch
+        history = job.history()
+    raise CloudspotError(CHANGED.format(job.id))
 
 
 def _echo_plan(launch: OpenLaunch) -> None:
@@ -109,13 +136,13 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 raise CloudspotError(f"job {job.id} {history.finished.outcome} before it had moved")
             if is_given_up(history, launch.launch):
                 _warn_of_loss(history.launches[launch.launch - 1])
+                offers = _offers(job)
                 try:
-                    again = _plan(job, history, target)
+                    launch = _plan(job, history, offers, target)
                 except CapacityError as error:
                     raise CloudspotError(f"job {job.id} has not moved, and trains on: {error}") from error
-                if controller.open_launch(again, history):
-                    launch = again
-                    _echo_plan(launch)
+                _echo_plan(launch)
+                launch = _open(job, controller, launch, history, offers, target)
                 continue
         time.sleep(controller.poll_seconds)
 

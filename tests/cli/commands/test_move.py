@@ -1,13 +1,16 @@
 """``cloudspot move``: what it says before it buys, and what becomes of a job whose new machines cannot be had."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from cloudspot.cli.commands import move as move_module
+from cloudspot.controller.loop import Controller
 from cloudspot.errors import CapacityError
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.model import Market
 
 
 @pytest.fixture
@@ -47,3 +50,37 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
     ]
     assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
     assert f"error: job {job_id} has not moved, and trains on: local (on-demand) was refused" in result.stderr
+
+
+@pytest.mark.parametrize("num_commits", [1, 3])
+def test_a_job_that_commits_while_its_move_is_recorded_is_moved_all_the_same(jobs, monkeypatch, num_commits):
+    job_id = jobs.running()
+    steps = iter(range(501, 501 + num_commits))
+    open_launch = Controller.open_launch
+
+    def commit_before(self, action, history):
+        for step in itertools.islice(steps, 1):
+            jobs.add_checkpoint(job_id, 1, step)
+        return open_launch(self, action, history)
+
+    monkeypatch.setattr(Controller, "open_launch", commit_before)
+    jobs.run("move", job_id, "--market", "on-demand", "--yes", "--detach")
+    assert [(one.offer.market, one.why) for one in launches(jobs, job_id)[1:]] == [
+        (Market.ON_DEMAND, "moved")
+    ]
+    assert next(steps, None) is None
+
+
+def test_a_plan_that_something_has_changed_meanwhile_is_not_carried_out(jobs, monkeypatch):
+    job_id = jobs.running()
+    open_launch = Controller.open_launch
+
+    def move_too(self, action, history):
+        monkeypatch.setattr(Controller, "open_launch", open_launch)
+        jobs.run("move", job_id, "--market", "on-demand", "--yes", "--detach")
+        return open_launch(self, action, history)
+
+    monkeypatch.setattr(Controller, "open_launch", move_too)
+    result = jobs.run("move", job_id, "--zone", "local-b", "--yes", "--detach", status=1)
+    assert "is being moved already" in result.stderr
+    assert [one.offer.zone for one in launches(jobs, job_id)] == ["local-a", "local-a"]
