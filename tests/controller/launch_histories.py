@@ -1,5 +1,6 @@
 """Histories of one job by seed: real controllers and job store, simulated all else."""
 
+import math
 import random
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ from cloudspot.model import Market
 JOB = "digits-1"
 NUM_TRIES = 400
 """Within so many histories a shortcut must be found out."""
-SLACK_SECONDS = 60.0
-"""A heartbeat may have been put so long before its node knows it."""
+SLACK_SECONDS = 5.0
+"""A look takes time, and the store tells it in whole seconds."""
 LIMIT_SECONDS = 60_000.0
 """A job that has not ended by then never will."""
 
@@ -304,9 +305,21 @@ def is_rightful(world, store, machine):
         if world.time - heard - down + allowance >= limit - SLACK_SECONDS:
             return False
         # Who ends it may have decided that while it was silent, as a newcomer, and have been suspended since.
-        if machine.longest_silence + allowance >= SILENT_NEWCOMER_SECONDS - SLACK_SECONDS:
+        before_joining = min(world.time, joined_at(store, seat)) - heard - down
+        if (
+            max(machine.longest_silence, before_joining) + allowance
+            >= SILENT_NEWCOMER_SECONDS - SLACK_SECONDS
+        ):
             return False
     return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
+
+
+def joined_at(store, seat):
+    """Return when the node became a member; infinity, if it never did."""
+    for number, record in enumerate(Journal(store.inner, JOB).read(), 1):
+        if isinstance(record, Generation) and seat in record.seats:
+            return store.landed_at(keys.journal(JOB, number))
+    return math.inf
 
 
 def check_supply(store, cloud, max_nodes):

@@ -202,6 +202,7 @@ class SimNode:
         self._store = patient(store, sleep=world.sleep)
         self._inner = getattr(store, "inner", store)
         self._down_seconds = getattr(store, "down_seconds", lambda _since: 0.0)
+        self._landed_at = getattr(store, "landed_at", lambda _key: world.time)
         self._job_id = machine.job_id
         self.journal = Journal(self._store, self._job_id)
         self.generation: Generation | None = None
@@ -609,7 +610,7 @@ class SimNode:
         )
         key = keys.heartbeat(self._job_id, machine.launch, machine.rank)
         yield from self._persist(lambda: self._store.put(key, codec.encode(beat)))
-        machine.note_heard(self.world.time, self._down_seconds)
+        machine.note_heard(self._landed_at(key), self._down_seconds)
 
     def _is_stopped(self) -> bool:
         try:

@@ -165,6 +165,7 @@ class SimStore(ObjectStore):
         self.inner = InMemoryStore(self.url, now=self._stamp)
         self._world = world
         self._outages: list[tuple[float, float]] = []
+        self._landed: dict[str, tuple[bytes, float]] = {}
 
     def add_outage(self, start: float, seconds: float) -> None:
         """Fail every call from the moment ``start`` on, for so long; not while another lasts."""
@@ -179,6 +180,10 @@ class SimStore(ObjectStore):
         """Return how many outages lie between the moment ``since`` and now, in part at least."""
         return sum(start < self._world.time and end > since for start, end in self._outages)
 
+    def landed_at(self, key: str) -> float:
+        """Return since when the object is as it is, whether those who put it know that or not."""
+        return self._landed[key][1]
+
     def _stamp(self) -> datetime:
         """Return the store's own time: nobody else's, and in whole seconds."""
         return (self._world.now() + timedelta(hours=5)).replace(microsecond=0)
@@ -187,6 +192,8 @@ class SimStore(ObjectStore):
         """Put, or fail, or put and lose the answer."""
         self._enter()
         self.inner.put(key, data, if_absent=if_absent)
+        if self._landed.get(key, (None, 0.0))[0] != data:
+            self._landed[key] = bytes(data), self._world.time
         self._world.interrupt()
         if self._world.chance(self._world.odds.store_lost):
             raise TransientError(f"the answer to a put of {key} was lost")
