@@ -17,6 +17,9 @@ import pytest
 
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.local.processes import MARK
+from cloudspot.process_marks import marked_processes
 
 JOBS = Path(__file__).parent / "jobs"
 PLUGINS = Path(__file__).parent.parent / "plugins"
@@ -144,12 +147,22 @@ def wait_for(what: str, condition: Callable[[], Any], *, seconds: float = 90.0) 
     return pytest.fail(f"{what} did not come within {seconds:.0f} s")
 
 
-def kill(pid: int) -> None:
-    """SIGKILL a process; one that is gone is no error."""
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone is no error."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process; one that is gone is no error."""
+    send(pid, signal.SIGKILL)
+
+
+def supervisors_processes(machine: Path) -> list[int]:
+    """Return the machine's processes without its supervisor, which stands for the provider."""
+    return list(marked_processes(MARK, MachineDirectory(machine).mark))
 
 
 def copy_example(name: str, target: Path) -> Path:

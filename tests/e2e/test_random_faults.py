@@ -15,16 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import User, wait_for
+from acting_user import User, send, supervisors_processes, wait_for
 from test_kills import check_end, command_lines
-from test_several_nodes import check_records, send, supervisors_processes
 from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
@@ -32,7 +31,7 @@ from cloudspot.errors import JobNotFound
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.jobstore.records import Generation, Intent, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
 from cloudspot.process_marks import is_marked
@@ -60,6 +59,8 @@ class Run:
     was_stopped: bool = False
     was_removed: bool = False
     struck: list[str] = field(default_factory=list)
+    others: list[subprocess.Popen[str]] = field(default_factory=list)
+    """Who drives the job besides ``cli``."""
 
     def history(self) -> History:
         """Return the job's records after checking that no committed step has gone from them."""
@@ -149,6 +150,17 @@ def strike_notice(run: Run) -> None:
         run.user.cloudspot("preempt", JOB, "--node", node, "--notice", notice, *of(run.user), status=None)
 
 
+def strike_move(run: Run) -> None:
+    """Move what trains elsewhere to another zone or market, as far as that is possible now."""
+    target = run.rng.choice((("--zone", "local-a"), ("--zone", "local-b"), ("--market", "on-demand")))
+    run.user.cloudspot("move", JOB, *target, "--yes", "--detach", *of(run.user), status=None)
+
+
+def strike_driver(run: Run) -> None:
+    """Let one more command line drive the job from now on."""
+    run.others.append(run.user.start("attach", JOB, *of(run.user)))
+
+
 def strike_stop(run: Run) -> None:
     """Stop the job for good."""
     run.was_stopped = run.user.cloudspot("stop", JOB, *of(run.user), status=None).returncode == 0
@@ -172,6 +184,8 @@ STRIKES: dict[str, Callable[[Run], None]] = {
     "full-disk": strike_full_disk,
     "clock": strike_clock,
     "notice": strike_notice,
+    "move": strike_move,
+    "driver": strike_driver,
     "stop": strike_stop,
     "rm": strike_rm,
 }
@@ -185,26 +199,33 @@ def settings(num_nodes: int, *, step_seconds: float) -> tuple[str, ...]:
     return (f"nodes={num_nodes}", *steps, *exact)
 
 
-def write_plan(user: User, rng: random.Random, num_outages: int) -> None:
+def write_plan(user: User, rng: random.Random, num_outages: int, within: float) -> None:
     """Lose some of the store's answers, and let it go away for some seconds as often as asked for."""
     plan: dict[str, Any] = {}
     if num_outages:
-        begins = [time.time() + rng.uniform(2.0, 15.0) for _ in range(num_outages)]
+        begins = [time.time() + rng.uniform(2.0, within) for _ in range(num_outages)]
         plan["outages"] = [{"start": begin, "end": begin + rng.uniform(1.0, 10.0)} for begin in begins]
         plan["lose_every"] = rng.choice((2, 3, 5))
     (user.home / "plan.json").write_text(json.dumps(plan))
 
 
-def begin(user: User, rng: random.Random, num_nodes: int, num_outages: int) -> Run:
-    """Start the job and return when it trains."""
+def begin(
+    user: User,
+    rng: random.Random,
+    num_nodes: int,
+    sets: Sequence[str],
+    *,
+    num_outages: int,
+    within: float = 15.0,
+) -> Run:
+    """Start the job, whose outages begin within so many seconds, and return when it trains."""
     clocks = user.home / "clocks"
     clocks.mkdir()
     user.environ["DRILL_CLOCKS"] = str(clocks)
-    write_plan(user, rng, num_outages)
+    write_plan(user, rng, num_outages, within)
     sets = (
-        *settings(num_nodes, step_seconds=0.03),
+        *sets,
         "limits.max_restarts=30",
-        'checkpoint.interval="400ms"',
         'providers.drill.pass_environment=["DRILL_CLOCKS"]',
     )
     cli = user.start_tiny(JOB, *of(user), provider="drill", sets=sets)
@@ -214,10 +235,10 @@ def begin(user: User, rng: random.Random, num_nodes: int, num_outages: int) -> R
     return Run(user, rng, num_nodes, cli)
 
 
-def go_through(run: Run, kinds: list[str]) -> None:
+def go_through(run: Run, kinds: Sequence[str], *, longest_pause: float = 3.0) -> None:
     """Strike with each fault in its order; half of the moments lie inside a save."""
     for kind in kinds:
-        pause, inside_save = run.rng.uniform(0.0, 3.0), run.rng.random() < 0.5
+        pause, inside_save = run.rng.uniform(0.0, longest_pause), run.rng.random() < 0.5
         time.sleep(pause)
         if run.is_over():
             return
@@ -238,7 +259,7 @@ def keep_driving(run: Run) -> None:
         run.cli = run.user.start("attach", JOB, *of(run.user))
 
 
-def wait_for_end(run: Run) -> None:
+def wait_for_end(run: Run, *, seconds: float = 400.0) -> None:
     """Return when the job has ended and its driver with it."""
 
     def has_ended() -> bool:
@@ -246,7 +267,7 @@ def wait_for_end(run: Run) -> None:
         keep_driving(run)
         return run.is_over() and run.cli.poll() is not None
 
-    wait_for(f"the end after {run.struck}", has_ended, seconds=400)
+    wait_for(f"the end after {run.struck}", has_ended, seconds=seconds)
 
 
 def check_machines(user: User, num_nodes: int) -> None:
@@ -261,9 +282,15 @@ def check_machines(user: User, num_nodes: int) -> None:
     created = {machine.id: written(machine.path / "machine.json") for machine in machines}
     ended = {machine.id: ended_at(user, history, machine) for machine in machines}
     leaves = {machine.id: min(ended[machine.id], leaves_at(user, history, machine)) for machine in machines}
+    replaced = {machine.id: stand_ins(user, history, machine, leaves) for machine in machines}
     for moment in created.values():
         there = [one for one, since in created.items() if since <= moment]
-        assert sum(leaves[one] > moment for one in there) <= num_nodes, (created, leaves)
+        staying = [
+            one
+            for one in there
+            if leaves[one] > moment and not any(since <= moment < until for since, until in replaced[one])
+        ]
+        assert len(staying) <= num_nodes, (created, leaves, replaced)
         assert sum(ended[one] > moment for one in there) <= 2 * num_nodes, (created, ended)
 
 
@@ -287,9 +314,29 @@ def ended_at(user: User, history: History, machine: MachineDirectory) -> float:
     return min(found)
 
 
+def seat_of(machine: MachineDirectory) -> Seat:
+    """Return the seat that the machine was bought for."""
+    return Seat(machine.record().launch, machine.record().rank)
+
+
+def stand_ins(
+    user: User, history: History, machine: MachineDirectory, leaves: Mapping[str, float]
+) -> list[tuple[float, float]]:
+    """Return from when until when others were to take the place of the machine."""
+    machines = {seat_of(one): one for one in map(MachineDirectory, user.machines())}
+    found = []
+    for number, record in enumerate(Journal(user.store, JOB).read(), 1):
+        if isinstance(record, Intent) and seat_of(machine) in record.stands_in_for:
+            seat = Seat(record.launch, record.stands_in_for.index(seat_of(machine)))
+            void = written(user.home / "store" / keys.slot(JOB, seat.launch, seat.rank))
+            until = leaves[machines[seat].id] if seat in machines else void
+            found.append((written(user.home / "store" / keys.journal(JOB, number)), until))
+    return found
+
+
 def leaves_at(user: User, history: History, machine: MachineDirectory) -> float:
     """Return when it was known that the machine goes: by its notice, or as the training went on without it."""
-    seat = Seat(machine.record().launch, machine.record().rank)
+    seat = seat_of(machine)
     found = written(user.home / "store" / keys.notice(JOB, seat.launch, seat.rank))
     was_member = False
     for number, record in enumerate(Journal(user.store, JOB).read(), 1):
@@ -327,6 +374,19 @@ def check(run: Run, weights: Callable[[], str]) -> None:
         assert num_lost <= shown["steps_lost"] <= num_lost + 2 * num_ends, run.struck
 
 
+def check_records(user: User) -> None:
+    """Check over journal and records that no two generations went on from one point."""
+    history = user.history(JOB)
+    for older, newer in zip(history.generations, history.generations[1:], strict=False):
+        # What the older one had committed after the newer chose where to go on from would be a split.
+        chosen = newer.restore_from
+        late = [c.id for c in history.commits if c.generation == older.number and chosen and c.id > chosen]
+        assert late == []
+    # By the last generation, or by the one before if that came to the end of the loop, but not of the script.
+    shown = user.show(JOB)
+    assert shown["last_commit"]["step"] == shown["steps_total"]
+
+
 def check_removal(run: Run) -> None:
     """Kill ``rm`` at a random moment, run it again, and check that nothing of the job is left."""
     user = run.user
@@ -352,7 +412,8 @@ def outlive_faults(user: User, seed: int, undisturbed: Callable[..., dict[str, A
     kinds = [rng.choice(KINDS[:-2]) for _ in range(rng.randrange(1, 4))]
     kinds += rng.choice(((), (), (), ("rm",), ("stop",)))
     print(f"seed {seed}: {num_nodes} nodes, {kinds}")
-    run = begin(user, rng, num_nodes, kinds.count("outage"))
+    sets = (*settings(num_nodes, step_seconds=0.03), 'checkpoint.interval="400ms"')
+    run = begin(user, rng, num_nodes, sets, num_outages=kinds.count("outage"))
     calm = partial(undisturbed, f"storm-{num_nodes}", settings(num_nodes, step_seconds=0.0))
     try:
         go_through(run, [kind for kind in kinds if kind != "outage"])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from acting_user import COMMAND, JOBS, User, tiny, wait_for
+from acting_user import COMMAND, JOBS, User, send, supervisors_processes, tiny, wait_for
 from cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
@@ -23,13 +20,6 @@ from cloudspot.process_marks import marked_processes
 
 SETS = ("nodes=2", 'run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 NUM_STEPS = 10 * 10
-FOUR = (
-    "nodes={min=2, max=4}",
-    'run.env.TINY_EPOCHS="60"',
-    'run.env.TINY_STEP_SECONDS="0.05"',
-    "limits.max_restarts=20",
-)
-FOUR_STEPS = 60 * 5
 
 
 def reclaims(ranks: tuple[int, ...], after_steps: int, notice: str) -> str:
@@ -238,90 +228,3 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
     assert chosen is not None
     assert max(commit.id for commit in history.commits if commit.generation == 1) <= chosen
     assert user.show("split")["final"]["weights_sha256"] == weights
-
-
-def supervisors_processes(machine: Path) -> list[int]:
-    """Return the machine's processes without its supervisor, which stands for the provider."""
-    return list(marked_processes(MARK, MachineDirectory(machine).mark))
-
-
-def disturb(user: User, seed: int) -> None:
-    """Run four nodes, of which two suffice, and lose or freeze some at random moments."""
-    rng = random.Random(seed)
-    cli = user.start_tiny("storm", sets=FOUR)
-    wait_for(
-        "the first step",
-        lambda: len(list(user.home.glob("machines/*/node/generations/*/progress-*"))) >= 4,
-        seconds=120,
-    )
-    for _ in range(rng.randrange(1, 4)):
-        time.sleep(rng.uniform(0.0, 6.0))
-        if cli.poll() is not None:
-            break
-        alive = [one for one in user.machines() if supervisors_processes(one)]
-        victims = rng.sample(alive, min(len(alive), rng.choice([1, 1, 2])))
-        for machine in victims:
-            fault(user, machine, rng.choice(["notice", "kill", "freeze"]), rng)
-    wait_for("the end of the run", lambda: cli.poll() is not None, seconds=400)
-    assert cli.returncode == 0, user.output(cli)[-6000:]
-
-
-def fault(user: User, machine: Path, kind: str, rng: random.Random) -> None:
-    """Take a machine with notice, kill its host, or stop its processes and continue them later."""
-    if kind == "notice":
-        record = MachineDirectory(machine).record()
-        user.cloudspot(
-            "preempt", "storm", "--node", f"{record.launch}.{record.rank}", "--notice", "6s", status=None
-        )
-    elif kind == "kill":
-        supervisor = MachineDirectory(machine).supervisor()
-        if supervisor is not None:
-            for pid in (supervisor.pid, *supervisors_processes(machine)):
-                send(pid, signal.SIGKILL)
-    else:
-        stopped = supervisors_processes(machine)
-        for pid in stopped:
-            send(pid, signal.SIGSTOP)
-        time.sleep(rng.choice([2.0, 12.0, 30.0]))
-        for pid in stopped:
-            send(pid, signal.SIGCONT)
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone is no error."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def check_records(user: User) -> None:
-    """Check over journal and records that no two generations went on from one point."""
-    history = user.history("storm")
-    for older, newer in zip(history.generations, history.generations[1:], strict=False):
-        # What the older one had committed after the newer chose where to go on from would be a split.
-        chosen = newer.restore_from
-        late = [c.id for c in history.commits if c.generation == older.number and chosen and c.id > chosen]
-        assert late == []
-    # By the last generation, or by the one before if that came to the end of the loop, but not of the script.
-    shown = user.show("storm")
-    assert shown["last_commit"]["step"] == shown["steps_total"]
-
-
-def check_storm(user: User, seed: int) -> None:
-    """Run one storm and check all that must hold after it."""
-    disturb(user, seed)
-    assert user.show("storm")["state"] == "succeeded"
-    checkpoints = json.loads(user.cloudspot("checkpoints", "verify", "storm", "--json").stdout)
-    assert checkpoints
-    assert all(checkpoint["verified"] for checkpoint in checkpoints)
-    check_records(user)
-    for machine in map(MachineDirectory, user.machines()):
-        wait_for(f"the end of {machine.id}", lambda m=machine: not marked_processes(MARK, m.mark))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, *range(100, 130)])
-def test_four_nodes_of_which_two_suffice_outlive_a_storm(user: User, seed: int) -> None:
-    check_storm(user, seed)
