@@ -163,7 +163,8 @@ class Controller:
 
         A job that is suspended already is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
-        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others.
+        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others; one that
+        the provider lists no more, so much later as its absence needs to prove an end.
         """
         failures = 0
         finished_at: float | None = None
@@ -180,13 +181,19 @@ class Controller:
             if tick.history is not None and tick.history.finished is not None:
                 monotonic = self._clock.monotonic()
                 finished_at = monotonic if finished_at is None else finished_at
-                if tick.is_settled or monotonic - finished_at > END_LIMIT_SECONDS:
+                if tick.is_settled or monotonic - finished_at > self._end_limit_seconds(tick):
                     return tick.history
             failures = failures + 1 if tick.problems else 0
             if failures:
                 self._sleep(min(self.poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
             elif not tick.acted:
                 self._sleep(self.poll_seconds)
+
+    def _end_limit_seconds(self, tick: Tick) -> float:
+        listed = tick.instances
+        if listed is None or any(one.state is not InstanceState.ENDED for one in listed):
+            return END_LIMIT_SECONDS
+        return END_LIMIT_SECONDS + self._provisioner.absence_proves_after_seconds
 
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all.

@@ -106,8 +106,13 @@ class LaunchHistory:
     @property
     def is_settled(self) -> bool:
         """Whether nothing new can come of it: no seat is open, and all its machines have provably ended."""
+        return not self.open_ranks and not self.unproven
+
+    @property
+    def unproven(self) -> frozenset[str]:
+        """Return its machines of which no certificate says that they ended."""
         owed = {machine for slot in self.slots.values() for machine in slot.owed}
-        return not self.open_ranks and owed <= self.certificates.keys()
+        return frozenset(owed - self.certificates.keys())
 
 
 @dataclass(frozen=True)

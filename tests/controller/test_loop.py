@@ -394,6 +394,26 @@ def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monke
     assert len(house.cloud.terminated) >= END_LIMIT_SECONDS / act.REPEAT_SECONDS - 3
 
 
+def test_a_machine_that_vanished_shortly_before_the_end_is_watched_until_its_end_is_proven(records):
+    """Some providers forget a machine at once, and its absence proves an end only after minutes."""
+    house = House(records, nodes={"min": 1, "max": 2})
+    house.cloud.absence_proves_after_seconds = 7200.0
+    controller = house.controller()
+    while not house.history.commits:
+        controller.run_pass()
+        house.run(5)
+    lost = list(house.cloud.machines.values())[1]
+    house.cloud.end(lost, EndReason.RECLAIMED)
+    lost.kept_seconds = 0.0
+    while house.history.finished is None:
+        controller.run_pass()
+        house.run(5)
+    assert lost.id in house.history.launches[0].unproven
+    history = house.controller().run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    assert not any(launch.unproven for launch in history.launches)
+
+
 def test_the_machines_of_a_generation_are_told_of_it_once_by_each_controller_and_again_where_that_failed(
     records,
 ):

@@ -47,7 +47,7 @@ ZONES = {
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
 ]
 

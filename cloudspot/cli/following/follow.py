@@ -103,6 +103,11 @@ def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_p
         # The job has ended all the same, and the exit status reports its outcome.
         output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
         output.warn(f"see it with: {job.command('show')}")
+    if unproven := sorted(one for launch in history.launches for one in launch.unproven):
+        has, it = ("has", "it") if len(unproven) == 1 else ("have", "them")
+        machines = ", ".join(unproven)
+        output.warn(f"it is not proven that {machines} {has} ended, and until then the bill counts {it}")
+        output.warn(f"look again with: {job.command('reconcile --job')}")
     return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 

@@ -13,6 +13,7 @@ from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import jobsummary as story_module
 from cloudspot.cli.screen.lines import in_order_of_time
+from cloudspot.controller import loop
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
@@ -35,6 +36,19 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
     ]
     block = lines[lines.index("job digits-7k3f succeeded") :]
     assert block[1:4] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
+
+
+def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(jobs, monkeypatch):
+    monkeypatch.setattr(loop, "END_LIMIT_SECONDS", -1e9)
+    job_id = jobs.running()
+    jobs.add_finished(job_id, "succeeded", minutes=103)
+    (machine,) = HistoryReader(jobs.store, job_id).read().launches[0].unproven
+    said = jobs.run("attach", job_id).stderr.splitlines()
+    assert said[-2:] == [
+        f"warning: it is not proven that {machine} has ended, and until then the bill counts it",
+        f"warning: look again with: cloudspot reconcile --job {job_id} --store {jobs.store.url}",
+    ]
+    assert not any("proven" in line for line in jobs.run("attach", jobs.reclaimed_and_finished()).stderr)
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
