@@ -39,6 +39,7 @@ _KINDS: Final = (
     Kind("ecs.g7.2xlarge", 8, 32, 2.32),
     Kind("ecs.r7.large", 2, 16, 0.76),
     Kind("ecs.u1-c1m4.large", 2, 8, 0.52),
+    Kind("ecs.s6-c1m4.large", 2, 8, 0.36, level="EntryLevel"),
     Kind("ecs.t6-c1m4.large", 2, 8, 0.31, level="CreditEntryLevel", has_spot=False),
     Kind("ecs.g8y.large", 2, 8, 0.46, architecture="ARM"),
     Kind("ecs.g8y.xlarge", 4, 16, 0.92, architecture="ARM"),

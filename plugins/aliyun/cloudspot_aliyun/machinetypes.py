@@ -17,8 +17,8 @@ MAX_NAMED: Final = 10
 GIB: Final = 2**30
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _MAKERS: Final = re.compile(r"\b(?:nvidia|tesla|amd|geforce)\b")
-_UNFIT: Final = frozenset({"CreditEntryLevel"})
-"""Families whose processors slow down once their credits are spent."""
+_UNFIT: Final = frozenset({"CreditEntryLevel", "EntryLevel"})
+"""Families whose processors slow down once their credits are spent, such as t6, or are shared, such as s6."""
 
 
 class InstanceType(MachineType, frozen=True, kw_only=True):

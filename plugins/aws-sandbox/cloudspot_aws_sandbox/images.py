@@ -13,16 +13,16 @@ BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
 ARM_IMAGE_ID: Final = "ami-0c10d5b07ca5e0003"
 """It is of another architecture, and boots like the first one."""
 _IMAGES: Final = (
-    (IMAGE_ID, "cloudspot-sandbox", "x86_64"),
-    (BARE_IMAGE_ID, "cloudspot-sandbox-bare", "x86_64"),
-    (ARM_IMAGE_ID, "cloudspot-sandbox-arm64", "arm64"),
+    (IMAGE_ID, "cloudspot-sandbox", "x86_64", "uefi-preferred"),
+    (BARE_IMAGE_ID, "cloudspot-sandbox-bare", "x86_64", "uefi-preferred"),
+    (ARM_IMAGE_ID, "cloudspot-sandbox-arm64", "arm64", "uefi"),
 )
 
 
 def install_images(backend: Any) -> None:
     """Make these the only images in moto's EC2 of one region."""
     backend.amis.clear()
-    for image_id, name, architecture in _IMAGES:
+    for image_id, name, architecture, boot_mode in _IMAGES:
         backend.amis[image_id] = Ami(
             backend,
             image_id,
@@ -33,6 +33,7 @@ def install_images(backend: Any) -> None:
             public=True,
             virtualization_type="hvm",
             architecture=architecture,
+            boot_mode=boot_mode,
             hypervisor="xen",
             root_device_type="ebs",
             root_device_name="/dev/sda1",

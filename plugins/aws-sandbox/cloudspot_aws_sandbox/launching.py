@@ -87,6 +87,13 @@ def check_request(parameters: Mapping[str, Any], region: str, zone: str) -> None
             f"The architecture of the specified instance type does not match the architecture "
             f"'{image.architecture}' of the specified AMI.",
         )
+    if image.boot_mode != "uefi-preferred" and image.boot_mode not in type_["SupportedBootModes"]:
+        raise ApiError(
+            "UnsupportedOperation",
+            f"The instance type {type_['InstanceType']} does not support the boot mode {image.boot_mode} of "
+            "the specified AMI.",
+        )
+    _check_credits(parameters.get("CreditSpecification"), type_)
     if "SubnetId" in parameters and "NetworkInterfaces" in parameters:
         raise ApiError(
             "InvalidParameterCombination",
@@ -113,6 +120,18 @@ def check_request(parameters: Mapping[str, Any], region: str, zone: str) -> None
             "InvalidParameterCombination",
             "one-time requests support only the interruption behavior terminate",
         )
+
+
+def _check_credits(specification: Mapping[str, Any] | None, type_: Mapping[str, Any]) -> None:
+    if specification is None:
+        return
+    if not type_["BurstablePerformanceSupported"]:
+        raise ApiError(
+            "InvalidParameterCombination",
+            f"The instance type {type_['InstanceType']} does not support a credit specification.",
+        )
+    if specification.get("CpuCredits") not in {"standard", "unlimited"}:
+        raise ApiError("InvalidParameterValue", "Value for parameter cpuCredits is invalid")
 
 
 def check_price(parameters: Mapping[str, Any], zone: str) -> None:

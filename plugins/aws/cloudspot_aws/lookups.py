@@ -27,6 +27,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     architecture: str
+    boot_modes: tuple[str, ...]
+    """In which it starts: ``legacy-bios``, ``uefi``."""
     root_device: str
     size_gib: int
 
@@ -39,6 +41,15 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
     """``spot`` and ``on-demand``."""
     can_cluster: bool
     """It may be in a cluster placement group."""
+    boot_modes: tuple[str, ...]
+    is_burstable: bool
+    """Its processors slow down once their credits are spent, or cost more than its price."""
+    has_ena: bool
+    """It has the network interface of all types since 2017; older ones are Xen machines."""
+
+    def boots(self, image: Image) -> bool:
+        """Return whether the image starts on it."""
+        return image.architecture in self.architectures and bool({*self.boot_modes} & {*image.boot_modes})
 
 
 @contextmanager
@@ -84,12 +95,24 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
         raise field_error("image", f'"{image_id}" is {image["State"]}, not available')
     root = str(image["RootDeviceName"])
     disks = {disk.get("DeviceName"): disk.get("Ebs") or {} for disk in image.get("BlockDeviceMappings", ())}
+    architecture = str(image["Architecture"])
     return Image(
         id=image_id,
-        architecture=str(image["Architecture"]),
+        architecture=architecture,
+        boot_modes=_boot_modes(image.get("BootMode"), architecture),
         root_device=root,
         size_gib=int(disks.get(root, {}).get("VolumeSize") or 8),
     )
+
+
+def _boot_modes(named: str | None, architecture: str) -> tuple[str, ...]:
+    """Return in which modes an image starts; one that names none starts in its architecture's own.
+
+    Source: EC2 user guide, "Instance launch behavior with Amazon EC2 boot modes" (checked 2026-11).
+    """
+    if named == "uefi-preferred":
+        return ("legacy-bios", "uefi")
+    return (named or ("uefi" if architecture == "arm64" else "legacy-bios"),)
 
 
 def _read_parameter(clients: AwsClients, name: str) -> str:
@@ -239,4 +262,7 @@ def _to_type(described: Mapping[str, Any]) -> InstanceType:
         accelerator_count=int(gpu.get("Count") or 0),
         markets=frozenset(described.get("SupportedUsageClasses") or ("on-demand", "spot")),
         can_cluster="cluster" in strategies,
+        boot_modes=tuple(described.get("SupportedBootModes") or ("legacy-bios", "uefi")),
+        is_burstable=bool(described.get("BurstablePerformanceSupported")),
+        has_ena=(described.get("NetworkInfo") or {}).get("EnaSupport") != "unsupported",
     )

@@ -60,6 +60,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                     "image_gib": str(image.size_gib),
                     "root_device": image.root_device,
                     "subnet": subnets[zone],
+                    **({"is_burstable": "yes"} if one.is_burstable else {}),
                 }
                 prices = {Market.SPOT: spot.get((one.name, zone)), Market.ON_DEMAND: on_demand}
                 found += [
@@ -80,16 +81,17 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         options, clients = self._options, self._clients
         if options.instance_types:
             types = self._cache.get("types", lambda: named_types(clients, options))
-            wrong = [one for one in types if image.architecture not in one.architectures]
-            if wrong:
-                raise field_error(
-                    "instance_types",
-                    f'"{wrong[0].name}" is {"/".join(wrong[0].architectures)}, but image {image.id} is '
-                    f"{image.architecture}",
-                )
+            for one in types:
+                if not one.boots(image):
+                    has = f"{'/'.join(one.architectures)} ({'/'.join(one.boot_modes)})"
+                    needs = f"{image.architecture} ({'/'.join(image.boot_modes)})"
+                    why = f'"{one.name}" is {has}, but image {image.id} is {needs}'
+                    raise field_error("instance_types", why)
             return self._clustering([one for one in types if one.fits(resources)])
         known = self._cache.get("all types", lambda: all_types(clients, image.architecture))
-        candidates = self._clustering(fitting_types(known, resources))[:MAX_CANDIDATES]
+        # One that is burstable or older is bought only by its name.
+        able = [one for one in known if one.boots(image) and one.has_ena and not one.is_burstable]
+        candidates = self._clustering(fitting_types(able, resources))[:MAX_CANDIDATES]
         prices = self._spot_prices(tuple(one.name for one in candidates))
         cheapest = {
             name: min(price for (other, _), price in prices.items() if other == name)

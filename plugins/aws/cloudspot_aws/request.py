@@ -58,6 +58,9 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": _tag_specifications(options, group),
     }
+    if "is_burstable" in details:
+        # Unlimited, the default of most, costs extra and beyond the price of the offer.
+        parameters["CreditSpecification"] = {"CpuCredits": "standard"}
     if packed is None:
         parameters["UserData"] = group.user_data
     if made_group or named_group:

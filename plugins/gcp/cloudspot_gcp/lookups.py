@@ -68,6 +68,8 @@ class GcpMachineType(MachineType, frozen=True, kw_only=True):
     architecture: str
     is_attached: bool = False
     """The accelerators are not the type's own."""
+    is_shared: bool = False
+    """It has a share of its processors only, and may use more for a while."""
     zones: tuple[str, ...] = ()
     """Where it can be had at all."""
 
@@ -263,6 +265,7 @@ def _to_type(described: Any, zone: str) -> GcpMachineType:
         memory_bytes=described.memory_mb * 2**20,
         accelerator=accelerators[0].guest_accelerator_type if accelerators else None,
         accelerator_count=accelerators[0].guest_accelerator_count if accelerators else 0,
+        is_shared=described.is_shared_cpu,
         zones=(zone,),
     )
 

@@ -121,7 +121,8 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         known = self._cache.get(
             ("all types", asked), lambda: all_types(clients, options, everywhere, resources)
         )
-        usable = [one for one in known if one.architecture == image.architecture]
+        # One with shared processors is bought only by its name.
+        usable = [one for one in known if one.architecture == image.architecture and not one.is_shared]
         return self._placeable(fitting_types(usable, resources))[:MAX_CANDIDATES]
 
     def _placeable(self, types: list[GcpMachineType]) -> list[GcpMachineType]:

@@ -86,6 +86,13 @@ def test_a_protected_hour_has_a_price_of_its_own(cloud):
     assert {call["SpotDuration"] for call in cloud.calls("DescribeSpotPriceHistory")} == {"1"}
 
 
+def test_a_type_that_is_shared_or_has_credits_is_bought_only_by_its_name(cloud):
+    slow = {"ecs.s6-c1m4.large", "ecs.t6-c1m4.large"}
+    small = Resources(cpus=2, memory_bytes=8 * 2**30)
+    assert not slow & {one.instance_type for one in offers(cloud, small)}
+    assert {one.instance_type for one in offers(cloud, small, instance_types=sorted(slow))} == slow
+
+
 def test_a_type_without_a_spot_market_is_offered_by_pay_as_you_go_at_its_list_price(cloud):
     (one, *_) = found = offers(cloud, instance_types=("ecs.t6-c1m4.large",))
     assert {one.market for one in found} == {Market.ON_DEMAND}

@@ -1,14 +1,17 @@
 import msgspec
 import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
 
 from cloudspot.errors import AuthError, SpecError, TransientError
-from cloudspot.model import Market, Offer, Resources
+from cloudspot.model import InstanceGroup, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.pricing import endpoint_region
 from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws_sandbox.images import IMAGE_ID
 
 
 def offers(cloud, resources=None, **options):
@@ -92,6 +95,54 @@ def test_of_the_named_types_those_that_fit_are_offered(cloud):
         cloud, Resources(accelerator="A10G", accelerator_count=1), instance_types=("m5.large", "g5.xlarge")
     )
     assert {one.instance_type for one in found} == {"g5.xlarge"}
+
+
+def test_burstable_and_xen_types_are_bought_only_by_their_names(cloud):
+    pages = cloud.client().get_paginator("describe_instance_types").paginate()
+    facts = {one["InstanceType"]: one for page in pages for one in page["InstanceTypes"]}
+    sizes = [(2, 8), (2, 16), (4, 16), (8, 32), (16, 64)]
+    names = set()
+    for cpus, gib in sizes:
+        names |= {one.instance_type for one in offers(cloud, Resources(cpus=cpus, memory_bytes=gib * 2**30))}
+    assert len(names) > 10
+    assert not [name for name in names if facts[name]["BurstablePerformanceSupported"]]
+    assert not [name for name in names if facts[name]["NetworkInfo"]["EnaSupport"] == "unsupported"]
+    for name in ("t3.large", "m3.xlarge"):
+        assert {one.instance_type for one in offers(cloud, instance_types=(name,))} == {name}
+
+
+def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
+    named = cloud.provider(instance_types=("t3.large", "m7i-flex.large")).provisioner()
+    for offer in named.offers(Resources()):
+        group = InstanceGroup(
+            job_id="digits-1",
+            launch=1,
+            store_url="s3://bucket",
+            num_nodes=1,
+            job_nodes=1,
+            min_nodes=1,
+            offer=offer,
+            resources=Resources(),
+            user_data="#!/bin/sh\n",
+            max_seconds=3600.0,
+        )
+        body = named.render(group).body["run_instances"]
+        expected = {"CpuCredits": "standard"} if offer.instance_type == "t3.large" else None
+        assert body.get("CreditSpecification") == expected
+
+
+def test_a_type_that_cannot_boot_the_image_is_refused_by_name_and_never_chosen(cloud):
+    assert offers(cloud, instance_types=("m3.xlarge",))
+    backend = ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
+    backend.amis[IMAGE_ID].boot_mode = "uefi"
+    with pytest.raises(
+        SpecError, match=r'"m3\.xlarge" is x86_64 \(legacy-bios\), but image ami-\w+ is x86_64 \(uefi\)$'
+    ):
+        offers(cloud, instance_types=("m3.xlarge",))
+    chosen = {one.instance_type for one in offers(cloud, Resources(cpus=8, memory_bytes=32 * 2**30))}
+    found = cloud.client().describe_instance_types(InstanceTypes=sorted(chosen))["InstanceTypes"]
+    assert found
+    assert all("uefi" in one["SupportedBootModes"] for one in found)
 
 
 def test_nothing_that_fits_gives_no_offer(cloud):
@@ -196,7 +247,10 @@ def test_a_failure_is_not_kept(cloud):
         ),
         (
             {"image": "ami-0c10d5b07ca5e0003", "instance_types": ("m5.large",)},
-            'providers.aws.instance_types: "m5.large" is x86_64, but image ami-0c10d5b07ca5e0003 is arm64',
+            (
+                'providers.aws.instance_types: "m5.large" is x86_64 (legacy-bios/uefi), but image '
+                "ami-0c10d5b07ca5e0003 is arm64 (uefi)"
+            ),
         ),
         (
             {"subnets": ("subnet-0123456789abcdef0",)},

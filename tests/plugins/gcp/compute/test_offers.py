@@ -87,6 +87,13 @@ def test_types_are_found_by_what_a_node_must_have(cloud, resources, names):
     assert len(found) <= 4
 
 
+def test_a_type_with_shared_processors_is_bought_only_by_its_name(cloud):
+    small = Resources(cpus=2, memory_bytes=4 * GIB)
+    assert "e2-medium" not in {one.instance_type for one in offers(cloud, small, machine_types=())}
+    named = offers(cloud, small, machine_types=("e2-medium",))
+    assert {one.instance_type for one in named} == {"e2-medium"}
+
+
 def test_of_the_types_that_fit_the_cheapest_are_offered(cloud):
     found = offers(cloud, Resources(cpus=4, memory_bytes=16 * GIB), machine_types=())
     by_price = sorted({(one.on_demand_price_per_hour, one.instance_type) for one in found})
