@@ -8,9 +8,11 @@ A distribution declares what its plugin provides::
     acme-blob = "cloudspot_acme"
     [project.entry-points."cloudspot.sandboxes"]   # by provider name, where the cloud can be emulated
     acme = "cloudspot_acme_sandbox"
+    [project.entry-points."cloudspot.policies"]    # by the name in spot.policy
+    acme-thrifty = "cloudspot_acme"
 
-cloudspot imports the module only when that provider or scheme is used, and registers it with pluggy. The
-module must import quickly: its classes import SDKs when they first use them.
+cloudspot imports the module only when that provider, scheme or policy is used, and registers it with pluggy.
+The module must import quickly: its classes import SDKs when they first use them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
 STORE_GROUP = "cloudspot.stores"
 SANDBOX_GROUP = "cloudspot.sandboxes"
+POLICY_GROUP = "cloudspot.policies"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -48,3 +51,8 @@ def cloudspot_sandbox(name: str) -> type[object] | None:
     Where a library that only the emulation needs is missing, raise PluginError with the command that
     installs it.
     """
+
+
+@hookspec(firstresult=True)
+def cloudspot_market_policy(name: str) -> type[object] | None:
+    """Return the subclass of :class:`cloudspot.market.plugin_policy.PluginPolicy` of that name, or None."""

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from cloudspot.disk.names import is_safe_name
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, StoreRefused
 from cloudspot.model import (
     BootProfile,
     CheckResult,
@@ -130,6 +130,14 @@ class Provisioner(ABC):
         Safe to repeat: unknown or ended ids are no error.
         """
 
+    def console(self, instance: Instance) -> str:
+        """Return what the machine has printed since its boot, as far as the provider has it.
+
+        Drivers ask while a machine that was launched has not come up, to say why. The end may be missing, and
+        the beginning of a long text. The default is for providers that do not keep it.
+        """
+        return ""
+
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove what was made for the job besides its machines, such as a placement group; safe to repeat.
 
@@ -145,8 +153,20 @@ class Provisioner(ABC):
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return what can be bought for these resources (type x zone x market, with prices), in any order.
 
-        Empty when nothing fits.
+        Empty when nothing fits. ``Offer.billing`` says what time of a machine is charged for (a least time,
+        an increment, what is free when a spot machine is taken back); left out, it is each second begun.
         """
+
+    def current_price(self, offer: Offer) -> float | None:
+        """Return what a node of the offer costs an hour now, as ``offers`` counts it; None: what it did then.
+
+        Asked every few minutes for each spot launch that runs; the bill and ``limits.max_cost`` follow it.
+        The default is for markets whose prices stay while a machine runs.
+
+        Raises:
+            TransientError: it cannot be told now.
+        """
+        return None
 
 
 class PreemptionSource(ABC):
@@ -327,12 +347,21 @@ class ObjectStore(ABC):
         return ()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys."""
+        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
+
+        Raises:
+            StoreRefused: a page leads back to where it began.
+        """
         while True:
             page = self.list_page(prefix, after=after)
             yield from page.objects
             if page.next_after is None:
                 return
+            if after is not None and page.next_after <= after:
+                raise StoreRefused(
+                    f"{self.url}: the listing of {prefix or 'all objects'} does not move forward: after "
+                    f"{after} comes {page.next_after}; use another store"
+                )
             after = page.next_after
 
 

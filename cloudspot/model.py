@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from datetime import date, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from cloudspot.decoding import Dated, Price, StreamName, Tally
+from cloudspot.decoding import Dated, Price, Seconds, StreamName, Tally
 
 
 class Market(str, enum.Enum):
@@ -53,6 +54,22 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
 
 
+class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What time of a machine its provider charges for; by default each second that has begun."""
+
+    minimum_seconds: Seconds = 0.0
+    """A machine that ran for less is charged for this long."""
+    increment_seconds: Annotated[float, msgspec.Meta(ge=1, le=1e10)] = 1.0
+    """Time is rounded up to a multiple of this."""
+    free_if_reclaimed_seconds: Seconds = 0.0
+    """A spot machine that the provider takes back before it has run for this long is not charged; what is
+    billed beside it, such as its disk, is."""
+
+    def charged_seconds(self, seconds: float) -> float:
+        """Return what is charged for a machine that ran for ``seconds`` and was not taken back."""
+        return max(self.minimum_seconds, math.ceil(seconds / self.increment_seconds) * self.increment_seconds)
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be bought: an instance type in a zone on a market, with its price."""
 
@@ -60,18 +77,34 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     market: Market
     price_per_hour: Price
-    """The price of one node, in ``currency``."""
+    """The price of one node, in ``currency``: its machine, boot disk and public address."""
     on_demand_price_per_hour: Price
     """The same type's price on demand, for the comparison in the bill."""
     currency: str = "USD"
+    billing: Billing = Billing()
+    """What of a machine's time is charged at these prices."""
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What the plugin looked up for this offer, such as an image's id, so that ``render`` needs no I/O. It is
-    stored with the launch and holds no secret."""
+    stored with the launch and holds no secret. ``price_parts`` may tell people what the price adds up."""
 
     @property
     def key(self) -> str:
         """The offer's unique name within its provider."""
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
+
+    @property
+    def price_parts(self) -> str:
+        """What the price adds up, such as ``machine 0.0318, disk 0.011``; empty: nobody tells."""
+        return self.details.get("price_parts", "")
+
+    @property
+    def extras_per_hour(self) -> float:
+        """What of the price is for what is billed beside the machine, such as its disk; 0: nobody tells."""
+        try:
+            extras = float(self.details.get("extras_per_hour", 0.0))
+        except ValueError:
+            return 0.0
+        return min(extras, self.price_per_hour) if extras > 0 else 0.0
 
 
 DEFAULT_MASTER_PORT: Final = 29500

@@ -22,7 +22,7 @@ import cloudspot
 from cloudspot import hookspecs
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, decode_options
+from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
 
 R = TypeVar("R")
@@ -31,6 +31,7 @@ _BUILT_IN: Final = {
     hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
     hookspecs.STORE_GROUP: {"file": "cloudspot.local.plugin"},
     hookspecs.SANDBOX_GROUP: {},
+    hookspecs.POLICY_GROUP: {},
 }
 
 
@@ -148,6 +149,23 @@ def sandbox_class(name: str, base: type[R]) -> type[R]:
 def sandbox_names() -> tuple[str, ...]:
     """Return the names of all installed sandboxes, without importing them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.SANDBOX_GROUP)))
+
+
+def policy_class(name: str, base: type[R]) -> type[R]:
+    """Import the plugin and return its market policy of that name, a subclass of ``base``.
+
+    Raises:
+        PluginError: no such policy is installed, or it is broken.
+    """
+    declared = _find(hookspecs.POLICY_GROUP, name, _policy_missing)
+    call = _hooks(declared).cloudspot_market_policy
+    what = f"market policy {declared}"
+    return _checked(what, "cloudspot_market_policy", _called(what, lambda: call(name=name)), base, name)
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of the market policies that installed plugins bring, without importing them."""
+    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.POLICY_GROUP)))
 
 
 def list_providers() -> tuple[ProviderEntry, ...]:
@@ -291,6 +309,10 @@ def _sandbox_missing(name: str) -> str:
     if name == "local":
         return 'provider "local" needs no sandbox: run the command as it is'
     return _missing("sandbox", name, sandbox_names(), f"plugins/{name} plugins/{name}-sandbox")
+
+
+def _policy_missing(name: str) -> str:
+    return _missing("market policy", name, (*POLICIES, *policy_names()), f"plugins/{name}")
 
 
 def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:

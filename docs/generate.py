@@ -30,6 +30,7 @@ from msgspec import inspect
 
 import cloudspot
 from cloudspot.agent import main as main_of_agent
+from cloudspot.agent import store_retry
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
@@ -37,12 +38,13 @@ from cloudspot.agent.training import drain_schedule
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
-from cloudspot.controller import act, decide, lasting, launchrequest, loop, policy, restarts
+from cloudspot.controller import act, decide, lasting, launchrequest, loop, refusals, restarts
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.jobstore import delivering
 from cloudspot.local.options import LocalOptions
+from cloudspot.plugin import cloudprovider
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
@@ -248,14 +250,16 @@ FIGURES = (
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
     (lasting, "MAX_PASS_GAP_SECONDS"),
-    (policy, "MAX_CAPACITY_COOL_SECONDS"),
-    (policy, "MAX_QUOTA_COOL_SECONDS"),
+    (refusals, "MAX_CAPACITY_COOL_SECONDS"),
+    (refusals, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),
     (drain_schedule, "STOP_GUARD_SECONDS"),
     (notice_pipe, "STOP_SECONDS"),
     (final_delivery, "UPLOAD_SECONDS"),
     (final_delivery, "LAST_WORD_SECONDS"),
     (main_of_agent, "START_SECONDS"),
+    (store_retry, "DENIED_SECONDS"),
+    (cloudprovider, "NEW_ROLE_SECONDS"),
 )
 """What bounds the waiting, as docs/failure-modes.md tells it."""
 
@@ -379,6 +383,8 @@ def _kind(node: inspect.Type, path: str) -> str:
         return f"list of {inner}"
     if isinstance(bare, inspect.DictType):
         kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers", inspect.IntType: "integers"}
+        if isinstance(bare.value_type, inspect.AnyType):
+            return "table"
         return f"table of {kinds.get(type(bare.value_type), 'tables')}"
     names = {
         inspect.StrType: "string",

@@ -45,6 +45,18 @@ def test_importing_it_brings_neither_torch_nor_an_sdk(module):
     assert modules_after(f"import {module}").isdisjoint(HEAVY)
 
 
+def test_no_module_of_the_agent_brings_numpy_which_machines_lack():
+    every = """
+import importlib, pkgutil, cloudspot.agent
+for one in pkgutil.walk_packages(cloudspot.agent.__path__, "cloudspot.agent."):
+    if not one.name.endswith("__main__"):
+        importlib.import_module(one.name)
+"""
+    brought = modules_after(every)
+    assert {"cloudspot", "msgspec", "xxhash"} <= brought
+    assert brought.isdisjoint(HEAVY)
+
+
 @pytest.mark.parametrize("module", ["cloudspot.train", "cloudspot.train.handoff"])
 def test_the_trainers_package_needs_only_the_standard_library(module):
     assert modules_after(f"import {module}") - sys.stdlib_module_names == {"cloudspot"}

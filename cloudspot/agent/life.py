@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
+from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.ending.final_delivery import FinalDelivery
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
@@ -24,6 +26,7 @@ from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, launches
+from cloudspot.jobstore.lineage import newest_generation
 from cloudspot.jobstore.log_streams import stream_name
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit
@@ -31,6 +34,9 @@ from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_secrets
 
 _log = logging.getLogger(__name__)
+
+DENIED_LOG_SECONDS = 10.0
+"""How long a node that lacks a right, and has not trained, tries to deliver its log lines."""
 
 
 class Life:
@@ -67,6 +73,9 @@ class Life:
         """Live until the node has nothing more to do; then the machine may be ended.
 
         Runs no user code before the seat is this machine's, and none when it is void or another's.
+
+        Raises:
+            AuthError: a right is missing; the exit record says so if it could be written.
         """
         context = self.context
         node, identity = context.node, context.job.identity
@@ -88,8 +97,12 @@ class Life:
             leaving = self._train()
         except LeavingError as error:
             leaving = error.leaving
-        except (AuthError, TransientError):
+        except TransientError:
             raise  # it may pass: the next agent of this machine goes on
+        except AuthError as error:
+            end_training(node)
+            self._leave_denied(error)
+            raise
         except (CloudspotError, OSError) as error:
             # The next agent of this machine would meet it again, and the machine would be paid for meanwhile.
             _log.exception("this node cannot go on")
@@ -139,7 +152,6 @@ class Life:
             artifacts=self.artifacts,
             logs=self.logs,
             events=self.events,
-            look=self.heartbeat.look,
         ).run_all()
 
     def _leave(self, leaving: Leaving) -> None:
@@ -150,6 +162,22 @@ class Life:
             logs=self.logs,
             stop_heartbeat=self.heartbeat.finish,
         ).leave(leaving)
+
+    def _leave_denied(self, error: AuthError) -> None:
+        """Leave because a right is missing, which no other machine has if the job has never trained.
+
+        A node that has trained tries to deliver what only it has. Another one just says why.
+        """
+        context = self.context
+        has_trained = context.memory.generation > 0
+        is_permanent = not has_trained and newest_generation(context.journal.known) is None
+        leaving = Leaving("failed", str(error), exit_code=error.exit_code, permanent=is_permanent)
+        if has_trained:
+            self._leave(leaving)
+            return
+        self.heartbeat.finish()
+        self.logs.finish(deadline=time.monotonic() + DENIED_LOG_SECONDS)
+        write_exit_record(context.store, context.node, context.job.identity, leaving, context.status)
 
     def _has_left(self) -> bool:
         """Return whether an earlier agent of this machine has written the exit record."""

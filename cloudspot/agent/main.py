@@ -16,24 +16,30 @@ from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
 from cloudspot.disk.locks import lock
-from cloudspot.errors import CloudspotError, CorruptData, PluginError, SpecError
+from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import launches
+from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import job_file_of
+from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.submission import read_submission_of
+from cloudspot.model import NodeIdentity
 from cloudspot.registry import open_provider, open_store
 
 _log = logging.getLogger("cloudspot.agent")
 
 START_SECONDS = 300.0
 """How long the store and the metadata service may take to come up."""
+CANNOT_SERVE = 3
+"""The exit status of an agent that no other one of this machine would outdo; boot.sh knows it too."""
 
 
 def main() -> int:
     """Run the agent of this machine to its end; 0 means that the machine may be ended.
 
-    SIGTERM is a notice: see ``notice_pipe``. Any other end is an accident: the boot script starts the agent
-    again, and it goes on where the one before stood.
+    So does ``CANNOT_SERVE``, but the console has the reason, and drivers need time to read it. SIGTERM is a
+    notice: see ``notice_pipe``. Any other end is an accident: the boot script starts the agent again, and it
+    goes on where the one before stood.
     """
     node = Node.from_environment(os.environ)
     node.create_directories()
@@ -45,11 +51,12 @@ def main() -> int:
             _log_to(node)
             threading.excepthook = end_process
             _live(node, pipe)
-        except PluginError as error:
-            # The next agent of this machine would fail the same way, and without a provider it does not even
-            # know who it is: only the console can say so.
+        except (AuthError, PluginError) as error:
+            # The next agent of this machine would fail the same way. Without a provider this one does not
+            # even know who it is, and without rights it can write nothing: only the console can say so.
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
+            return CANNOT_SERVE
         except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
             _log.exception("the agent cannot go on")
             return 1
@@ -80,7 +87,20 @@ def _live(node: Node, pipe: NoticePipe) -> None:
         refuse(node, store, error)
         return
     identity = insist(provider.node_identity, deadline=time.monotonic() + START_SECONDS)
-    Life(node, store, provider, Job(submission, spec, identity), pipe).run()
+    seated = insist(lambda: _seated(node, store, identity))
+    if seated is None:
+        _log.warning("all seats of launch %d are void, or other machines': ending", node.launch)
+        return
+    Life(node, store, provider, Job(submission, spec, seated), pipe).run()
+
+
+def _seated(node: Node, store: ObjectStore, identity: NodeIdentity) -> NodeIdentity | None:
+    def num_seats() -> int:
+        records = Journal(store, node.job_id).read()
+        intents = (one for one in records if isinstance(one, Intent) and one.launch == node.launch)
+        return next((one.num_nodes for one in intents), 0)
+
+    return launches.claim_seat(store, node.job_id, node.launch, identity, num_seats=num_seats)
 
 
 def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
@@ -90,16 +110,13 @@ def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
     """
     deadline = time.monotonic() + START_SECONDS
     identity = insist(open_provider(node.provider, None).node_identity, deadline=deadline)
-    slot = insist(
-        lambda: launches.claim_slot(store, node.job_id, node.launch, identity.rank, identity),
-        deadline=deadline,
-    )
-    if slot.instance_id != identity.instance_id:
+    seated = insist(lambda: _seated(node, store, identity), deadline=deadline)
+    if seated is None:
         return
     detail = f"the node cannot run the job: {error}"
     _log.error("%s", detail)
     leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
-    insist(lambda: write_exit_record(store, node, identity, leaving), deadline=deadline)
+    insist(lambda: write_exit_record(store, node, seated, leaving), deadline=deadline)
 
 
 def _log_to(node: Node) -> None:

@@ -13,9 +13,11 @@ from cloudspot.agent.status import Status
 from cloudspot.agent.store_retry import insist
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import why_over
-from cloudspot.jobstore.records import JournalRecord, Part, Seat, Submission
+from cloudspot.jobstore.lineage import newest_generation, why_over
+from cloudspot.jobstore.records import JournalRecord, Part, Seat, StopRequest, Submission
+from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import NodeIdentity
 
 
@@ -63,6 +65,23 @@ class NodeContext:
     def seat(self) -> Seat:
         """Name this node."""
         return Seat(self.node.launch, self.rank)
+
+    def read_stop(self) -> None:
+        """Look for a request to stop."""
+        if self.orders.stop is None:
+            key = keys.stop(self.job_id, self.job.submission.resumption)
+            stop = find_record(self.store, key, StopRequest)
+            if stop is not None:
+                self.orders.give(stop=stop)
+
+    def read_journal(self) -> None:
+        """Look for what others have decided: a newer generation, or the end of this launch or of the job."""
+        journal = self.journal.read()
+        over, newest = why_over(journal, self.node.launch), newest_generation(journal)
+        if over is not None:
+            self.orders.give(superseded=over)
+        elif newest is not None:
+            self.orders.propose(newest)
 
     def obey(self) -> None:
         """Leave when there is an order to; for the phases that have nothing to save.

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
+import msgspec
+
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node, NodeMemory
@@ -116,10 +118,12 @@ class Shutdown:
         end_setup(node)
         store = open_store(node.store_url)
         identity = open_provider(node.provider, None).node_identity()
-        slot = launches.read_slots(store, node.job_id, node.launch).get(identity.rank)
-        if slot is None or slot.instance_id != identity.instance_id:
-            _say("the slot is not this machine's: there is nothing to record")
+        slots = launches.read_slots(store, node.job_id, node.launch)
+        rank = next((rank for rank, slot in slots.items() if slot.instance_id == identity.instance_id), None)
+        if rank is None:
+            _say("no slot is this machine's: there is nothing to record")
             return
+        identity = msgspec.structs.replace(identity, rank=rank)
         leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
         write_exit_record(store, node, identity, leaving, _status(node))
 

@@ -58,6 +58,8 @@ class Status:
         self.restored_step = 0
         self.num_live = 1
         """How many members and newcomers live, this node among them, as far as it knows."""
+        self.hears_others = False
+        """Whether it listens to any: what they hear of, it hears of from them."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None

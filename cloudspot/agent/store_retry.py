@@ -9,24 +9,40 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cloudspot import retrying
+from cloudspot.errors import AuthError, TransientError
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FIRST_WAIT_SECONDS = 0.25
 MAX_WAIT_SECONDS = 15.0
+DENIED_SECONDS = 120.0
+"""How long a right may be missing: one that was just granted need not take effect at once."""
 
 
 def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
     """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes.
 
     Raises:
+        AuthError: for ``DENIED_SECONDS`` every try was denied.
         TransientError: the deadline came; the last try was made at that moment.
     """
+    denied_at: float | None = None
+
+    def may_pass(error: Exception) -> bool:
+        nonlocal denied_at
+        if not isinstance(error, AuthError):
+            denied_at = None
+            return True
+        denied_at = time.monotonic() if denied_at is None else denied_at
+        return time.monotonic() - denied_at < DENIED_SECONDS
+
     waits = retrying.doubling(FIRST_WAIT_SECONDS, most=MAX_WAIT_SECONDS)
     return retrying.retry(
         call,
         sleep=time.sleep,
         waits=retrying.until(deadline, waits),
+        kind=(AuthError, TransientError),
+        when=may_pass,
         on_wait=lambda error: _log.warning("the store failed, trying again: %s", error),
     )

@@ -4,7 +4,8 @@ Machines run the very code that submitted, also from an editable install, and it
 wheels are assembled from the installed files, without building anything. Equal code gives equal bytes, so
 the archive is named by its content and stored once. It holds
 
-- ``wheels/``: cloudspot, the plugins, and each dependency that is pure Python or came from no package index;
+- ``wheels/``: cloudspot, the plugins, and each dependency that is pure Python or came from no package index,
+  but for ``DRIVERS_ONLY``;
 - ``compiled/``: the other dependencies, which fit machines with this Python version and platform only;
 - ``index.txt``: the versions of what a package index may provide: what is in ``compiled/`` where that
   does not fit, and dependencies without a list of their files, such as Debian's packages;
@@ -32,6 +33,8 @@ from cloudspot.errors import CloudspotError
 
 CORE = "cloudspot"
 INSTALLER = "pip"
+DRIVERS_ONLY = frozenset({"numpy"})
+"""What cloudspot requires but no machine imports: it is large, and compiled for one Python and platform."""
 _METADATA = ("METADATA", "entry_points.txt")
 _TIME = (2020, 1, 1, 0, 0, 0)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
@@ -115,7 +118,7 @@ def _wheel(distribution: metadata.Distribution, code: Mapping[str, bytes]) -> tu
     for file in _METADATA:
         text = distribution.read_text(file)
         if text is not None:
-            files[f"{stem}.dist-info/{file}"] = text.encode()
+            files[f"{stem}.dist-info/{file}"] = _for_machines(distribution, text).encode()
     lines = ["Wheel-Version: 1.0", "Generator: cloudspot", f"Root-Is-Purelib: {str(_is_pure(tags)).lower()}"]
     files[f"{stem}.dist-info/WHEEL"] = "\n".join([*lines, *(f"Tag: {tag}" for tag in tags), ""]).encode()
     record = f"{stem}.dist-info/RECORD"
@@ -129,6 +132,19 @@ def _wheel(distribution: metadata.Distribution, code: Mapping[str, bytes]) -> tu
             # The user waits: the lowest level takes a third of the usual one's time and saves nearly as much.
             archive.writestr(info, data, compresslevel=1)
     return f"{stem}-{_compressed(tags)}.whl", target.getvalue()
+
+
+def _for_machines(distribution: metadata.Distribution, text: str) -> str:
+    """Return the metadata without the requirements that the archive leaves out: pip would insist on them."""
+    if _canonical(distribution.metadata["Name"]) != CORE:
+        return text
+    return "".join(line for line in text.splitlines(keepends=True) if not _requires_drivers_only(line))
+
+
+def _requires_drivers_only(line: str) -> bool:
+    name, _, requirement = line.partition(":")
+    match = _REQUIREMENT.match(requirement.strip())
+    return name == "Requires-Dist" and match is not None and _canonical(match[1]) in DRIVERS_ONLY
 
 
 def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
@@ -180,8 +196,9 @@ def _closure(names: Iterable[str]) -> tuple[str, ...]:
             continue
         seen.add((_canonical(name), extra))
         found.setdefault(_canonical(name), name)
+        left_out = DRIVERS_ONLY if _canonical(name) == CORE else frozenset()
         for needed, extras in _needed(_distribution(name), extra):
-            if _is_installed(needed):
+            if _canonical(needed) not in left_out and _is_installed(needed):
                 waiting += [(needed, one) for one in ("", *extras)]
     return tuple(found[name] for name in sorted(found))
 

@@ -16,6 +16,18 @@ end_machine() {
     end_machine
 ) </dev/null >/dev/null 2>&1 &
 
+# Lets drivers read the console, which on some clouds is gone with the machine; a signal ends it.
+linger() {
+    sleep 120 &
+    wait "$!"
+}
+
+# Says for good why this machine runs no agent.
+cannot_serve() {
+    echo "cloudspot: this machine cannot serve its job: $1"
+    linger
+}
+
 (umask 077 && mkdir -p "$CLOUDSPOT_NODE_DIR")
 
 # Writes a program that only its owner may read, because the environment that it sets may hold secrets.
@@ -60,6 +72,16 @@ case $0 in
         ;;
 esac
 
+# Not every boot service sets these, and none raises the limits, which are for logins.
+HOME=${HOME:-~}
+export HOME USER="${USER:-$(id -un)}" LOGNAME="${LOGNAME:-$(id -un)}"
+ulimit -n 1048576 2>/dev/null || ulimit -n "$(ulimit -Hn)"
+ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -Hl)"
+
+if ! command -v "$CLOUDSPOT_AGENT_PYTHON" >/dev/null; then
+    cannot_serve "the image has no $CLOUDSPOT_AGENT_PYTHON, which the agent needs"
+    end_machine
+fi
 # --- installation ---
 # Starts the agent again whenever it fails: it finds on disk and in the store what it needs to go on. An agent
 # that cannot run must not keep a paid machine: ten short runs in a row end the machine, and so do fifty of any
@@ -78,6 +100,11 @@ run_agent() {
             ended=yes
             break
         fi
+        if [ "$status" -eq 3 ]; then
+            linger # the agent has said why
+            ended=yes
+            break
+        fi
         if [ $((SECONDS - started)) -lt 30 ]; then
             num_short_runs=$((num_short_runs + 1))
         else
@@ -85,12 +112,12 @@ run_agent() {
             delay=1
         fi
         if [ "$num_short_runs" -ge 10 ]; then
-            echo "cloudspot: the agent ended with status $status, ten short runs in a row: giving up"
+            cannot_serve "the agent ended with status $status, ten short runs in a row"
             ended=yes
             break
         fi
         if [ "$num_runs" -ge 50 ]; then
-            echo "cloudspot: the agent ended with status $status, after 50 runs: giving up"
+            cannot_serve "the agent ended with status $status, after 50 runs"
             ended=yes
             break
         fi
@@ -114,15 +141,24 @@ CLOUDSPOT_ON_SHUTDOWN
 
 # With systemd the loop is a unit: it does not end with the boot script's own unit, and at a shutdown it is
 # stopped first, while there is a network, and waited for. The training runs in it too, so the unit must
-# survive a rank that is killed for lack of memory, and set no limits of its own.
+# survive a rank that is killed for lack of memory, and set no limits of its own but those from above.
 units=/run/systemd/system
+
+# The arena and torch's workers share /dev/shm: half of the memory, unless the image has made it smaller.
+grow_shared_memory() {
+    local half
+    half=$(($(awk '/^MemTotal:/ {print $2}' /proc/meminfo) / 2))
+    [ "$(df -k --output=size /dev/shm | tail -n 1)" -ge "$half" ] ||
+        mount -o "remount,size=${half}k" /dev/shm
+}
 
 start_unit() {
     [ -d "$units" ] && systemctl show --property=Version >/dev/null 2>&1 || return
+    grow_shared_memory
     {
         echo "set -u"
         export -p
-        declare -f end_machine run_agent
+        declare -f end_machine linger cannot_serve run_agent
         printf 'run_agent\nend_machine\n'
     } | write_program "$units/cloudspot-agent.sh" || return
     cat >"$units/cloudspot-agent.service" <<CLOUDSPOT_UNIT || return
@@ -142,6 +178,7 @@ TimeoutStopSec=90
 OOMPolicy=continue
 TasksMax=infinity
 LimitMEMLOCK=infinity
+LimitNOFILE=1048576
 StandardOutput=journal+console
 CLOUDSPOT_UNIT
     systemctl daemon-reload && systemctl start cloudspot-agent.service

@@ -17,7 +17,10 @@ def install(fetch: Callable[[str, str, Path], None]) -> None:
     """
     store_url, key, sha256, home = sys.argv[1:]
     fetched, unpacked = Path(home, "agent.tar"), Path(home, "archive")
-    fetch(store_url, key, fetched)
+    try:
+        fetch(store_url, key, fetched)
+    except Exception as error:  # noqa: BLE001 # its last line is what people read on the console
+        sys.exit(f"{key} cannot be fetched from {store_url}: {error}")
     data = fetched.read_bytes()
     fetched.unlink()
     found = hashlib.sha256(data).hexdigest()

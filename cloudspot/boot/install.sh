@@ -23,25 +23,44 @@ install_agent() {
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear "$agent_home/venv" || return
         set -- "$python" -m pip
     fi
-    set -- "$@" --disable-pip-version-check --quiet install
+    set -- "$@" --disable-pip-version-check --quiet --retries 1 install
     # Files, never names: under a name, a package index may offer a stranger's code or another version.
     "$@" --no-index "$archive"/wheels/*.whl "$archive"/compiled/*.whl || {
         echo "cloudspot: the staged dependencies do not all fit this image: taking the others from the package index"
-        "$@" --constraint "$archive/index.txt" "$archive"/wheels/*.whl || return
+        take_from_index "$@" --constraint "$archive/index.txt" "$archive"/wheels/*.whl || return
     }
-    has_agent "$python"
+    has_agent "$python" || {
+        echo "what was installed is not what was staged" >&2
+        return 1
+    }
+}
+
+take_from_index() {
+    local said error
+    said=$("$@" 2>&1) && return
+    # pip's last lines are about its help.
+    error=$(printf '%s' "$said" | sed -n "s/^ERROR: //p; s/^WARNING: Retrying .* broken by/no answer:/p" | head -n 1)
+    printf '%s\n' "$said" "the package index does not give what this image lacks: $error" >&2
+    return 1
+}
+
+# Sets why it failed: the last line that it wrote to standard error, which is shown as well.
+try_install() {
+    said=$(install_agent 2>&1 >&3 | tee >(cat >&2); exit "${PIPESTATUS[0]}") && return
+    said=$(printf '%s' "$said" | grep -v '^[[:space:]]*$' | tail -n 1)
+    return 1
 }
 
 if has_agent "$CLOUDSPOT_AGENT_PYTHON"; then
     echo "cloudspot: the image has this cloudspot"
 else
     delay=1
-    until install_agent; do
+    until try_install 3>&1; do
         if [ "$delay" -gt 60 ]; then
-            echo "cloudspot: the agent cannot be installed: giving up"
+            cannot_serve "the agent cannot be installed: $said"
             end_machine
         fi
-        echo "cloudspot: the agent could not be installed: trying again in $delay s"
+        echo "cloudspot: the agent could not be installed: $said: trying again in $delay s"
         sleep "$delay"
         delay=$((delay * 2))
     done

@@ -99,7 +99,7 @@ def render_boot_script(plan: BootPlan) -> str:
     ]
     head, loop = _read("boot.sh").split(_INSTALLATION)
     installation = "" if profile.has_cloudspot else _installation(plan)
-    return "\n".join(lines) + "\n" + head + installation + loop
+    return "\n".join(lines) + "\n" + _bare(head) + installation + _bare(loop)
 
 
 def ending_command(profile: BootProfile) -> str:
@@ -130,7 +130,13 @@ def _installation(plan: BootPlan) -> str:
     }
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     here = f"write_install_program() {{\n    cat >\"$1\" <<'{_END}'\n{program}{_END}\n}}\n"
-    return assignments + here + _read("install.sh")
+    return assignments + here + _bare(_read("install.sh"))
+
+
+def _bare(shell: str) -> str:
+    """Return the script without its comments: clouds limit the user data, some to 16 KB."""
+    lines = shell.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.lstrip().startswith("# ") or "shellcheck" in line)
 
 
 def _export(name: str, value: str) -> str:

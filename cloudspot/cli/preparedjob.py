@@ -19,7 +19,7 @@ from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec, check_files, load_job
+from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_files
 from cloudspot.jobstore.forking import code_of
 from cloudspot.registry import open_provider, open_store, plugin_distributions
@@ -61,7 +61,15 @@ def prepare_job(
 
 
 def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
-    """Open the provider, and return it with the job file that holds its pinned options; errors as above."""
+    """Open the provider, and return it with the job file that holds its pinned options; errors as above.
+
+    A market policy of a plugin is opened too.
+    """
+    if spec.spot.policy not in POLICIES:
+        from cloudspot.controller.spot_market import policy_of
+        from cloudspot.market.knowledge import NOTHING_KNOWN
+
+        policy_of(spec.spot, NOTHING_KNOWN)
     provider = open_provider(provider_name, spec)
     pinned = provider.pinned_options()
     if not pinned:
@@ -91,15 +99,20 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def warn_of_lost_work(job: PreparedJob) -> None:
-    """Say so if nothing that the job makes outlives its machine: it has neither session nor directory."""
-    if job.spec.checkpoint.directory is not None:
-        return
-    code = (name for name in code_files(job.workdir) if name.endswith(".py"))
-    if not any(opens_session(job.workdir / name) for name in code):
+    """Say so if nothing that the job makes outlives its machine."""
+    if saves_nothing(job):
         output.warn(
             f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "
             "names no checkpoints: whenever its machine goes, the job starts over from nothing"
         )
+
+
+def saves_nothing(job: PreparedJob) -> bool:
+    """Return whether nothing that the job makes outlives its machine, for want of session and directory."""
+    if job.spec.checkpoint.directory is not None:
+        return False
+    code = (name for name in code_files(job.workdir) if name.endswith(".py"))
+    return not any(opens_session(job.workdir / name) for name in code)
 
 
 def opens_session(script: Path) -> bool:

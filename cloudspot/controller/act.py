@@ -13,6 +13,7 @@ from cloudspot.controller.actions import (
     Finish,
     OpenLaunch,
     Release,
+    Reprice,
     RequestStop,
     Suspend,
     Terminate,
@@ -33,7 +34,15 @@ from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
 from cloudspot.jobstore.manifests import complete
-from cloudspot.jobstore.records import Certificate, Finished, Intent, Suspended, VoidOutcome, new_nonce
+from cloudspot.jobstore.records import (
+    Certificate,
+    Finished,
+    Intent,
+    Repriced,
+    Suspended,
+    VoidOutcome,
+    new_nonce,
+)
 from cloudspot.jobstore.stored_records import create_record, find_meta
 from cloudspot.jobstore.submission import delete_secrets, request_stop
 from cloudspot.story.events import Event, EventKind
@@ -84,8 +93,8 @@ class Actor:
         if isinstance(action, Wait):
             self._wait(action, events)
             return False
-        self._waiting_for = None
-        if not isinstance(action, Terminate | CleanUp | Release):
+        if not isinstance(action, Announce | Terminate | CleanUp | Release):
+            self._waiting_for = None  # Those are repeated at each look.
             self._check_existence()
         if isinstance(action, OpenLaunch):
             # No machine without a mark: whoever drives the live jobs finds this one.
@@ -102,13 +111,30 @@ class Actor:
             self._journal.append(self._finished(action), action.number)
         elif isinstance(action, Suspend):
             self._journal.append(self._suspended(action), action.number)
+        elif isinstance(action, Reprice):
+            record = Repriced(
+                launch=action.launch,
+                price_per_hour=action.price_per_hour,
+                at=self._clock.now(),
+                writer=new_nonce(),
+            )
+            self._journal.append(record, action.number)
         elif isinstance(action, VoidSeat):
             detail = void_detail(action.outcome, action.detail)
-            machines, now = action.machines, self._clock.now
-            void_slot(self._store, self._job_id, *action.seat, detail, machines=machines, now=now)
+            void_slot(
+                self._store,
+                self._job_id,
+                *action.seat,
+                detail,
+                machines=action.machines,
+                cause=action.cause,
+                now=self._clock.now,
+            )
         elif isinstance(action, RequestStop):
             resumption = history.submission.resumption
-            request_stop(self._store, self._job_id, action.reason, resumption=resumption)
+            request_stop(
+                self._store, self._job_id, action.reason, resumption=resumption, detail=action.detail
+            )
         elif isinstance(action, Create):
             return self._create(history.launches[action.launch - 1], events)
         elif isinstance(action, Announce):

@@ -57,6 +57,8 @@ class VoidSeat:
     detail: str
     machines: tuple[str, ...] = ()
     """Those that are there for it."""
+    cause: str = ""
+    """See ``records.Slot``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,15 @@ class Suspend:
 
 
 @dataclass(frozen=True)
+class Reprice:
+    """Append the new price of a launch's nodes at journal record ``number``."""
+
+    number: int
+    launch: int
+    price_per_hour: float
+
+
+@dataclass(frozen=True)
 class Terminate:
     """End machines."""
 
@@ -102,6 +113,8 @@ class RequestStop:
     """Ask the nodes to checkpoint and end, since the job has reached a limit."""
 
     reason: StopReason
+    detail: str = ""
+    """The figures, for people."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,7 @@ Action = (
     | VoidSeat
     | Certify
     | Finish
+    | Reprice
     | Terminate
     | RequestStop
     | Suspend

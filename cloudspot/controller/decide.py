@@ -19,6 +19,7 @@ from cloudspot.controller.actions import (
     Finish,
     OpenLaunch,
     Release,
+    Reprice,
     RequestStop,
     Suspend,
     VoidSeat,
@@ -26,20 +27,33 @@ from cloudspot.controller.actions import (
 )
 from cloudspot.controller.announcing import announcement
 from cloudspot.controller.deaths import certificates, provider_proves_death
+from cloudspot.controller.limits import (
+    TooDear,
+    already_too_dear,
+    budget_of,
+    choose_within,
+    count_within,
+    reached_limit,
+)
 from cloudspot.controller.observed import Observed
-from cloudspot.controller.policy import CAPACITY_COOL_SECONDS, GiveUp, Wish, choose_offer
+from cloudspot.controller.policy import GiveUp, Wish, choose_offer, offer_instead
 from cloudspot.controller.reap import reapable
+from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS
 from cloudspot.controller.restarts import judge
-from cloudspot.controller.supply import need
+from cloudspot.controller.supply import movable, need
+from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Seat, StopReason, VoidOutcome
+from cloudspot.jobstore.records import Seat, VoidOutcome
 from cloudspot.jobstore.seats import Seats, seats_of
 from cloudspot.model import Instance, InstanceState
-from cloudspot.story.ledger import bill, spent_in
 from cloudspot.story.outcomes import End, end_by_nodes
 
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
+MIN_PRICE_CHANGE = 0.01
+"""The share of a price by which the market's differs at least when it is written down."""
+MARKET_LOOK_SECONDS = 60.0
+"""How often a driver asks for offers while a job might be better off in another market."""
 BOOT_LIMIT_SECONDS = 20 * 60.0
 """A seat that nobody has claimed after this long is made void: its machine hangs, or will never come."""
 
@@ -58,7 +72,8 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
     if any(isinstance(action, OpenLaunch | Finish | Suspend) for action in step):
         return (*tidy, *step)
     limits = _enforce_limits(spec, history, observed, now)
-    return (*tidy, *limits, *_creates(history, observed), *announcement(history, observed), *step)
+    prices = _new_prices(history, observed)
+    return (*tidy, *limits, *_creates(history, observed), *prices, *announcement(history, observed), *step)
 
 
 def _release(observed: Observed) -> tuple[Action, ...]:
@@ -69,24 +84,22 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def exceeded_limit(
-    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
-) -> StopReason | None:
-    """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
-    ledger = bill(history, now, instances=instances)
-    limits = spec.limits
-    if limits.max_cost is not None and spent_in(ledger, limits.currency) >= limits.max_cost:
-        return "max_cost"
-    if limits.max_runtime is not None and ledger.run_seconds >= limits.max_runtime:
-        return "max_runtime"
-    return None
-
-
 def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
     if history.stop is not None:
         return ()
-    reason = exceeded_limit(spec, history, now, instances=observed.instances or ())
-    return () if reason is None else (RequestStop(reason),)
+    reached = reached_limit(spec, history, now, instances=observed.instances or ())
+    return () if reached is None else (RequestStop(reached.reason, reached.detail),)
+
+
+def _new_prices(history: History, observed: Observed) -> tuple[Reprice, ...]:
+    """Return the first price that is worth a record."""
+    number = history.num_records + 1
+    return tuple(
+        Reprice(number, launch.number, price)
+        for launch in history.live_launches
+        if (price := observed.prices.get(launch.number)) is not None
+        and abs(price - launch.price_per_hour) > MIN_PRICE_CHANGE * launch.price_per_hour
+    )[:1]
 
 
 def _step(
@@ -99,51 +112,109 @@ def _step(
         return (_finish(number, end),)
     if history.stop is not None:
         return ()
-    lacks = need(spec, history, seats, now)
-    if lacks is None or exceeded_limit(spec, history, now, instances=observed.instances or ()) is not None:
+    if reached_limit(spec, history, now, instances=observed.instances or ()) is not None:
         return ()
+    lacks = need(spec, history, seats, now)
+    if lacks is None:
+        return _market_move(spec, history, seats, observed, now)
     verdict = judge(spec, history, now)
     is_needed = len(seats.staying) < spec.nodes.min
     if isinstance(verdict, End):
-        return (
-            _buys_nothing(verdict.detail, is_needed=is_needed) if seats.live else (_finish(number, verdict),)
-        )
+        if seats.live:
+            return _buys_nothing(verdict.detail) if is_needed else ()
+        return (_finish(number, verdict),)
     if isinstance(verdict, Wait):
         return (verdict,)
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()
+    budget = budget_of(spec, history, now, instances=observed.instances)
+    too_dear = already_too_dear(budget, lacks, history)
+    if too_dear is not None:
+        return _passes_max_cost(too_dear, seats)
     if observed.offers is None:
         return (FetchOffers(),)
     why = verdict.why if lacks.why == "lost" else lacks.why
     risky = {history.launches[seat.launch - 1].intent.offer.key for seat in lacks.stands_in_for}
     offers = [one for one in observed.offers if one.key not in risky]
-    offer = choose_offer(spec, history, offers, now, _wish(history, seats, why, is_needed=is_needed))
+    wish = _wish(history, seats, why, is_needed=is_needed)
+    try:
+        offer = choose_within(
+            budget,
+            lacks,
+            offers,
+            lambda some: choose_offer(spec, history, some, now, wish, observed.knowledge),
+        )
+    except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
+        return _buys_nothing(str(error))
+    if isinstance(offer, TooDear):
+        return _passes_max_cost(offer, seats)
     if isinstance(offer, GiveUp):
         if seats.live:
-            return _buys_nothing(offer.why, is_needed=is_needed)
+            return _buys_nothing(offer.why) if is_needed else ()
         return (Finish(number, "failed", offer.why, 1),)
     if isinstance(offer, Wait):
         if offer.suspends is not None and history.suspended is None and not seats.live:
             return (Suspend(number, offer.suspends),)
         return (offer,) if is_needed else ()
+    num_nodes = count_within(budget, lacks, offer)
     return (
         OpenLaunch(
             number=number,
             launch=len(history.launches) + 1,
             offer=offer,
-            num_nodes=lacks.num_nodes,
+            num_nodes=num_nodes,
             min_nodes=lacks.min_nodes,
-            stands_in_for=lacks.stands_in_for,
+            stands_in_for=lacks.stands_in_for[:num_nodes],
             why=why,
             detail=lacks.detail,
         ),
     )
 
 
-def _buys_nothing(why: str, *, is_needed: bool) -> tuple[Action, ...]:
-    """Return that those who are left wait in vain: they hold for a while, and then leave."""
-    return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),) if is_needed else ()
+def _market_move(
+    spec: JobSpec, history: History, seats: Seats, observed: Observed, now: datetime
+) -> tuple[Action, ...]:
+    """Return the launch of stand-ins in another market, if running there is better by the job's policy."""
+    moving = movable(spec, history, seats, now)
+    if not moving or observed.instances is None:
+        return ()
+    if observed.offers is None:
+        return (FetchOffers(),) if observed.offers_seconds >= MARKET_LOOK_SECONDS else ()
+    held = history.launches[moving[0].launch - 1].intent.offer
+    has_others = len(moving) < len(seats.members)
+    offers = [one for one in observed.offers if not has_others or one.instance_type == held.instance_type]
+    try:
+        found = offer_instead(spec, history, held, offers, now, observed.knowledge)
+    except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
+        return _buys_nothing(str(error))
+    budget = budget_of(spec, history, now, instances=observed.instances)
+    if found is None or (budget is not None and not budget.affords(found[0], len(moving))):
+        return ()
+    return (
+        OpenLaunch(
+            number=history.num_records + 1,
+            launch=len(history.launches) + 1,
+            offer=found[0],
+            num_nodes=len(moving),
+            min_nodes=len(moving),
+            stands_in_for=moving,
+            why="market",
+            detail=found[1],
+        ),
+    )
+
+
+def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
+    """Return that nothing is bought any more; if nothing is left either, the job has reached its limit."""
+    if seats.live:
+        return _buys_nothing(found.why)
+    return (RequestStop("max_cost", f"{found.detail}; {found.why}"),)
+
+
+def _buys_nothing(why: str) -> tuple[Action, ...]:
+    """Return that nothing is bought for now: nodes that are too few hold for a while, and then leave."""
+    return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
 def _finish(number: int, end: End) -> Finish:
@@ -179,14 +250,23 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
             doubt = _why_void(history, launch, rank, observed, now)
             if doubt is not None:
                 machines = tuple(sorted(one.id for one in _machines_for(launch, rank, observed)))
-                yield VoidSeat(Seat(launch.number, rank), *doubt, machines)
+                yield VoidSeat(Seat(launch.number, rank), *doubt, machines, _cause(machines, observed))
+
+
+def _cause(machines: Sequence[str], observed: Observed) -> str:
+    said = (observed.last_words[one].cause for one in machines if one in observed.last_words)
+    return next(filter(None, said), "")
 
 
 def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[Instance]:
     """Return the known machines that may claim a seat that is open."""
     owners = {slot.instance_id for slot in launch.claimed.values()}
-    known = observed.machines_of(launch)
-    return [one for one in known if one.id not in owners and one.rank in {None, rank}]
+    known = [one for one in observed.machines_of(launch) if one.id not in owners]
+    return [
+        one
+        for one in known
+        if one.rank in {None, rank} or (one.rank in launch.claimed and one.state is not InstanceState.ENDED)
+    ]
 
 
 def _why_void(
@@ -213,11 +293,16 @@ def _why_void(
         return None
     mine = _machines_for(launch, rank, observed)
     dead = [one for one in mine if provider_proves_death(one.id, observed)]
+    given_up = [words.cause for one in mine if (words := observed.last_words.get(one.id)) and words.cause]
+    if mine and len(given_up) == len(mine):
+        return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
     if mine and len(dead) == len(mine):
         reason = f" ({dead[0].end_reason.value})" if dead[0].end_reason else ""
         return "voided", f"{dead[0].id} ended before it claimed its seat{reason}"
     if any(_boot_seconds(one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
-        return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes"
+        said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
+        said = f"; its console ends with: {said}" if said else ""
+        return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{said}"
     if mine:
         return None
     others = observed.created.get(launch.number, ())

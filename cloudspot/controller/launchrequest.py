@@ -10,6 +10,7 @@ from datetime import datetime
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.controller.limits import check_affordable, new_budget
 from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
@@ -64,7 +65,18 @@ def plan(
 
 
 def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
-    """Return the offers that the job's policy allows, in the order in which they are tried.
+    """Return the offers for a new job that its policy allows, in the order in which they are tried.
+
+    Raises:
+        SpecError: as for ``allowed_offers``, or ``limits.max_cost`` has no room for ``nodes.min`` machines.
+    """
+    offers = allowed_offers(spec, provider)
+    check_affordable(new_budget(spec, offers[0].currency), offers, spec.nodes.min)
+    return offers
+
+
+def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
+    """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
     Raises:
         SpecError: none fits, an option of the provider names what does not exist, or an offer is in another

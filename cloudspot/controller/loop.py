@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
 from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
+    Announce,
     Certify,
     Create,
     FetchOffers,
@@ -20,31 +22,42 @@ from cloudspot.controller.actions import (
     OpenLaunch,
     Suspend,
     Terminate,
+    Wait,
 )
 from cloudspot.controller.between_passes import BetweenPasses
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.consoles import Consoles
 from cloudspot.controller.decide import decide
+from cloudspot.controller.experience import Experience, leave_experience, read_experience
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
-from cloudspot.errors import JobResumed, TransientError
+from cloudspot.decoding import Price, convert
+from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.job_lists import resumed_writer, unmark_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.jobstore.settled_launches import settled_launches, write_settled
-from cloudspot.model import Instance, InstanceState, Offer
+from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
+from cloudspot.model import Instance, InstanceState, Market, Offer
 from cloudspot.story.events import Event, EventKind, diff
+from cloudspot.story.market_seen import market_seen
 from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
+MAX_GLANCES = 5
+"""After so many looks at the nodes alone, the journal and the certificates are read too; and before anything
+is done."""
 NODES_PER_POLL_SECOND = 12.5
 """With many nodes each look is one request or more for several of them, so a driver looks less often."""
 MAX_BACKOFF_SECONDS = 30.0
 """The longest wait between two looks while the store or the provider does not answer."""
-SUMMARY_SECONDS = 5.0
+PRICE_SECONDS = 600.0
+"""How often the provider is asked what the launches that run cost now."""
+SUMMARY_SECONDS = 15.0
 """The summary is written no more often than this, except for its last version, which always is."""
 SUMMARY_REFRESH_SECONDS = 20.0
 """An unchanged summary is written again after this long: its time tells ``ps`` that the job is driven."""
@@ -96,6 +109,18 @@ class _Listing:
     instances: tuple[Instance, ...] | None
 
 
+@dataclass(frozen=True)
+class _Price:
+    """What a launch's nodes cost now."""
+
+    per_hour: float | None
+    """None: the provider does not tell."""
+    asked_at: float
+    """Monotonic."""
+    num_written: int
+    """How many prices of the launch had been written down by then."""
+
+
 class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
@@ -115,8 +140,12 @@ class Controller:
         reader: HistoryReader | None = None,
         opened_for: str | None = None,
         known: History | None = None,
+        experiences: dict[str, Experience] | None = None,
     ) -> None:
-        """Take for known, and tell in no event, what ``known`` says; None: tell everything."""
+        """Take for known, and tell in no event, what ``known`` says; None: tell everything.
+
+        ``experiences`` is shared by the controllers of one process.
+        """
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
         self._label = store_label(store)
@@ -129,11 +158,23 @@ class Controller:
         self._submission_sha256 = opened_for
         """Of the submission by which the provider was opened; None: of the one that is read first."""
         self._memory = Memory()
+        self._consoles = Consoles(self._provisioner)
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
+        self._num_glances = 0
+        """Since everything was read."""
+        self._is_quiet = False
+        """Whether nothing was to be done at the last look, and the machines were the same as before."""
+        self._seen: tuple[Instance, ...] | None = None
+        self._prices: dict[int, _Price] = {}
+        """By launch: what the provider last told."""
+        self._offers_at = -math.inf
+        """When the provider was last asked what can be bought (monotonic)."""
+        self._experiences = {} if experiences is None else experiences
+        """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
         self._last = known
         self._summary: tuple[Summary, float] | None = None
         self._copied: tuple[int, float] | None = None
@@ -253,6 +294,10 @@ class Controller:
         # After the listing, so that the intent of every machine that is listed is among the records.
         yield "read history"
         history, instances = self._read_history(listing, problems)
+        if history is not None and self._num_glances and self._has_to_act(history):
+            self._num_glances = MAX_GLANCES
+            yield "read history"
+            history, instances = self._read_history(listing, problems)
         if history is not None:
             self._check_submission(history)
             check_adopted(self._store, self._provider, history)
@@ -260,15 +305,27 @@ class Controller:
             self._last = history
             spec = self._spec
             assert spec is not None, "the job file is read before the history"
+            yield from self._read_consoles(history, instances, events)
+            for launch in self._old_prices(history):
+                yield "fetch the price"
+                self._fetch_price(launch, problems)
             actions = self._decide(spec, history, None)
             if any(isinstance(action, FetchOffers) for action in actions):
                 yield "fetch offers"
                 offers = self._fetch_offers(spec, problems)
+                if self._provider.name not in self._experiences:
+                    yield "read experience"
+                    found = read_experience(self._store, self._provider.name)
+                    self._experiences[self._provider.name] = found
+                    if found.problem:
+                        events.append(Event(EventKind.WARNED, found.problem))
                 if offers is not None:
                     actions = self._decide(spec, history, offers)
             acted = yield from self._act(actions, spec, history, events, problems)
             yield from self._tell(history, instances, problems)
             yield from self._copy_settled(history, problems)
+        self._is_quiet = not (acted or problems or events) and instances == self._seen
+        self._seen = instances
         tick = Tick(
             history=history,
             instances=instances,
@@ -278,12 +335,23 @@ class Controller:
             acted=acted,
         )
         if tick.is_settled:
+            tick = yield from self._leave_experience(tick)
             yield "unmark"
             tick = self._unmark(tick)
         new_problems = [one for one in tick.problems if one not in self._warned]
         self._warned = frozenset(tick.problems)
         warned = tuple(Event(EventKind.WARNED, one) for one in new_problems)
         return dataclasses.replace(tick, events=(*tick.events, *warned))
+
+    def _leave_experience(self, tick: Tick) -> Generator[str, None, Tick]:
+        """Keep what the settled job has seen of the spot market for later jobs."""
+        assert tick.history is not None, "a job is settled by its records"
+        if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
+            return tick
+        yield "leave experience"
+        problem = leave_experience(self._store, tick.history, self._provider.name, self._clock.now())
+        told = () if problem is None else (Event(EventKind.WARNED, problem),)
+        return dataclasses.replace(tick, events=(*tick.events, *told))
 
     def _unmark(self, tick: Tick) -> Tick:
         """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
@@ -313,7 +381,11 @@ class Controller:
         asked = self._clock.monotonic()
         history: History | None = None
         try:
-            history = self._reader.read()
+            if self._is_quiet and self._num_glances < MAX_GLANCES:
+                history = self._reader.glance(rereads=self._num_glances % 2 == 1)
+            self._num_glances = 0 if history is None else self._num_glances + 1
+            if history is None:
+                history = self._reader.read()
         except TransientError as error:
             problems.append(str(error))
         answered = self._clock.monotonic()
@@ -327,13 +399,72 @@ class Controller:
         self._memory.note_history(history, asked, answered=answered)
         return history, instances
 
+    def _read_consoles(
+        self, history: History, instances: tuple[Instance, ...] | None, events: list[Event]
+    ) -> Generator[str, None, None]:
+        """Read what machines say that should have come up: before the decision that may give them up."""
+        while True:
+            instance = self._consoles.next_due(
+                history, instances or (), now=self._clock.now(), monotonic=self._clock.monotonic()
+            )
+            if instance is None:
+                return
+            yield "read console"
+            news = self._consoles.read(instance, monotonic=self._clock.monotonic())
+            if news is not None:
+                events.append(Event(EventKind.WARNED, news))
+
+    def _has_to_act(self, history: History) -> bool:
+        """Return whether there is anything to do or to ask, as far as a glance tells."""
+        assert self._spec is not None, "the job file is read before the first glance"
+        if any(True for _ in self._old_prices(history)):
+            return True
+        actions = self._decide(self._spec, history, None)
+        return any(not isinstance(action, Announce | Wait) for action in actions)
+
     def _check_submission(self, history: History) -> None:
         self._submission_sha256 = self._submission_sha256 or history.submission_sha256
         if history.submission_sha256 != self._submission_sha256:
             raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
         self._spec = self._spec or job_file_of(history.submission)
 
+    def _old_prices(self, history: History) -> Iterator[LaunchHistory]:
+        """Yield the launches whose price was written down or asked for too long ago."""
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        for launch in history.live_launches:
+            known_at = launch.prices[-1].at if launch.prices else launch.intent.at
+            age = (now - known_at).total_seconds()
+            if launch.number in self._prices:
+                age = min(age, monotonic - self._prices[launch.number].asked_at)
+            if launch.intent.offer.market is Market.SPOT and launch.claimed and age >= PRICE_SECONDS:
+                yield launch
+
+    def _fetch_price(self, launch: LaunchHistory, problems: list[str]) -> None:
+        """Ask for a price; the job goes on without it, at the one that is known."""
+        price: float | None = None
+        try:
+            # A record that cannot be read back would stop every reader.
+            told = self._provisioner.current_price(launch.intent.offer)
+            price = None if told is None else convert(told, Price)
+        except (CloudspotError, msgspec.ValidationError) as error:
+            problems.append(f"the price of launch {launch.number} is not known: {error}")
+        self._prices[launch.number] = _Price(price, self._clock.monotonic(), len(launch.prices))
+
+    def _new_prices(self, history: History) -> dict[int, float]:
+        """Return the prices that were told since the last one was written down.
+
+        An older one would be written over the newer one of another driver, which would write its own again.
+        """
+        return {
+            launch.number: known.per_hour
+            for launch in history.live_launches
+            if (known := self._prices.get(launch.number)) is not None
+            and known.per_hour is not None
+            and known.num_written == len(launch.prices)
+        }
+
     def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
+        self._offers_at = self._clock.monotonic()
         try:
             return tuple(self._provisioner.offers(spec.resources.to_model()))
         except TransientError as error:
@@ -351,8 +482,19 @@ class Controller:
             token_seconds=self._provisioner.token_seconds,
             absence_proves_after_seconds=self._provisioner.absence_proves_after_seconds,
             offers=offers,
+            offers_seconds=self._clock.monotonic() - self._offers_at,
+            knowledge=self._knowledge(history, now) if offers is not None else NOTHING_KNOWN,
+            last_words=self._consoles.words,
+            prices=self._new_prices(history),
         )
         return decide(spec, history, observed, now)
+
+    def _knowledge(self, history: History, now: datetime) -> Knowledge:
+        """Return what earlier jobs and this one have seen of the spot market."""
+        earlier = self._experiences.get(self._provider.name)
+        return (NOTHING_KNOWN if earlier is None else earlier.knowledge) + market_seen(
+            history, now, provider=self._provider.name
+        )
 
     def _act(
         self,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
 from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.observed import CreateFailure, Observed, end_of, stop_of
+from cloudspot.controller.observed import CreateFailure, LastWords, Observed, end_of, stop_of
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions, new_nonce
 from cloudspot.jobstore.seats import seats_of
+from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Offer
 
 MAX_GAP_SECONDS = 120.0
@@ -190,6 +193,10 @@ class Memory:
         token_seconds: float,
         absence_proves_after_seconds: float,
         offers: Sequence[Offer] | None = None,
+        offers_seconds: float = math.inf,
+        knowledge: Knowledge = NOTHING_KNOWN,
+        last_words: Mapping[str, LastWords] = MappingProxyType({}),
+        prices: Mapping[int, float] | None = None,
     ) -> Observed:
         """Return what ``decide`` may know."""
         intents = {launch.number: launch.intent.at for launch in history.live_launches}
@@ -208,7 +215,11 @@ class Memory:
             token_seconds=token_seconds,
             absence_proves_after_seconds=absence_proves_after_seconds,
             offers=None if offers is None else tuple(offers),
+            offers_seconds=offers_seconds,
+            knowledge=knowledge,
+            prices=dict(prices or {}),
             create_failures=dict(self._failures),
+            last_words=dict(last_words),
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:

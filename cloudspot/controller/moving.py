@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.controller.actions import OpenLaunch
-from cloudspot.controller.policy import cool_until
+from cloudspot.controller.limits import budget_of
+from cloudspot.controller.refusals import cool_until
 from cloudspot.controller.supply import room
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
@@ -36,7 +37,8 @@ def plan_move(
 
     Raises:
         CapacityError: what fits was refused a short time ago.
-        CloudspotError: nothing trains, or nothing of it has to move, or no offer fits.
+        CloudspotError: nothing trains, or nothing of it has to move, or no offer fits, or ``limits.max_cost``
+            has no room for it.
     """
     job_id = history.submission.job_id
     seats = seats_of(history.launches, history.generations)
@@ -79,6 +81,9 @@ def plan_move(
             f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
         )
     offer = min(ready, key=lambda one: (one.price_per_hour, one.zone, one.instance_type))
+    budget = budget_of(spec, history, now)
+    if budget is not None and not budget.affords(offer, len(moving)):
+        raise CloudspotError(f"{budget.why_not(offer, len(moving))}; {budget.text}")
     return OpenLaunch(
         number=history.num_records + 1,
         launch=len(history.launches) + 1,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Ending, Seat, VoidOutcome
+from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, Offer
 
 
@@ -27,6 +29,16 @@ class CreateFailure:
     launch: int
     outcome: VoidOutcome
     detail: str
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """What the console of a machine ends with that has not come up."""
+
+    cause: str = ""
+    """Why it will never run the agent; empty: it has not said so."""
+    line: str = ""
+    """The last line that cloudspot has written to it, or else the very last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +78,16 @@ class Observed:
     """The provisioner's figure."""
     offers: tuple[Offer, ...] | None = None
     """What can be bought; None: not asked for yet (``decide`` then returns FetchOffers)."""
+    offers_seconds: float = math.inf
+    """How long ago this controller last asked what can be bought."""
+    knowledge: Knowledge = NOTHING_KNOWN
+    """What is known of the spot market."""
+    prices: Mapping[int, float] = field(default_factory=dict)
+    """By launch: what one of its nodes costs an hour now, where the provider was asked and has told."""
     create_failures: Mapping[int, CreateFailure] = field(default_factory=dict)
     """By launch: the refusals that this controller has seen."""
+    last_words: Mapping[str, LastWords] = field(default_factory=dict)
+    """By machine: what its console said when this controller read it."""
 
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:
         """Return the launch's machines that are listed, or that our own ``create`` has returned."""

@@ -1,37 +1,31 @@
-"""Which offer to try next; pure."""
+"""Which offer to try next, and when running machines are left for others; pure."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
+from math import isfinite
 
 from cloudspot.controller.actions import Wait
+from cloudspot.controller.refusals import (
+    CAPACITY_COOL_SECONDS,
+    cool_until,
+    newest_refusal,
+    refused_offers,
+    waiting_since,
+)
+from cloudspot.controller.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import VoidOutcome
+from cloudspot.jobstore.history import History
+from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
+from cloudspot.market.situation import ON_DEMAND
 from cloudspot.model import Market, Offer
-from cloudspot.story.outcomes import end_so_far, void_outcome, was_reclaimed
+from cloudspot.story.outcomes import end_so_far
 
-CAPACITY_COOL_SECONDS = 60.0
-"""An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
-MAX_CAPACITY_COOL_SECONDS = 900.0
-"""An offer without capacity is retried after this long at most."""
-QUOTA_COOL_SECONDS = 600.0
-"""The same for one refused for quota, since somebody has to raise that."""
-MAX_QUOTA_COOL_SECONDS = 3600.0
-"""An offer refused for quota is retried after this long at most."""
-DEFAULT_MAX_WAIT_SECONDS = 600.0
-"""How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 MAX_REFUSALS_IN_A_ROW = 5
 """After this many offers refused one after the other the request is wrong, not the offer."""
-OVERLAPPING = frozenset({"notice", "moved", "rebalance"})
-"""Why a launch is intended that runs beside the machines that it takes the place of."""
-BEFOREHAND = OVERLAPPING | {"growth"}
-"""Why one is intended although the job trains without it."""
-DEADLINE_SLACK_SECONDS = 600.0
-DEADLINE_FACTOR = 1.25
 
 
 @dataclass(frozen=True)
@@ -56,60 +50,107 @@ class Wish:
 
 
 def choose_offer(
-    spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, wish: Wish = Wish()
+    spec: JobSpec,
+    history: History,
+    offers: Sequence[Offer],
+    now: datetime,
+    wish: Wish = Wish(),
+    knowledge: Knowledge = NOTHING_KNOWN,
 ) -> Offer | Wait | GiveUp:
     """Return the offer for the next launch, or how long to wait for one.
 
-    The zone of the nodes that stay comes first, then the cheapest; among equals, the zone whose last reclaim
-    is longest ago. An offer that was just refused for capacity or quota cools down; one that can never work
-    is not tried again.
-
-    ``spot`` waits for spot; when ``spot.max_wait`` is over (since the job last ran, or was submitted or
-    resumed), the wait suspends the job. ``spot-then-on-demand`` takes on-demand then, or at once if there is
-    no spot offer at all or ``spot.deadline`` is near. ``on-demand`` takes nothing else.
+    The job's market policy chooses. The zones of the nodes that stay come first. An offer that was just
+    refused for capacity or quota cools down; one that can never work is not tried again. With ``spot``, the
+    wait suspends the job when ``spot.max_wait`` is over. Where there is no spot offer at all, on-demand is
+    taken at once, unless the policy is ``spot``.
     """
-    refused = _refused(history)
+    refused = refused_offers(history)
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
-        return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {_last_detail(history)}")
+        return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
     fitting = [one for one in offers if not wish.instance_types or one.instance_type in wish.instance_types]
-    usable = [offer for offer in fitting if offer.key not in refused]
-    spot = [offer for offer in usable if offer.market is Market.SPOT]
-    on_demand = [offer for offer in usable if offer.market is Market.ON_DEMAND]
-    wanted = {"spot": spot, "on-demand": on_demand}.get(spec.spot.policy, usable)
-    if not wanted:
+    usable = [offer for offer in in_order(spec, fitting) if offer.key not in refused]
+    if not usable:
         why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
-        return GiveUp(f"every offer was refused: {_last_detail(history)}" if refused else why)
-    market = _Market(history, now, wish)
-    if spec.spot.policy == "on-demand":
-        return market.cheapest(on_demand) or market.wait(on_demand)
+        return GiveUp(f"every offer was refused: {newest_refusal(history)}" if refused else why)
+    stall = _Stall(history, now, wish)
+    spot = [one for one in usable if one.market is Market.SPOT]
+    on_demand = [one for one in usable if one.market is Market.ON_DEMAND]
+    if not spot:
+        return stall.first(on_demand) or stall.wait(on_demand)
     if not wish.is_needed:
-        return market.cheapest(spot) or market.wait(spot)
-    return _choose_spot(spec, market, spot, on_demand)
+        on_demand = []
+    near = [one for one in spot if one.zone in wish.zones and stall.is_ready(one)]
+    asked = near or spot
+    choice = int(
+        policy_of(spec.spot, knowledge).choose(
+            situation(
+                spec,
+                history,
+                asked,
+                now,
+                on_demand_price=_on_demand_price(usable),
+                knowledge=knowledge,
+                why=wish.why,
+            )
+        )[0]
+    )
+    if choice >= 0:
+        return asked[choice]
+    if choice == ON_DEMAND and on_demand:
+        return stall.first(on_demand) or stall.wait(usable)
+    return _wait(spec, stall, spot, wish)
 
 
-def _choose_spot(
-    spec: JobSpec, market: _Market, spot: Sequence[Offer], on_demand: Sequence[Offer]
-) -> Offer | Wait | GiveUp:
-    history, now = market.history, market.now
-    may_fall_back = spec.spot.policy == "spot-then-on-demand"
-    if may_fall_back and deadline_presses(spec, history, now):
-        pressed = market.cheapest(on_demand)
-        if pressed is not None:
-            return pressed
-    found = market.cheapest(spot)
-    if found is not None:
-        return found
-    max_wait = spec.spot.max_wait
-    if max_wait is None and may_fall_back:
-        max_wait = DEFAULT_MAX_WAIT_SECONDS
-    over_in = None if max_wait is None else max_wait - (now - waiting_since(history)).total_seconds()
-    if over_in is not None and over_in <= 0 and not may_fall_back:
-        why = f"no spot capacity within spot.max_wait of {max_wait:g} s"
-        return dataclasses.replace(market.wait(spot), suspends=why)
-    if may_fall_back and (not spot or (over_in is not None and over_in <= 0)):
-        return market.cheapest(on_demand) or market.wait((*spot, *on_demand))
-    return market.wait(spot, () if over_in is None else (over_in,))
+def _wait(spec: JobSpec, stall: _Stall, spot: Sequence[Offer], wish: Wish) -> Wait:
+    """Return how long to wait for spot, and whether the job is suspended meanwhile."""
+    over_in = _wait_left(spec, stall)
+    if spec.spot.policy == "spot" and over_in is not None and over_in <= 0 and wish.is_needed:
+        why = f"no spot capacity within spot.max_wait of {spec.spot.max_wait:g} s"
+        return dataclasses.replace(stall.wait(spot), suspends=why)
+    return stall.wait(spot, () if over_in is None or over_in <= 0 else (over_in,))
+
+
+def offer_instead(
+    spec: JobSpec,
+    history: History,
+    held: Offer,
+    offers: Sequence[Offer],
+    now: datetime,
+    knowledge: Knowledge = NOTHING_KNOWN,
+) -> tuple[Offer, str] | None:
+    """Return the offer to which nodes that train had better move, and why; None: they stay where they are."""
+    refused = refused_offers(history)
+    usable = [one for one in in_order(spec, offers) if one.key not in refused]
+    spot = [one for one in usable if one.market is Market.SPOT]
+    is_spot = held.market is Market.SPOT
+    if is_spot and held not in spot:
+        spot.append(held)
+    price = _on_demand_price(usable)
+    if not spot:
+        return None
+    seen = situation(
+        spec,
+        history,
+        spot,
+        now,
+        held=spot.index(held) if is_spot else ON_DEMAND,
+        on_demand_price=price,
+        knowledge=knowledge,
+        why="market",
+    )
+    choice = int(policy_of(spec.spot, knowledge).choose(seen)[0])
+    if choice == ON_DEMAND and is_spot:
+        stall = _Stall(history, now, Wish(why="market"))
+        found = stall.first([one for one in usable if one.market is Market.ON_DEMAND])
+        left, work = seen.hours_left, float(seen.work_left[0])
+        why = f"{work:.1f} h of training are left, and {left:.1f} h to the deadline"
+        return None if found is None else (found, why if isfinite(left) else f"{spec.spot.policy} wants it")
+    if choice >= 0 and not is_spot:
+        offer = spot[choice]
+        why = f"{offer.price_per_hour:g} instead of {held.price_per_hour:g} {offer.currency} an hour"
+        return offer, why
+    return None
 
 
 def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
@@ -121,123 +162,43 @@ def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
     return tuple(usable)
 
 
-def waiting_since(history: History) -> datetime:
-    """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
-    ends = (launch.over_at(rank) for launch in history.current_launches for rank in launch.claimed)
-    return max((end for end in ends if end is not None), default=history.asked_at)
-
-
-def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
-    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now.
-
-    A machine that was lost before it trained counts as a refusal if others went on without it meanwhile. A
-    quota that has no room for old and new machines at once says nothing of the time after the old ones' end.
-    """
-    refusals = 0
-    newest: tuple[VoidOutcome, datetime] | None = None
-    for launch in reversed(history.current_launches):
-        if launch.intent.offer.key != offer.key:
-            continue
-        found = refusal(history, launch)
-        if found is None:
-            if launch.claimed:
-                break
-            continue
-        if found[0] == "quota" and launch.intent.why in OVERLAPPING and why not in OVERLAPPING:
-            continue
-        refusals += 1
-        newest = newest or found
-    if newest is None:
+def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
+    """Return how many seconds are left of the wait for spot; None: it has no end."""
+    max_wait = spec.spot.max_wait
+    if max_wait is None and spec.spot.policy == "spot-then-on-demand":
+        max_wait = DEFAULT_MAX_WAIT_SECONDS
+    if max_wait is None or spec.spot.policy == "deadline":
         return None
-    growth = 2 ** min(refusals - 1, 16)
-    outcome, at = newest
-    if outcome == "quota":
-        return at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
-    return at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
+    return max_wait - (stall.now - waiting_since(stall.history)).total_seconds()
 
 
-def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:
-    """Return that the launch got less than it asked for, in quota or capacity, and when; or None."""
-    for rank, slot in sorted(launch.slots.items()):
-        if slot.instance_id is None:
-            outcome, _ = void_outcome(launch)
-            if outcome in {"capacity", "quota"}:
-                return outcome, launch.slots[rank].at
-    is_wasted = launch.intent.why in BEFOREHAND and launch.number not in history.generations_by_launch
-    if is_wasted and launch.claimed and launch.ended_at is not None:
-        return "capacity", launch.ended_at
-    return None
-
-
-def deadline_presses(spec: JobSpec, history: History, now: datetime) -> bool:
-    """Return whether the job may miss ``spot.deadline`` if it waits for spot or is reclaimed again.
-
-    If a heartbeat tells the pace, the work left is compared with the time left; otherwise this is so in the
-    last quarter of the time.
-    """
-    if spec.spot.deadline is None:
-        return False
-    left = spec.spot.deadline - (now - history.asked_at).total_seconds()
-    needed = seconds_to_go(history)
-    if needed is None:
-        return left < spec.spot.deadline / 4
-    return left < DEADLINE_FACTOR * needed + DEADLINE_SLACK_SECONDS
-
-
-def seconds_to_go(history: History) -> float | None:
-    """Return how long the rest of the steps takes at the pace so far, or None if no heartbeat tells it."""
-    for launch in reversed(history.current_launches):
-        for rank, beat in sorted(launch.heartbeats.items()):
-            done = beat.step - beat.restored_step
-            if beat.steps_total is None or done <= 0 or rank not in launch.slots:
-                continue
-            # From the claim on: setup and restore are part of a job's pace when it is reclaimed.
-            taken = (beat.at - launch.slots[rank].at).total_seconds()
-            return max(0, beat.steps_total - beat.step) * max(taken, 0.0) / done
-    return None
+def _on_demand_price(offers: Sequence[Offer]) -> float:
+    """Return the price that others are a share of: the least on demand."""
+    found = [one.price_per_hour for one in offers if one.market is Market.ON_DEMAND]
+    return min(found or [one.on_demand_price_per_hour for one in offers], default=0.0) or 1.0
 
 
 @dataclass(frozen=True)
-class _Market:
+class _Stall:
     """The offers as they stand now, for one wish."""
 
     history: History
     now: datetime
     wish: Wish
 
-    def cheapest(self, offers: Sequence[Offer]) -> Offer | None:
-        """Return the best offer that may be tried now, or None."""
-        last_reclaim = {
-            one.intent.offer.zone: one.number for one in self.history.launches if was_reclaimed(one)
-        }
-        ready = [one for one in offers if (until := self._cool_until(one)) is None or until <= self.now]
-        return min(
-            ready,
-            key=lambda one: (
-                one.zone not in self.wish.zones,
-                one.price_per_hour,
-                last_reclaim.get(one.zone, 0),
-                one.zone,
-                one.instance_type,
-            ),
-            default=None,
-        )
+    def is_ready(self, offer: Offer) -> bool:
+        """Return whether the offer may be tried now."""
+        until = cool_until(offer, self.history, self.wish.why)
+        return until is None or until <= self.now
+
+    def first(self, offers: Sequence[Offer]) -> Offer | None:
+        """Return the first offer that may be tried now, if possible in a zone of the nodes that stay."""
+        ready = [one for one in offers if self.is_ready(one)]
+        return min(ready, key=lambda one: one.zone not in self.wish.zones, default=None)
 
     def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Wait:
         """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
-        cooling = [until for offer in offers if (until := self._cool_until(offer)) is not None]
-        seconds = [*also, *((until - self.now).total_seconds() for until in cooling)]
-        return Wait(max(0.0, min(seconds, default=CAPACITY_COOL_SECONDS)), "no offer has capacity now")
-
-    def _cool_until(self, offer: Offer) -> datetime | None:
-        return cool_until(offer, self.history, self.wish.why)
-
-
-def _refused(history: History) -> set[str]:
-    ends = ((launch, end_so_far(launch)) for launch in history.current_launches)
-    return {launch.intent.offer.key for launch, end in ends if end is not None and end.outcome == "refused"}
-
-
-def _last_detail(history: History) -> str:
-    ends = (end_so_far(launch) for launch in reversed(history.current_launches))
-    return next((end.detail for end in ends if end is not None and end.outcome == "refused"), "")
+        untils = (cool_until(offer, self.history, self.wish.why) for offer in offers)
+        cooling = [(until - self.now).total_seconds() for until in untils if until is not None]
+        seconds = [*also, *(one for one in cooling if one > 0)]
+        return Wait(min(seconds, default=CAPACITY_COOL_SECONDS), "no offer has capacity now")

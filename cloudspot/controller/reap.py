@@ -66,10 +66,10 @@ def _why(history: History, seats: Seats, instance: Instance, observed: Observed)
 
 
 def _why_unclaimed(launch: LaunchHistory, instance: Instance) -> str | None:
-    if instance.rank is not None and instance.rank in launch.slots:
-        is_void = launch.slots[instance.rank].instance_id is None
-        return f"seat {launch.number}.{instance.rank} is {'void' if is_void else 'taken by another machine'}"
-    if not launch.open_ranks:
+    slot = None if instance.rank is None else launch.slots.get(instance.rank)
+    if slot is not None and slot.instance_id is None:
+        return f"seat {launch.number}.{instance.rank} is void"
+    if not launch.open_ranks:  # one whose seat is another machine's takes any that is open
         return f"all seats of launch {launch.number} are void or belong to other machines"
     return None
 

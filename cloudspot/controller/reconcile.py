@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
@@ -63,6 +64,8 @@ class Reconciler:
         self._open_provider = open_provider
         self._clock = clock
         self._sleep = sleep
+        self._experiences: dict[str, Experience] = {}
+        """Shared by all controllers, so that a store's jobs are asked once for a provider."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
 
@@ -151,6 +154,7 @@ class Reconciler:
                 sleep=self._sleep,
                 reader=reader,
                 opened_for=reader.submission_sha256,
+                experiences=self._experiences,
             )
         return self._controllers[job_id]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,8 @@ MAX_DELAY_SECONDS = 600.0
 """The longest wait after a failure."""
 FREE_RECLAIMS = 3
 """After this many reclaims in a row without a new checkpoint, further ones are followed ever later."""
+_WITH_DIGIT = re.compile(r"\S*\d\S*")
+"""A word that may differ between two failures of the same cause: a process id, an address, a time."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,10 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
 
     A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
     that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
-    these without a new checkpoint in between, or when two in a row failed before the training began, with the
-    same error. (A machine lost after a new checkpoint is not the script's fault, and is replaced at once.) A
-    refusal for lack of capacity or quota is neither: the policy turns to other offers.
+    these without a new checkpoint in between. It ends sooner when two in a row failed before the training
+    began, for the same cause: an error of the node, or what a machine said that could not run the agent. (A
+    machine lost after a new checkpoint is not the script's fault, and is replaced at once.) A refusal for
+    lack of capacity or quota is neither: the policy turns to other offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:
@@ -55,7 +59,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
         detail = newest.end.detail or newest.end.outcome
         return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest.launch))
     errors = [_early_error(loss.launch) for loss in failures[:2]]
-    if len(errors) == 2 and errors[0] is not None and errors[0] == errors[1]:
+    if len(errors) == 2 and errors[0] and _alike(errors[0]) == _alike(errors[1]):
         detail = f"failed twice in a row before the training began: {errors[0]}"
         return End("failed", detail, exit_code_of(failures[0].launch))
     delay, cause = _delay(history, losses, failures)
@@ -117,11 +121,15 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
     return any(history.commits_by_generation.get(one.number) for one in mine)
 
 
-def _early_error(launch: LaunchHistory) -> str | None:
-    """Return how a node failed before it had a generation, such as in ``run.setup``, or None."""
-    return next(
-        (one.detail for one in own_exits(launch) if one.outcome == "failed" and one.generation == 0), None
-    )
+def _early_error(launch: LaunchHistory) -> str:
+    """Return why a node failed before it had a generation, such as in ``run.setup`` or at its boot, or ""."""
+    exits = [one.detail for one in own_exits(launch) if one.outcome == "failed" and one.generation == 0]
+    boots = [slot.cause for _, slot in sorted(launch.slots.items()) if slot.cause]
+    return next(iter([*exits, *boots]), "")
+
+
+def _alike(error: str) -> str:
+    return _WITH_DIGIT.sub("#", error)
 
 
 def exit_code_of(launch: LaunchHistory) -> int:

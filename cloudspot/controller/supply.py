@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.controller.policy import (
-    CAPACITY_COOL_SECONDS,
-    MAX_CAPACITY_COOL_SECONDS,
-    refusal,
-    seconds_to_go,
-)
+from cloudspot.controller.measured import restart_seconds, seconds_to_end, start_seconds
+from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS, MAX_CAPACITY_COOL_SECONDS, refusal
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import Seats
+from cloudspot.model import Market
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2
 """At most so many times ``nodes.max`` machines live at once: each may overlap with its successor."""
+MARKET_MOVE_SECONDS = 900.0
+"""At least this long passes between two launches that move a job to another market."""
 DAY_SECONDS = 86400.0
 """Until losses are seen, one is expected for each node and day."""
-DEFAULT_START_SECONDS = 300.0
-"""From the request of a machine until it could train, before one was measured."""
-DEFAULT_RESTART_SECONDS = 60.0
-"""From the agreement on a generation until all of its nodes train, before one was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +85,27 @@ def _stand_ins(spec: JobSpec, history: History, seats: Seats, now: datetime) -> 
     return Need(num_nodes=num_nodes, min_nodes=1, why="rebalance", stands_in_for=chosen)
 
 
+def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tuple[Seat, ...]:
+    """Return the nodes that may leave for another market now: those of one market, while all is quiet.
+
+    That is: nobody is coming, leaving or being replaced, the newest generation has a commit, there is room
+    for their successors, and the last such launch is ``MARKET_MOVE_SECONDS`` ago.
+    """
+    is_quiet = len(seats.members) == len(seats.staying) == len(seats.live) and not seats.named
+    has_committed = bool(history.commits_by_generation.get(len(history.generations)))
+    if not is_quiet or not has_committed or _is_ending(history, seats) or _is_cooling(history, "market", now):
+        return ()
+    moves = [one.intent.at for one in history.current_launches if one.intent.why == "market"]
+    if moves and (now - moves[-1]).total_seconds() < MARKET_MOVE_SECONDS:
+        return ()
+    markets = {seat: history.launches[seat.launch - 1].intent.offer.market for seat in seats.members}
+    found = tuple(seat for seat in seats.members if markets[seat] is Market.ON_DEMAND)
+    if not found and spec.spot.policy != "spot-then-on-demand":
+        found = tuple(seats.members)
+    may_move = spec.spot.policy not in {"spot", "on-demand"}
+    return found if may_move and room(spec, seats, stands_in_for=len(found)) >= len(found) else ()
+
+
 def _is_at_risk(history: History, seat: Seat) -> bool:
     launch = history.launch_of(seat)
     beat = None if launch is None else own_beat(launch, seat.rank)
@@ -133,7 +147,7 @@ def growth(history: History, seats: Seats, num_nodes: int, now: datetime) -> str
     num_before = len(seats.staying)
     seconds = expected_seconds_to_loss(history, num_before + num_nodes, now)
     until = "the next loss is expected"
-    to_go = seconds_to_go(history)
+    to_go = seconds_to_end(history)
     if to_go is not None and to_go * num_before / (num_before + num_nodes) < seconds:
         seconds, until = to_go * num_before / (num_before + num_nodes), "the end of the job"
     start, restart = start_seconds(history), restart_seconds(history)
@@ -183,37 +197,3 @@ def expected_seconds_to_loss(history: History, num_nodes: int, now: datetime) ->
         for rank, slot in launch.claimed.items():
             seconds += max(0.0, ((launch.over_at(rank) or now) - slot.at).total_seconds())
     return seconds / (lost + 1) / num_nodes
-
-
-def start_seconds(history: History) -> float:
-    """Return how long it takes from the request of a machine until it could train, as measured."""
-    found = []
-    for launch in history.launches:
-        first = next(iter(history.generations_by_launch.get(launch.number, ())), None)
-        ready = [
-            phase.at for beat in launch.heartbeats.values() for phase in beat.phases if phase.state == "ready"
-        ]
-        came = [*ready[:1], *([] if first is None else [first.at])]
-        found += [max(0.0, (min(came) - launch.intent.at).total_seconds())] if came else []
-    return statistics.median(found) if found else DEFAULT_START_SECONDS
-
-
-def restart_seconds(history: History) -> float:
-    """Return how long a generation takes from its record until all of its nodes train, as measured."""
-    found = list(_restarts(history))
-    return statistics.median(found) if found else DEFAULT_RESTART_SECONDS
-
-
-def _restarts(history: History) -> Iterator[float]:
-    for generation in history.generations[1:]:
-        begun = [at for seat in generation.seats if (at := _begun_at(history, seat, generation)) is not None]
-        if begun:
-            yield max(0.0, (max(begun) - generation.at).total_seconds())
-
-
-def _begun_at(history: History, seat: Seat, generation: Generation) -> datetime | None:
-    launch = history.launch_of(seat)
-    beat = None if launch is None else launch.heartbeats.get(seat.rank)
-    phases = () if beat is None else beat.phases
-    begun = (one.at for one in phases if one.generation == generation.number and one.state == "training")
-    return next(begun, None)

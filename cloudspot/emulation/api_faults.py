@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudspot.emulation.spot_plan import SpotPlan
+
 
 @dataclass(frozen=True)
 class Call:
@@ -45,6 +47,8 @@ class Faults:
     """
 
     capacity: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
+    spot_plan: SpotPlan = field(default_factory=SpotPlan)
+    """What spot machines there are and cost over time."""
     vcpu_quota: dict[str, int] = field(default_factory=dict)
     """By market, ``spot`` or ``on-demand``; unlimited without an entry."""
     throttle_every: int = 0
@@ -55,6 +59,10 @@ class Faults:
     """How long a tag or label that was set on a machine does not show."""
     denied: set[str] = field(default_factory=set)
     """Rights that the caller lacks, in the cloud's own words."""
+    denied_to_machines: set[str] = field(default_factory=set)
+    """Rights to objects that the machines' role lacks."""
+    is_machine: Callable[[str], bool] = lambda _caller: False
+    """Returns whether a caller, by the access key or account of its signature, is a machine."""
     rejected_keys: set[str] = field(default_factory=set)
     """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)
@@ -85,6 +93,10 @@ class Faults:
         with self._lock:
             self._injected.append(Injected(action, code, message, status, times, happens))
 
+    def is_denied(self, right: str | None, caller: str) -> bool:
+        """Return whether the caller lacks a right to objects."""
+        return right in self.denied or (right in self.denied_to_machines and self.is_machine(caller))
+
     def take(self, action: str) -> Injected | None:
         """Return the error injected for this call, if any, and use it up."""
         with self._lock:
@@ -102,10 +114,12 @@ class Faults:
 
     def capacity_of(self, zone: str, instance_type: str, market: str) -> int | None:
         """Return how many such machines can run at once; None: any number."""
+        planned = self.spot_plan.capacity(zone) if market == "spot" else None
         for key in itertools.product((zone, "*"), (instance_type, "*"), (market, "*")):
             if key in self.capacity:
-                return self.capacity[key]
-        return None
+                limits = [one for one in (self.capacity[key], planned) if one is not None]
+                return min(limits, default=None)
+        return planned
 
     def record(self, call: Call) -> None:
         """Keep a call."""

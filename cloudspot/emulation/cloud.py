@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from cloudspot.emulation.spot_plan import SpotPlan
+from cloudspot.errors import SpecError
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
 from cloudspot.model import Market
@@ -34,6 +36,7 @@ __all__ = [
     "MachineView",
     "MetadataService",
     "Request",
+    "SpotPlan",
     "StandingNotice",
 ]
 
@@ -71,6 +74,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """The tags at the start; ``MachineHost.set_tags`` changes them."""
     market: Market = Market.ON_DEMAND
     """The sandbox's plan reclaims only spot machines."""
+    notice_seconds: float | None = None
+    """How long a notice the machine has asked for; None: the cloud's usual."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Added to the variables that its image sets for every program (``/etc/environment``)."""
     is_bare: bool = False
@@ -126,6 +131,10 @@ class MachineHost(ABC):
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
         """Replace the tags that its metadata service shows; an unknown machine is no error."""
 
+    def console(self, machine_id: str) -> str:
+        """Return what the machine has printed since its boot, also after its end; unknown ones nothing."""
+        return ""
+
     @abstractmethod
     def states(self) -> Mapping[str, MachineStatus]:
         """Return the state of every machine that was ever started here, by id, including ended ones."""
@@ -161,6 +170,15 @@ class EmulatedCloud(ABC):
     fetch_shutdown_script: ClassVar[str] = ""
     """As ``fetch_user_data``, for a script that the machine fetches and runs first when it shuts down, for
     ``shutdown_seconds`` at most. Empty: there is none."""
+
+    def follow(self, plan: SpotPlan) -> None:
+        """Let the capacity and the prices of spot machines follow the plan; before ``start``.
+
+        Raises:
+            SpecError: it has what this emulation cannot follow.
+        """
+        if plan.spells:
+            raise SpecError(f"the emulated {self.name} does not follow a plan of its spot market")
 
     @abstractmethod
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import errno
 import ipaddress
 import os
@@ -74,9 +75,11 @@ class LocalMachineHost(MachineHost):
         (directory / "machines").mkdir(parents=True)
         self._owner.enter_context(lock(directory / "owner.lock"))
         self._sources = directory / "image"
+        ignored = shutil.ignore_patterns("*.tmp")
         for package in _editable_packages():
+            # Or each machine would compile it for itself.
+            compileall.compile_dir(package, quiet=2)
             # Like an image, unaffected by later edits.
-            ignored = shutil.ignore_patterns("__pycache__", "*.tmp")
             shutil.copytree(package, self._sources / package.name, ignore=ignored)
         self._hosts = directory / "hosts"
         names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
@@ -150,10 +153,9 @@ class LocalMachineHost(MachineHost):
         return found
 
     def console(self, machine_id: str) -> str:
-        """Return what the machine printed at its boot so far."""
         try:
-            return self._machines[machine_id].console.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+            return self._machines[machine_id].read_console()
+        except (FileNotFoundError, KeyError):
             return ""
 
     def directory(self, machine_id: str) -> MachineDirectory:

@@ -27,6 +27,7 @@ from cloudspot.decoding import decode
 from cloudspot.disk.locks import lock, try_lock
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
 from cloudspot.emulation.local_machine_host import Plan, emulated
+from cloudspot.emulation.spot_plan import Spell, SpotPlan
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.local import enclosure, namespaces
@@ -39,8 +40,7 @@ from cloudspot.model import Market
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_NOTICE_SECONDS = 60.0
-"""The longest notice of the default reclaim."""
+_DEFAULT_RECLAIM = "launch=1,rank=0,after_share=0.5"
 NOT_EXECUTABLE = 126
 """The exit status of a command that cannot be run, as in shells."""
 _VARIABLE = "CLOUDSPOT_SANDBOX"
@@ -53,31 +53,49 @@ class Sandbox:
 
     cloud: type[EmulatedCloud]
     plan: Plan
+    spot_plan: SpotPlan
     directory: Path
     is_isolated: bool
+
+    def planned(self, machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
+        """Return when the machine, which starts now, is reclaimed."""
+        if machine.market is Market.SPOT:
+            self.spot_plan.begin()
+        return self.plan(machine)
 
 
 def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
     """Return when machines are reclaimed, by the values of ``--reclaim``; without any: the first, midway.
 
     A value is ``none`` or holds the fields of a ``[[providers.local.reclaims]]``, such as
-    ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``.
+    ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``. A notice
+    that it does not name is as long as the machine asked for, or else ``notice_seconds``.
 
     Raises:
         SpecError: a value is wrong.
     """
+    _options(texts, notice_seconds)  # a wrong value is told before anything starts
+
+    def plan(machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
+        if machine.job is None or machine.market is not Market.SPOT:
+            return ()
+        usual = notice_seconds if machine.notice_seconds is None else machine.notice_seconds
+        options = _options(texts, usual)
+        return options.planned_reclaims(launch=machine.job.launch, rank=machine.job.rank)
+
+    return plan
+
+
+def _options(texts: Sequence[str], notice_seconds: float) -> LocalOptions:
     reclaims: list[Reclaim] = []
     chance: RandomReclaims | None = None
-    if not texts:
-        # Not longer than the agent needs: within two minutes, small examples end.
-        notice = min(notice_seconds, DEFAULT_NOTICE_SECONDS)
-        reclaims.append(Reclaim(launch=1, rank=0, after_share=0.5, notice=notice))
-    for text in texts:
+    for text in texts or (_DEFAULT_RECLAIM,):
         if text == "none":
             if len(texts) > 1:
                 raise SpecError("--reclaim none excludes any other --reclaim")
             continue
-        table = {"notice": notice_seconds, **_parse_pairs(text)}
+        example = '"none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
+        table = {"notice": notice_seconds, **_parse_pairs("--reclaim", text, example)}
         try:
             if "mean" in table:
                 chance = convert(table, RandomReclaims)
@@ -85,21 +103,38 @@ def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
                 reclaims.append(convert(table, Reclaim))
         except SpecError as error:
             raise SpecError(f"--reclaim {text}: {error}") from None
-    options = LocalOptions(reclaims=tuple(reclaims), random_reclaims=chance)
+    return LocalOptions(reclaims=tuple(reclaims), random_reclaims=chance)
 
-    def plan(machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
-        if machine.job is None or machine.market is not Market.SPOT:
-            return ()
-        return options.planned_reclaims(launch=machine.job.launch, rank=machine.job.rank)
 
+def parse_market(texts: Sequence[str], cloud: type[EmulatedCloud]) -> SpotPlan:
+    """Return what spot machines there are and cost over time, by the values of ``--market``.
+
+    A value holds the fields of a :class:`Spell`, such as ``zone=us-east-1a,after=30s,lasts=1m,capacity=0``.
+
+    Raises:
+        SpecError: a value is wrong, or the emulated cloud cannot follow it.
+    """
+    spells = []
+    for text in texts:
+        pairs = _parse_pairs("--market", text, "after=30s,lasts=1m,capacity=0")
+        try:
+            spells.append(convert(pairs, Spell))
+        except SpecError as error:
+            raise SpecError(f"--market {text}: {error}") from None
+    plan = SpotPlan(spells)
+    try:
+        cloud().follow(plan)
+    except SpecError as error:
+        raise SpecError(f"--market: {error}") from None
     return plan
 
 
 def why_not_isolated() -> str | None:
     """Return why machines of a sandbox that is started here cannot be isolated, or None if they can."""
-    if _VARIABLE in os.environ and not has_bridge():
+    is_within = _VARIABLE in os.environ
+    if is_within and not has_bridge():
         return "nor are those of the sandbox around it"
-    return enclosure.why_not()
+    return enclosure.why_not(shares_network=is_within)
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -206,8 +241,9 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
     with os.fdopen(writer, "wb") as answer:
         try:
             cloud = sandbox.cloud()
+            cloud.follow(sandbox.spot_plan)
             with emulated(
-                cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.plan
+                cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.planned
             ):
                 answer.write(json.dumps({"environment": dict(cloud.environment())}).encode())
                 answer.close()
@@ -243,15 +279,12 @@ def _path() -> str:
     return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 
-def _parse_pairs(text: str) -> dict[str, object]:
+def _parse_pairs(option: str, text: str, example: str) -> dict[str, object]:
     table: dict[str, object] = {}
     for pair in text.split(","):
         name, sign, value = pair.partition("=")
         if not sign or not name or not value:
-            raise SpecError(
-                f'--reclaim {text}: "{pair}" is not FIELD=VALUE; '
-                'write "none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
-            )
+            raise SpecError(f'{option} {text}: "{pair}" is not FIELD=VALUE; write {example}')
         try:
             table[name] = decode(value, Any)
         except msgspec.DecodeError:

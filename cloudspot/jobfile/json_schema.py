@@ -11,7 +11,17 @@ from typing import Any, Final, get_args
 import msgspec
 
 from cloudspot.jobfile.quantities import MONEY_PATTERN
-from cloudspot.jobfile.spec import MAX_NAME_LENGTH, SIGNAL_NAME, SIGNALS, JobSpec
+from cloudspot.jobfile.spec import (
+    LABEL_NAME,
+    LABEL_VALUE,
+    MAX_LABELS,
+    MAX_NAME_LENGTH,
+    POLICIES,
+    POLICY_NAME,
+    SIGNAL_NAME,
+    SIGNALS,
+    JobSpec,
+)
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 """The version that editors understand."""
@@ -22,6 +32,11 @@ _VARIABLE: Final = r"^(?!CLOUDSPOT_)[A-Za-z_][A-Za-z0-9_]*$"
 
 _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("name",): {"pattern": rf"^[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?$"},
+    ("labels",): {
+        "maxProperties": MAX_LABELS,
+        "propertyNames": {"pattern": f"^{LABEL_NAME}$"},
+        "additionalProperties": {"type": "string", "pattern": f"^{LABEL_VALUE}$"},
+    },
     ("store",): {"pattern": r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"},
     ("run",): {"oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}]},
     ("run", "entrypoint"): {"pattern": _INSIDE},
@@ -39,6 +54,7 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
         "anyOf": [{"enum": list(SIGNALS)}, {"pattern": f"^(?!{SIGNAL_NAME}$)"}],
         "pattern": _INSIDE,
     },
+    ("spot", "policy"): {"anyOf": [{"enum": sorted(POLICIES)}, {"pattern": f"^{POLICY_NAME}$"}]},
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
 }
 """What ``load_job`` requires of a field beyond its type."""

@@ -25,10 +25,16 @@ MAX_NAME_LENGTH: Final = 48
 MAX_WORLD_SIZE: Final = 9999
 """Training processes of a job: keys in the bucket give a rank four digits."""
 
+POLICIES: Final = ("spot", "spot-then-on-demand", "deadline", "on-demand")
+"""The market policies that need no plugin."""
+POLICY_NAME: Final = "[a-z][a-z0-9-]*"
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 """Those that can be the notice to a script."""
 SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
+LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
+MAX_LABELS: Final = 16
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -121,16 +127,23 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[spot]``: which market to buy on, and how long to wait for it."""
 
-    policy: Literal["spot", "spot-then-on-demand", "on-demand"] = "spot-then-on-demand"
+    policy: str = "spot-then-on-demand"
     """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
-    machine. ``"on-demand"`` buys only on demand."""
+    machine, and goes back to spot when that pays. ``"deadline"`` finishes by ``deadline`` at the least
+    expected cost. ``"on-demand"`` buys only on demand. A plugin can bring others."""
+    options: dict[str, Any] = {}
+    """The options of a plugin's policy."""
     max_wait: Duration | None = None
     """How long the job waits without a machine, since it last ran or was submitted or resumed, before it buys
     on demand or, with ``"spot"``, is suspended: ``cloudspot run`` ends, and a driver launches the job once
-    there is capacity. If left out: 10 minutes, or without end with ``"spot"``."""
+    there is capacity. If left out: 10 minutes, or without end with ``"spot"``. ``"deadline"`` and plugins'
+    policies have none."""
     deadline: PositiveDuration | None = None
-    """How long after its submission, or resumption, the job should be done. ``"spot-then-on-demand"`` buys on
-    demand when it would otherwise be late. It ends nothing."""
+    """For ``"deadline"``, or a plugin's policy: how long after its submission, or resumption, the job has to
+    be done. It ends nothing: a job that is late goes on, on demand."""
+    length: PositiveDuration | None = None
+    """For how long the job trains if its machines are not taken: what is planned with until the training
+    itself tells its steps and its pace. If left out: three quarters of ``deadline``."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,11 +188,13 @@ class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[limits]``: what ends the job early.
 
-    At ``max_cost`` and ``max_runtime`` the job saves a checkpoint and stops.
+    At ``max_runtime``, and before it would pass ``max_cost``, the job saves a checkpoint and stops.
     """
 
     max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """What may be spent on machines in all."""
+    """What may be spent on machines in all, with their boot disks and public addresses as far as ``plan``
+    names their prices, and with what the stop costs. Requests to the store, what is stored there and traffic
+    are not counted."""
     currency: str | None = None
     """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
     max_runtime: PositiveDuration | None = None
@@ -196,6 +211,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str
     """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """What the job is for, such as ``{ team = "vision", ticket = "ML-12" }``: ``cloudspot cost`` adds up by
+    them, and ``show`` shows them. At most 16; a name has up to 63 letters, digits, ``_``, ``.`` and ``-``, a
+    value spaces and ``,:@/+`` too."""
     store: str | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. If left out: the one that the command line names, or the provider's default."""
@@ -345,11 +364,23 @@ def _check(spec: JobSpec) -> None:
             f'"{spec.name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens'
             + (f'; did you mean "{near}"?' if near else ""),
         )
+    _check_labels(spec.labels)
     if spec.nodes.min > spec.nodes.max:
         raise FieldError((), f"nodes.min must be <= nodes.max: got {spec.nodes.min} > {spec.nodes.max}")
     if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
         found = f"{spec.nodes.max} * {spec.procs_per_node}"
         raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}: got {found}")
+    if spec.spot.policy == "deadline" and spec.spot.deadline is None:
+        raise FieldError(("spot", "policy"), "needs spot.deadline")
+    if not re.fullmatch(POLICY_NAME, spec.spot.policy):
+        known = ", ".join(f'"{name}"' for name in sorted(POLICIES))
+        found = f'expected one of {known}, or the name of a plugin\'s; got "{spec.spot.policy}"'
+        raise FieldError(("spot", "policy"), found)
+    if spec.spot.policy in POLICIES:
+        if spec.spot.policy != "deadline" and spec.spot.deadline is not None:
+            raise FieldError(("spot", "deadline"), 'has no effect without spot.policy = "deadline"')
+        if spec.spot.options:
+            raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     if (spec.run.entrypoint is None) == (spec.run.command is None):
@@ -379,6 +410,21 @@ def _check(spec: JobSpec) -> None:
         expected = " or ".join(f'"{name}"' for name in SIGNALS)
         raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
     _check_environment(spec.run)
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > MAX_LABELS:
+        raise FieldError(("labels",), f"at most {MAX_LABELS} are possible, got {len(labels)}")
+    for name, value in labels.items():
+        if not re.fullmatch(LABEL_NAME, name):
+            raise FieldError(
+                ("labels",), f'"{name}" must be at most 63 letters, digits, "_", "." and "-", such as "team"'
+            )
+        if not re.fullmatch(LABEL_VALUE, value):
+            raise FieldError(
+                ("labels", name),
+                f'"{value}" must be at most 63 letters, digits, spaces and "_.,:@/+-", such as "vision"',
+            )
 
 
 def _check_inside(path: FieldPath, value: str) -> None:

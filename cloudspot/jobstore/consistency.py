@@ -17,6 +17,7 @@ from cloudspot.jobstore.records import (
     JournalRecord,
     Moved,
     Notice,
+    Repriced,
     Resumed,
     Seat,
     Suspended,
@@ -76,6 +77,9 @@ class JournalOrder:
             is_later = self._head is None or record.step > self._head.step
             fits = record.generation == self._generation and is_later and not self._has_ended
             return None if fits else f"it commits checkpoint {record.id}"
+        if isinstance(record, Repriced):
+            fits = 1 <= record.launch <= len(self._num_nodes) and not self._has_ended
+            return None if fits else f"it prices launch {record.launch}"
         if isinstance(record, Resumed):
             fits = record.resumption == self._resumed + 1
             return None if fits else f"it is resumption {record.resumption}"

@@ -19,6 +19,7 @@ from cloudspot.jobstore.records import (
     JournalRecord,
     Moved,
     Notice,
+    Repriced,
     Resumed,
     Seat,
     Slot,
@@ -44,11 +45,18 @@ class LaunchHistory:
     beats_listed: Mapping[int, tuple[datetime, int]] = field(default_factory=dict)
     """When each node's newest heartbeat was put, by the store's clock, and its size: they differ from beat to
     beat, whether it was read or not."""
+    prices: tuple[Repriced, ...] = ()
+    """How the price has changed since the intent, in order."""
 
     @property
     def number(self) -> int:
         """Count launches from 1."""
         return self.intent.launch
+
+    @property
+    def price_per_hour(self) -> float:
+        """Return what one of its nodes costs now."""
+        return self.prices[-1].price_per_hour if self.prices else self.intent.offer.price_per_hour
 
     @cached_property
     def own_exits(self) -> Mapping[int, Exit]:

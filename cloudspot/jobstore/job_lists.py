@@ -10,7 +10,7 @@ with the same id.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
@@ -100,5 +100,4 @@ def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
 
 
 def _recent_key(submission: Submission) -> str:
-    since_epoch = submission.at - datetime.fromtimestamp(0, timezone.utc)
-    return keys.recent(submission.job_id, milliseconds=int(since_epoch.total_seconds() * 1000))
+    return keys.recent(submission.job_id, milliseconds=submission.milliseconds)

@@ -45,6 +45,19 @@ def recent(job_id: str, *, milliseconds: int) -> str:
     return f"recent/{max(0, 10**13 - milliseconds):013d}-{job_id}"
 
 
+def market_prefix(provider: str) -> str:
+    """Return the prefix of what jobs that have ended saw of a provider's spot market, the newest first."""
+    return f"market/{provider}/"
+
+
+def market_seen(provider: str, nonce: str, *, milliseconds: int) -> str:
+    """Return the key of what one job saw: its first submission's nonce and time, as in ``recent``.
+
+    It does not name the job, which may be removed long before.
+    """
+    return f"{market_prefix(provider)}{max(0, 10**13 - milliseconds):013d}-{nonce}"
+
+
 def job_prefix(job_id: str) -> str:
     """Return the prefix of everything that belongs to the job."""
     return f"jobs/{job_id}/"
@@ -94,8 +107,11 @@ def settled_launches(job_id: str) -> str:
 
 
 def stop(job_id: str, resumption: int) -> str:
-    """Return the key of the request to stop; create-only. Each resumption (0: none yet) has its own."""
-    return f"jobs/{job_id}/stop" + (f".{resumption}" if resumption else "")
+    """Return the key of the request to stop; create-only. Each resumption (0: none yet) has its own.
+
+    It is among what the nodes say, so that whoever lists that sees it without a request of its own.
+    """
+    return f"{nodes_prefix(job_id)}stop" + (f".{resumption}" if resumption else "")
 
 
 def journal_prefix(job_id: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 
+import msgspec
+
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
@@ -46,6 +48,26 @@ def claim_slot(
     return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 
+def claim_seat(
+    store: ObjectStore, job_id: str, launch: int, identity: NodeIdentity, *, num_seats: Callable[[], int]
+) -> NodeIdentity | None:
+    """Claim a seat of the launch for this machine; return the identity with its rank, or None: it must end.
+
+    Its seat is that of its index. If that is another machine's, the provider's indices repeat, and any other
+    seat of the ``num_seats`` that is open will do: not every cloud promises that the machines of one request
+    get different ones.
+    """
+    slot = claim_slot(store, job_id, launch, identity.rank, identity)
+    if slot.instance_id == identity.instance_id:
+        return identity
+    if slot.instance_id is None:
+        return None  # a controller has given this machine up
+    for rank in range(num_seats()):
+        if claim_slot(store, job_id, launch, rank, identity).instance_id == identity.instance_id:
+            return msgspec.structs.replace(identity, rank=rank)
+    return None
+
+
 def void_slot(
     store: ObjectStore,
     job_id: str,
@@ -54,14 +76,15 @@ def void_slot(
     detail: str,
     *,
     machines: tuple[str, ...] = (),
+    cause: str = "",
     now: Callable[[], datetime] = utc_now,
 ) -> Slot:
     """Forbid the seat to every machine, unless one has claimed it; return the record that stands.
 
     The seat is void only if the record returned says so (it has no ``instance_id``). ``machines`` are those
-    that are there for it, and are on the bill until their end is proven.
+    that are there for it, and are on the bill until their end is proven; ``cause`` is what they said.
     """
-    slot = Slot(instance_id=None, detail=detail, machines=machines, at=now(), writer=new_nonce())
+    slot = Slot(instance_id=None, detail=detail, machines=machines, cause=cause, at=now(), writer=new_nonce())
     return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 

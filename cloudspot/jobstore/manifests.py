@@ -81,12 +81,14 @@ def try_commit(
     save: SaveId,
     *,
     known: MutableMapping[str, Part] | None = None,
+    writer: str | None = None,
 ) -> Commit | None:
     """Commit the save if all its parts are there; return its checkpoint's commit.
 
     If the newest checkpoint that counts is of this step or a later one, that is the one returned. None: a
     part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
-    as for ``write_manifest``.
+    as for ``write_manifest``. ``writer`` goes into the record that is appended: a new nonce by which whoever
+    appended it knows it again.
 
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
@@ -104,12 +106,12 @@ def try_commit(
             manifest = write_manifest(store, job_id, save, known=known)
             if manifest is None:
                 return None
-            record = commit_of(manifest, at=datetime.now(timezone.utc))
+            record = commit_of(manifest, at=datetime.now(timezone.utc), writer=writer)
         if journal.append(record, len(records) + 1):
             return record
 
 
-def commit_of(manifest: Manifest, *, at: datetime) -> Commit:
+def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) -> Commit:
     """Return a new commit of the manifest's checkpoint, for the journal to take or refuse."""
     return Commit(
         generation=manifest.generation,
@@ -118,7 +120,7 @@ def commit_of(manifest: Manifest, *, at: datetime) -> Commit:
         size=manifest.size,
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
-        writer=new_nonce(),
+        writer=writer or new_nonce(),
     )
 
 

@@ -39,6 +39,7 @@ def upload_part(
     seal: bytes,
     sealed_at: datetime,
     progress: Callable[[int], None] = lambda _count: None,
+    is_repeated: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
 ) -> Part:
@@ -50,7 +51,8 @@ def upload_part(
     ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
     even after an error.
     ``progress`` is called from several threads with the bytes of each chunk that is done; all chunks but the
-    last have ``chunk_bytes``.
+    last have ``chunk_bytes``. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
+    looked for first.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
@@ -70,7 +72,8 @@ def upload_part(
         writer=new_nonce(),
     )
     with _forgetting_frames():
-        return _upload(store, job_id, part, partial(_lend_view, data), chunk_bytes, num_threads, progress)
+        read = partial(_lend_view, data)
+        return _upload(store, job_id, part, read, chunk_bytes, num_threads, progress, is_repeated=is_repeated)
 
 
 def upload_directory(
@@ -193,13 +196,15 @@ def _upload(
     num_threads: int,
     progress: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
+    *,
+    is_repeated: bool = True,
 ) -> Part:
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
     store = patient(store)
     key = keys.part(job_id, part.save, part.rank)
     # Once the record stands, its chunks are never written again: a commit may name them.
-    found = find_record(store, key, Part)
+    found = find_record(store, key, Part) if is_repeated else None
 
     def carry(number: int) -> Chunk:
         start = number * chunk_bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from cloudspot.jobstore.records import (
     JournalRecord,
     Moved,
     Notice,
+    Repriced,
     Resumed,
     Slot,
     StopRequest,
@@ -102,10 +104,10 @@ class HistoryReader:
     The first pass reads the copies of the journal and of the launches that are settled, so that its cost does
     not grow with them.
 
-    A pass over a job in which nothing is new costs a get each for the journal and the stop request. Until all
-    its machines have provably ended it also costs a listing of seats and certificates, one of what the nodes
-    say, and gets of the heartbeats that this shows to be new: of all nodes whose state has changed, and of
-    ``MAX_REREADS`` others, in turn.
+    A pass over a job in which nothing is new costs a get for the journal. Until all its machines have
+    provably ended it also costs a listing of seats and certificates, one of what the nodes say, and gets of
+    the heartbeats that this shows to be new: of all nodes whose state has changed, and of ``MAX_REREADS``
+    others, in turn. After that it costs a get for a request to stop, which is otherwise in that listing.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
@@ -121,6 +123,7 @@ class HistoryReader:
         """By launch and key."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
         """By launch and rank: when the newest heartbeat was put, and its size."""
+        self._history: History | None = None
         self._beats_read: dict[str, tuple[datetime, int]] = {}
         """The same, by key, of the heartbeats that were read."""
         self._has_recalled = False
@@ -142,22 +145,27 @@ class HistoryReader:
         journal = self._read_journal()
         turns = turns_of(journal)
         submission, sha256 = self._read_submissions(turns)
-        if self._stop is None:
-            key = keys.stop(self._job_id, submission.resumption)
-            self._stop = find_record(self._store, key, StopRequest)
         intents = [record for record in journal if isinstance(record, Intent)]
-        self._read_launches(intents)
-        if self._is_behind(journal):
+        listed = self._read_launches(intents)
+        key = keys.stop(self._job_id, submission.resumption)
+        if self._stop is None and (listed is None or key in listed):
+            self._stop = find_record(self._store, key, StopRequest)
+        commits = [record for record in journal if isinstance(record, Commit)]
+        if self._is_behind(commits, len(generations_of(journal))):
             journal = self._read_journal()
             turns = turns_of(journal)
             submission, sha256 = self._read_submissions(turns)
             intents = [record for record in journal if isinstance(record, Intent)]
-        launches = tuple(self._fold_launch(intent) for intent in intents)
+        prices = [record for record in journal if isinstance(record, Repriced)]
+        launches = tuple(
+            self._fold_launch(intent, [one for one in prices if one.launch == intent.launch])
+            for intent in intents
+        )
         for launch in launches[self._first_unsettled - 1 :]:
             if not launch.is_settled:
                 break
             self._first_unsettled = launch.number + 1
-        return History(
+        self._history = History(
             first_submission=self._submissions[0][0],
             submission=submission,
             submission_sha256=sha256,
@@ -170,6 +178,41 @@ class HistoryReader:
             num_records=len(journal),
             turns=turns,
         )
+        return self._history
+
+    def glance(self, *, rereads: bool = True) -> History | None:
+        """Return the history with newer heartbeats, or None if anything else may be new: then ``read``.
+
+        It costs a listing of what the nodes say, and gets of heartbeats: of each fourth node, at most
+        ``MAX_REREADS``, and of one at least if it ``rereads``. What only the journal and the certificates
+        tell is missing until the next ``read``.
+
+        Raises:
+            CorruptData: a heartbeat is malformed.
+            TransientError: the store does not answer.
+        """
+        known = self._history
+        if known is None or known.finished is not None or self._first_unsettled > len(known.launches):
+            return None
+        unsettled = {
+            launch.number: launch.intent.num_nodes for launch in known.launches[self._first_unsettled - 1 :]
+        }
+        if any(len(self._slots.get(number, {})) < num_nodes for number, num_nodes in unsettled.items()):
+            return None
+        listed = list(self._list_nodes())
+        new, beating = self._sort(listed, unsettled)
+        stop = keys.stop(self._job_id, known.submission.resumption)
+        if new or (self._stop is None and any(meta.key == stop for meta in listed)):
+            return None
+        num_read = min(MAX_REREADS, max(len(beating) // 4, int(rereads)))
+        self._read_places([place for _, place in beating[:num_read]], listed)
+        if self._is_behind(known.commits, len(known.generations)):
+            return None
+        changed = [known.launches[number - 1] for number in sorted(unsettled)]
+        changed = [self._fold_launch(launch.intent, launch.prices) for launch in changed]
+        launches = (*known.launches[: self._first_unsettled - 1], *changed)
+        self._history = dataclasses.replace(known, launches=launches)
+        return self._history
 
     def read_job(self) -> tuple[Submission, JobSpec]:
         """Return the job's newest submission and the job file in it, without the rest of its history.
@@ -228,24 +271,32 @@ class HistoryReader:
         self.num_copied = len(found.launches)
         self._first_unsettled = self.num_copied + 1
 
-    def _read_launches(self, intents: Sequence[Intent]) -> None:
-        """Read what is new in the launches that were not settled in the previous pass, or have come since."""
+    def _read_launches(self, intents: Sequence[Intent]) -> set[str] | None:
+        """Read what is new in the launches that were not settled in the previous pass, or have come since.
+
+        Return the keys that were listed; None: no such launch is there, and nothing was listed.
+        """
         first = self._first_unsettled
         unsettled = [intent for intent in intents if intent.launch >= first]
         if not unsettled:
-            return
+            return None
         # "machines" comes before "nodes".
         before = keys.certificate(self._job_id, first, "")
         new = list(self._store.list_objects(keys.launches_prefix(self._job_id), after=before))
-        first_nodes = keys.launch_nodes_prefix(self._job_id, first)
-        new += self._store.list_objects(keys.nodes_prefix(self._job_id), after=first_nodes)
-        self._add(new, {intent.launch: intent.num_nodes for intent in unsettled})
+        new += self._list_nodes()
+        places, beating = self._sort(new, {intent.launch: intent.num_nodes for intent in unsettled})
+        self._read_places([*places, *(place for _, place in beating[:MAX_REREADS])], new)
         self._certify(new, {intent.launch for intent in unsettled})
+        return {meta.key for meta in new}
 
-    def _is_behind(self, journal: Sequence[JournalRecord]) -> bool:
-        """Return whether nodes speak of what was appended since the journal was read."""
-        newest = max((one.id for one in journal if isinstance(one, Commit)), default=None)
-        number = len(generations_of(journal))
+    def _list_nodes(self) -> Iterable[ObjectMeta]:
+        """List what the nodes say, from the first launch on that is not settled."""
+        after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
+        return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
+
+    def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
+        """Return whether nodes speak of a commit or of a generation that these do not have."""
+        newest = max((one.id for one in commits), default=None)
         words = [
             one
             for kind in ("heartbeat", "exit.json")
@@ -259,10 +310,15 @@ class HistoryReader:
             for one in words
         )
 
-    def _add(self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]) -> None:
-        """Read the slots and node records that were listed, but no version of any twice."""
+    def _sort(
+        self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]
+    ) -> tuple[list[_Place], list[tuple[tuple[datetime, int], _Place]]]:
+        """Return where to read what is new, and where newer heartbeats of nodes that have not changed are.
+
+        With each of these is the version that was read last; those that were read longest ago come first.
+        """
         new: list[_Place] = []
-        beating: list[tuple[tuple[datetime, int], _Place]] = []  # With the version that was read last.
+        beating: list[tuple[tuple[datetime, int], _Place]] = []
         prefix = keys.job_prefix(self._job_id)
         for meta in found:
             name = meta.key.removeprefix(prefix)
@@ -283,8 +339,10 @@ class HistoryReader:
                     beating.append((read, place))
             elif rank not in records:
                 new.append(place)
-        beating.sort(key=lambda one: one[0])
-        places = [*new, *(place for _, place in beating[:MAX_REREADS])]
+        return new, sorted(beating, key=lambda one: one[0])
+
+    def _read_places(self, places: Sequence[_Place], found: Sequence[ObjectMeta]) -> None:
+        """Read these records, of which the listing has ``found`` the versions."""
         versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
         for place, record in zip(places, each(self._read_place, places), strict=True):
             if record is not None:
@@ -318,7 +376,7 @@ class HistoryReader:
         check_place(record, place.launch, place.rank, place.key)
         return record
 
-    def _fold_launch(self, intent: Intent) -> LaunchHistory:
+    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
         launch = intent.launch
         certificates = self._certificates.get(launch, {}).values()
         return LaunchHistory(
@@ -329,4 +387,5 @@ class HistoryReader:
             heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
             certificates={one.instance_id: one for one in certificates},
             beats_listed=dict(self._beats_listed.get(launch, {})),
+            prices=tuple(prices),
         )

@@ -1,6 +1,6 @@
 """The records in the bucket, typed, most of them create-only.
 
-Overwritten are Heartbeat, Summary, JournalCopy, SettledLaunches, Suspicions and Removal.
+Overwritten are Heartbeat, Summary, JournalCopy, SettledLaunches, Suspicions, MarketSeen and Removal.
 
 Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
@@ -13,12 +13,13 @@ numbers out of their bounds, words that no fold knows.
 from __future__ import annotations
 
 import secrets
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from cloudspot.decoding import (
+    EARLIEST,
     Amount,
     Dated,
     ExitStatus,
@@ -27,13 +28,14 @@ from cloudspot.decoding import (
     Ordinal,
     OrdinalOrZero,
     Port,
+    Price,
     Rank,
     Seconds,
     Sha256,
     SharedKey,
     Tally,
 )
-from cloudspot.model import EndReason, LaunchRequest, Offer
+from cloudspot.model import EndReason, LaunchRequest, Market, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
 JobState = (
@@ -95,7 +97,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 
 # --- submission ---------------------------------------------------------------------------------
 
-FORMAT = 2
+FORMAT = 3
 """The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
 
 
@@ -144,11 +146,18 @@ class Submission(_Written, frozen=True, kw_only=True):
     forked_from: Origin | None = None
     """Where the checkpoint came from with which the job began, as its generation 0."""
 
+    @property
+    def milliseconds(self) -> int:
+        """Return when it was made, since 1970, as keys have it that sort by time."""
+        return int((self.at - EARLIEST).total_seconds() * 1000)
+
 
 class StopRequest(_Written, frozen=True, kw_only=True):
     """``jobs/<id>/stop``: checkpoint and end the job."""
 
     reason: StopReason
+    detail: str = ""
+    """The figures of a limit that was reached, for people."""
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,9 +300,17 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
         return CheckpointId(self.generation, self.step)
 
 
+class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
+    """The nodes of a launch cost something else from now on: the market's price has changed."""
+
+    launch: Ordinal
+    price_per_hour: Price
+    """Of one node, in the currency of the launch's offer."""
+
+
 Turn = Finished | Suspended | Resumed | Moved
 """What the journal says of the job as a whole."""
-JournalRecord = Intent | Generation | Commit | Turn
+JournalRecord = Intent | Generation | Commit | Repriced | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +332,8 @@ class Slot(_Written, frozen=True, kw_only=True):
     detail: str = ""
     machines: tuple[str, ...] = ()
     """Of a void seat: the machines that were there for it, which have yet to end."""
+    cause: str = ""
+    """Of a void seat: why its machine could not run the agent, by its console; empty: unknown."""
 
     @property
     def owed(self) -> tuple[str, ...]:
@@ -558,6 +577,19 @@ class Manifest(_Written, frozen=True, kw_only=True):
 # --- advisory -----------------------------------------------------------------------------------
 
 
+class Outlay(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job has paid for machines of one kind on one day."""
+
+    day: date
+    """In UTC."""
+    provider: str
+    market: Market
+    zone: str
+    currency: str
+    purposes: dict[str, tuple[Seconds, Amount, Amount]]
+    """By the ledger's word for it: the machines' seconds, what was spent, and what that costs on demand."""
+
+
 class Summary(Dated, frozen=True, kw_only=True):
     """``jobs/<id>/summary``: one small object per job, for ``ps``; overwritten, and perhaps stale."""
 
@@ -586,6 +618,35 @@ class Summary(Dated, frozen=True, kw_only=True):
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """The job file's."""
+    outlays: tuple[Outlay, ...] | None = None
+    """Of a job that has ended, for ``cost``; None: nobody has added them up."""
+
+
+NUM_MARKET_AGES = 4
+"""How many ages of a market's state are told apart: those of ``cloudspot.market.hazards``."""
+_MarketCounts = Annotated[
+    tuple[Annotated[float, msgspec.Meta(ge=0, le=1e6)], ...],
+    msgspec.Meta(min_length=NUM_MARKET_AGES, max_length=NUM_MARKET_AGES),
+]
+
+
+class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job has seen of one pool of spot machines, by the age of the pool's state."""
+
+    losses: _MarketCounts
+    up_hours: _MarketCounts
+    gains: _MarketCounts
+    down_hours: _MarketCounts
+
+
+class MarketSeen(Dated, frozen=True, kw_only=True):
+    """``market/<provider>/<time>-<nonce>``: what a job that has ended has seen of the spot market."""
+
+    pools: Annotated[dict[str, PoolSeen], msgspec.Meta(max_length=1000)]
+    """By zone and machine type: ``zone/type``."""
+    at: datetime
 
 
 class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):

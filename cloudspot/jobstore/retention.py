@@ -42,6 +42,7 @@ def collect(
     job_id: str,
     keep: int,
     *,
+    with_orphans: bool = True,
     orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS,
 ) -> tuple[CheckpointId, ...]:
     """Delete the checkpoints that no resume will want; return their ids, ascending.
@@ -50,6 +51,9 @@ def collect(
     generation was restored. Others go when they are older than the lineage's newest: those that were
     committed, and what was uploaded and never committed. Nothing is deleted while the lineage has no commit,
     or while a node may be about to resume: what it has chosen may be among the others.
+
+    It costs two listings, and for each checkpoint that goes one more and the deletions. ``with_orphans``:
+    look also for what has no manifest, which costs a listing for each checkpoint.
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
     interrupts this, no manifest lacks a chunk; the next call finishes the work. Safe to run anywhere,
@@ -76,8 +80,9 @@ def collect(
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
     for checkpoint in doomed:
-        for save in stored_saves(store, job_id, checkpoint):
-            _delete_contents(store, job_id, save)
+        _delete_contents(store, _contents_prefix(job_id, checkpoint))
+    if not with_orphans:
+        return tuple(sorted(doomed))
     useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
     stored = tuple(stored_saves(store, job_id))
     num_saves = Counter(save.checkpoint for save in stored)
@@ -95,7 +100,7 @@ def collect(
             orphans.append(checkpoint)
         elif not _is_superseded(store, job_id, save):
             continue
-        _delete_contents(store, job_id, save)
+        _delete_contents(store, keys.save_prefix(job_id, save))
     return tuple(sorted({*doomed, *orphans}))
 
 
@@ -135,8 +140,8 @@ def _list_manifests(store: ObjectStore, job_id: str) -> Iterator[tuple[Checkpoin
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
     """Yield the saves (of one checkpoint) that have parts or chunks, ascending, with one request for each."""
-    head = "" if checkpoint is None else f"{checkpoint.generation:06d}-{checkpoint.step:012d}-"
-    prefix = keys.checkpoints_prefix(job_id) + head
+    every = keys.checkpoints_prefix(job_id)
+    prefix = every if checkpoint is None else _contents_prefix(job_id, checkpoint)
     after: str | None = None
     while True:
         page = store.list_page(prefix, after=after, limit=1)
@@ -144,13 +149,18 @@ def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | Non
             return
         name = page.objects[0].key.removeprefix(prefix).partition("/")[0]
         after = f"{prefix}{name}/~"  # Sorts after all that our keys have there.
-        match = _SAVE.fullmatch(f"{head}{name}")
+        match = _SAVE.fullmatch(prefix.removeprefix(every) + name)
         if match is not None:
             yield SaveId(int(match[1]), int(match[2]), int(match[3]))
 
 
-def _delete_contents(store: ObjectStore, job_id: str, save: SaveId) -> None:
+def _contents_prefix(job_id: str, checkpoint: CheckpointId) -> str:
+    """Return the prefix of all saves of a checkpoint."""
+    return f"{keys.checkpoints_prefix(job_id)}{checkpoint.generation:06d}-{checkpoint.step:012d}-"
+
+
+def _delete_contents(store: ObjectStore, prefix: str) -> None:
     """Delete part records, then chunks: a part record never stands without its chunks."""
-    for prefix in (keys.parts_prefix(job_id, save), keys.save_prefix(job_id, save)):
-        for meta in store.list_objects(prefix):
-            store.delete(meta.key)
+    found = [meta.key for meta in store.list_objects(prefix)]
+    for key in sorted(found, key=lambda key: "/parts/" not in key):
+        store.delete(key)

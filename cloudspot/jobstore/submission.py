@@ -308,9 +308,11 @@ def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
         patient(store).delete(keys.secrets(job_id, number))
 
 
-def request_stop(store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int) -> StopRequest:
+def request_stop(
+    store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int, detail: str = ""
+) -> StopRequest:
     """Ask the job to checkpoint and end; return the first request, which stands until the next resumption."""
-    request = StopRequest(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
+    request = StopRequest(reason=reason, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
     return create_record(store, keys.stop(job_id, resumption), request)
 
 

@@ -28,7 +28,7 @@ _CANNOT_ENCLOSE = 119
 """The exit status of a process that could not make the namespaces."""
 
 
-def why_not() -> str | None:
+def why_not(*, shares_network: bool = False) -> str | None:
     """Try to enclose a function; return why this host cannot, or None if it can."""
     if sys.platform != "linux":
         return "namespaces need Linux"
@@ -38,7 +38,7 @@ def why_not() -> str | None:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _exit_with(lambda: _probe(writer))
+        _exit_with(lambda: _probe(writer, shares_network=shares_network))
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as answer:
         reason = answer.read()
@@ -90,29 +90,26 @@ def _init(main: Callable[[], int]) -> int:
 def _unshare(*, shares_network: bool = False) -> None:
     kinds = namespaces.NEW_MOUNTS | namespaces.NEW_PIDS | namespaces.NEW_IPC
     if not shares_network:
+        # For root too: its power over the host ends here.
+        namespaces.become_root()
         kinds |= namespaces.NEW_NETWORK
-    if os.geteuid() != 0:
-        namespaces.become_root()
-        namespaces.unshare(kinds)
-        return
-    try:
-        namespaces.unshare(kinds)
-    except PermissionError:  # root without its powers, as in a container
-        namespaces.become_root()
-        namespaces.unshare(kinds)
+    namespaces.unshare(kinds)
 
 
 def _set_scene() -> None:
     namespaces.keep_mounts_to_ourselves()
     namespaces.mount_proc()
+    # Whoever has one may mount the control groups that we are in, and our user may change or kill them.
+    Path("/proc/sys/user/max_cgroup_namespaces").write_text("0", encoding="ascii")
+    namespaces.seal_proc()
     # Machines keep their memory there; it must vanish with us, however we end.
     namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
     ip("link", "set", "lo", "up")
 
 
-def _probe(writer: int) -> int:
+def _probe(writer: int, *, shares_network: bool) -> int:
     try:
-        _unshare()
+        _unshare(shares_network=shares_network)
     except OSError as error:
         os.write(writer, f"the kernel lets this user make no namespaces ({error})".encode())
         return 1
@@ -126,10 +123,21 @@ def _probe(writer: int) -> int:
 def _probe_scene(writer: int) -> int:
     try:
         _set_scene()
+        _try_machine()
     except (OSError, CloudspotError) as error:
         os.write(writer, f"its namespaces cannot be set up ({error})".encode())
         return 1
     return 0
+
+
+def _try_machine() -> None:
+    """Make what the view of a machine is made of."""
+    place = Path("/dev/shm")  # noqa: S108 # as above
+    namespaces.bind(Path("/etc"), place)
+    namespaces.restrict(place)
+    namespaces.mount_terminals(place)
+    namespaces.mount_sys(place)
+    namespaces.become_root()
 
 
 def fork(main: Callable[[], int]) -> int:

@@ -148,7 +148,7 @@ class PlainForm(Form):
             "TMPDIR": str(self.machine.temporary),
             "LANG": "C.UTF-8",
             "CLOUDSPOT_NODE_DIR": str(self.machine.node_directory),
-            "CLOUDSPOT_CORES": num_cores(self.record.num_nodes),
+            "CLOUDSPOT_CORES": num_cores(self.record.job_nodes),
         }
         if self.machine.arena is not None:
             environment["CLOUDSPOT_ARENA"] = str(self.machine.arena)
@@ -251,7 +251,11 @@ class IsolatedForm(Form):
 
 
 def num_cores(num_nodes: int) -> str:
-    """Return a machine's share of this host's cores, so that the nodes of a job do not compete for them."""
+    """Return a machine's share of this host's cores, so that the nodes of a job do not compete for them.
+
+    All have the same, those that are replaced alone too: with another number of threads torch computes
+    other last bits.
+    """
     return str(max(1, (os.cpu_count() or 1) // num_nodes))
 
 

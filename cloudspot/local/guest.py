@@ -1,8 +1,8 @@
 """The first process of an isolated machine: ``python -m cloudspot.local.guest <directory> <network>``.
 
-Makes the machine's own view of the host - its name, its processes, its files where they must differ -
-and becomes the machine's init. The supervisor starts it, and the machine ends with the supervisor;
-``network`` is the descriptor of the machine's network namespace.
+Makes the machine's own view of the host - its name, its processes, its files - and becomes the machine's
+init, in a user namespace that can change nothing of the host. The supervisor starts it, and the machine
+ends with the supervisor; ``network`` is the descriptor of the machine's network namespace.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudspot.local import namespaces
@@ -27,7 +28,26 @@ PROGRAMS = Path("/run/machine")
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
 """Where cloud-init keeps what it runs."""
 _FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
-_OPTIONAL = Path("/opt")
+_OWN_DIRECTORIES = (
+    *("/dev", "/home", "/media", "/mnt", "/proc", "/root", "/run/lock", "/srv", "/sys"),
+    *(f"/var/{name}" for name in ("cache", "lib", "local", "log", "mail", "opt", "spool")),
+)
+_ANYBODYS_DIRECTORIES = ("/tmp", "/var/tmp")  # noqa: S108 # the machine's
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/ptmx": "pts/ptmx",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/var/lock": "../run/lock",
+    "/var/run": "../run",
+}
+_DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
+_ACCELERATORS = ("accel*", "dri", "dxg", "infiniband", "kfd", "nvidia*")
+_NETWORK_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 0"}
+"""Let it serve on any port, and ping, as root can on a real one; its network is not its root's."""
+_RULES = ("sudoers", "sudoers.d")
+"""No secrets, although closed: programs of the machine need them."""
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _POWER_SWITCHES = ("shutdown", "poweroff", "halt", "systemctl")
 _NO_PACKAGE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
@@ -64,8 +84,8 @@ def main(directory: Path, network: int) -> int:
     """Become the machine; returns when its init has ended, with its status."""
     namespaces.die_with_parent()
     namespaces.enter(network, namespaces.NEW_NETWORK)
-    kinds = (namespaces.NEW_MOUNTS, namespaces.NEW_PIDS, namespaces.NEW_HOST_NAME, namespaces.NEW_IPC)
-    namespaces.unshare(sum(kinds))
+    os.close(network)
+    namespaces.unshare(namespaces.NEW_MOUNTS | namespaces.NEW_PIDS)
     child = os.fork()
     if child == 0:
         try:
@@ -84,12 +104,13 @@ def main(directory: Path, network: int) -> int:
 def _become_init(machine: MachineDirectory) -> None:
     guest = machine.record().guest
     assert guest is not None
-    assert guest.network is not None
     namespaces.keep_mounts_to_ourselves()
-    socket.sethostname(guest.host_name)
+    os.umask(0o022)
     _furnish(machine, guest)
-    namespaces.mount_proc()
-    os.chdir("/")
+    # Only now, so that the machine's root can undo none of these mounts.
+    namespaces.become_root()
+    namespaces.unshare(namespaces.NEW_MOUNTS | namespaces.NEW_HOST_NAME | namespaces.NEW_IPC)
+    socket.sethostname(guest.host_name)
     path = [str(PROGRAMS), *guest.image_path, *_SYSTEM_DIRECTORIES]
     own = {"PATH": os.pathsep.join(path), "LANG": "C.UTF-8"}
     environment = {**own, **guest.environment, MARK: machine.mark}
@@ -99,87 +120,191 @@ def _become_init(machine: MachineDirectory) -> None:
 
 
 def _furnish(machine: MachineDirectory, guest: Guest) -> None:
-    """Show the machine files of its own where they must not be the host's."""
+    """Make the machine's root directory, on the machine's disk, ours."""
+    view = _View(machine.system)
+    for name in _OWN_DIRECTORIES:
+        view.at(name).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for name in _ANYBODYS_DIRECTORIES:
+        view.at(name).mkdir()
+        view.at(name).chmod(0o1777)
+    for name, target in _LINKS.items():
+        view.at(name).symlink_to(target)
+    assert machine.arena is not None
+    view.show(machine.home, "/root")
+    view.show(machine.node_directory, "/var/lib/cloudspot")
+    view.show(machine.arena, "/dev/shm")  # noqa: S108 # its own
+    view.add_devices()
+    view.add_kernel()
+    _write_layers(view, guest)
+    for path in _system_directories():
+        if path.is_symlink():
+            # Relative, or what is made below it would be made on the host.
+            view.at(path).symlink_to(str(path.readlink()).lstrip("/"))
+        else:
+            view.copy(path)
+    for name in guest.visible:
+        for path in dict.fromkeys((Path(name), Path(name).resolve())):
+            view.copy(path)
     assert guest.network is not None
-    system = machine.system
-    memory = machine.arena
-    assert memory is not None
-    libraries = system / "var-lib"
-    # (source, target); homes too, because the submitter's credentials lie there.
-    shown = [
-        (system / "tmp", Path("/tmp")),  # noqa: S108 # a place to mount on
-        (system / "run", Path("/run")),
-        (libraries, Path("/var/lib")),
-        (memory, Path("/dev/shm")),  # noqa: S108 # as /tmp
-        *((machine.home, home) for home in _homes()),
-    ]
-    for source, _ in shown:
-        source.mkdir(mode=0o755, parents=True, exist_ok=True)
-    (system / "tmp").chmod(0o1777)
-    write_programs(system / "run" / PROGRAMS.name, guest)
-    switch = system / "run" / PROGRAMS.name / "shutdown"
+    view.show(Path(guest.network.hosts), "/etc/hosts")
+    write_programs(view.at(PROGRAMS), guest)
     for name in _POWER_SWITCHES:
-        switch = switch.with_name(name)
+        switch = view.at(PROGRAMS / name)
         switch.write_text(_POWER_SWITCH, encoding="utf-8")
         switch.chmod(0o755)
-    resolver = system / "resolv.conf"
-    resolver.touch()
-    (libraries / "cloudspot").mkdir(exist_ok=True)
-    namespaces.bind(machine.node_directory, libraries / "cloudspot")
-    for source, target in shown:
-        _keep_visible(guest.visible, hidden=target, shown=source)
-    if guest.programs and _OPTIONAL.is_dir():
-        _add_programs(system / "opt", guest.programs)
-        shown.append((system / "opt", _OPTIONAL))
+    for path in filter(lambda path: view.at(path).exists(), _power_switches()):
+        view.show(view.at(PROGRAMS / path.name), path)
     # To Python, an empty directory would be a package without modules.
-    (system / "hidden").mkdir()
-    (system / "hidden" / "__init__.py").write_text(_NO_PACKAGE, encoding="utf-8")
-    no_package = os.open(system / "hidden", os.O_PATH | os.O_CLOEXEC)
-    # Open all first: a source may lie under a directory that another one hides.
-    covers: list[tuple[Path, Path]] = [(Path(guest.network.hosts), Path("/etc/hosts"))]
-    covers.append((resolver, Path("/etc/resolv.conf")))
-    covers += [(switch, path) for path in _power_switches()]
-    covers += shown
-    opened = [(os.open(source, os.O_PATH | os.O_CLOEXEC), target) for source, target in covers]
-    for descriptor, target in opened:
-        if target.exists():
-            namespaces.bind(Path(f"/proc/self/fd/{descriptor}"), target)
-    for package in map(Path, guest.hidden):
-        if package.is_dir():
-            namespaces.bind(Path(f"/proc/self/fd/{no_package}"), package)
+    no_package = machine.system / "hidden"
+    no_package.mkdir()
+    (no_package / "__init__.py").write_text(_NO_PACKAGE, encoding="utf-8")
+    for package in guest.hidden:
+        if view.at(package).is_dir():
+            view.show(no_package, package)
+    namespaces.change_root(view.root)
+    # The supervisor's has been opened where it can be changed.
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
-def _add_programs(shown: Path, programs: Mapping[str, str]) -> None:
-    """Fill ``shown`` with the programs and with what else ``/opt`` holds."""
-    shown.mkdir()
-    for name, target in programs.items():
-        program = shown / Path(name).relative_to(_OPTIONAL)
+class _View:
+    """A machine's root directory while it is made; paths are those that the machine sees."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = disk
+        self.root = disk / "root"
+        self.root.mkdir()
+        namespaces.bind(self.root, self.root)
+        namespaces.restrict(self.root, read_only=False)
+        self.layers = disk / "layers"
+        """What lies over the host's files, by path."""
+        self.layers.mkdir()
+        # In memory, where whiteouts can be made whatever the disk is.
+        namespaces.mount_memory(self.layers)
+        self._copied: list[Path] = []
+
+    def at(self, path: str | Path) -> Path:
+        """Return where to make what the machine sees at ``path``."""
+        return self.root / Path(path).relative_to("/")
+
+    def show(self, source: Path, path: str | Path) -> None:
+        """Show a file or directory, to be written to as here."""
+        target = self.at(path)
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif not target.exists():
+            target.touch()
+        namespaces.bind(source, target)
+
+    def copy(self, source: Path) -> None:
+        """Show the host's directory as the machine's own: what it writes goes to its disk.
+
+        What is in it is read-only where that disk can hold no such layer, or where something is mounted in
+        the directory, as drivers are in containers.
+        """
+        layer = self.layers / source.relative_to("/")
+        layers = tuple(one for one in (layer, source) if one.is_dir())
+        if not layers or any(one in (source, *source.parents) for one in self._copied):
+            return
+        self._copied.append(source)
+        target = self.at(source)
+        target.mkdir(parents=True, exist_ok=True)
+        upper = self._disk / "written" / str(len(self._copied))
+        for name in ("files", "work"):
+            (upper / name).mkdir(parents=True)
+        shutil.copymode(layers[-1], upper / "files")
+        try:
+            namespaces.mount_overlay(target, layers, upper=upper)
+        except OSError as error:
+            sys.stderr.write(f"guest: what is in {source} is read-only: {error}\n")
+            self._show_entries(source)
+
+    def _show_entries(self, source: Path) -> None:
+        """Show, read-only, what a directory holds and its layer does not replace."""
+        over = self.layers / source.relative_to("/")
+        self.at(source).mkdir(exist_ok=True)
+        for entry in source.iterdir() if source.is_dir() else ():
+            if (over / entry.name).is_dir():
+                self._show_entries(entry)
+            elif (over / entry.name).exists():
+                continue
+            elif entry.is_symlink():
+                self.at(entry).symlink_to(entry.readlink())
+            else:
+                self.show(entry, entry)
+                namespaces.restrict(self.at(entry))
+        if over.is_dir():
+            for entry in over.iterdir():
+                path = source / entry.name
+                if entry.is_file():
+                    shutil.copy(entry, self.at(path))
+                elif entry.is_dir() and not path.is_dir():
+                    shutil.copytree(entry, self.at(path))
+
+    def add_devices(self) -> None:
+        """Show the devices that hold nothing, and the accelerators."""
+        names = [Path("/dev", name) for name in _DEVICES]
+        found = (path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern)))
+        for path in (*names, *found):
+            if path.exists():
+                self.show(path, path)
+                # Its mode is the host's.
+                namespaces.restrict(self.at(path), no_devices=False)
+        self.at("/dev/pts").mkdir()
+        namespaces.mount_terminals(self.at("/dev/pts"))
+
+    def add_kernel(self) -> None:
+        """Show the machine's processes and the kernel's view of the hardware."""
+        namespaces.mount_sys(self.at("/sys"))
+        namespaces.mount_proc(self.at("/proc"))
+        for name, value in _NETWORK_SETTINGS.items():
+            (self.at("/proc/sys/net/ipv4") / name).write_text(value, encoding="ascii")
+        namespaces.seal_proc(self.at("/proc"))
+
+
+def _write_layers(view: _View, guest: Guest) -> None:
+    """Put over the host's files what a machine has instead of them."""
+    etc = view.layers / "etc"
+    etc.mkdir()
+    for name in ("hosts", "resolv.conf"):
+        (etc / name).touch()
+    for secret in _secrets(Path("/etc")):
+        hidden = view.layers / secret.relative_to("/")
+        for parent in reversed(secret.relative_to("/etc").parents[:-1]):
+            (etc / parent).mkdir(exist_ok=True)
+            shutil.copymode(Path("/etc", parent), etc / parent)
+        os.mknod(hidden, stat.S_IFCHR)  # an overlay's whiteout
+    for name, target in guest.programs.items():
+        program = view.layers / Path(name).relative_to("/")
         program.parent.mkdir(parents=True, exist_ok=True)
         # Not a link, because a Python that is called by one does not find its environment.
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(target)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
-    for entry in _OPTIONAL.iterdir():
-        if entry.is_dir() and not (shown / entry.name).exists():
-            (shown / entry.name).mkdir()
-            namespaces.bind(entry, shown / entry.name)
 
 
-def _keep_visible(visible: Sequence[str], *, hidden: Path, shown: Path) -> None:
-    """Show in ``shown`` the directories that would vanish with ``hidden``."""
-    for name in visible:
-        for path in dict.fromkeys((Path(name), Path(name).resolve())):
-            if hidden in path.parents and path.is_dir():
-                target = shown / path.relative_to(hidden)
-                target.mkdir(parents=True, exist_ok=True)
-                namespaces.bind(path, target)
+def _secrets(directory: Path) -> Iterator[Path]:
+    """Yield what not everybody may read: to a machine whose root is the host's, it would be no secret."""
+    if not os.access(directory, os.R_OK | os.X_OK):
+        return  # nor by the machine
+    for entry in os.scandir(directory):
+        try:
+            is_closed = not entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        if entry.name in _RULES:
+            continue
+        if is_closed:
+            yield Path(entry.path)
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _secrets(Path(entry.path))
 
 
-def _homes() -> Iterable[Path]:
-    """Return the home directories of this user, inside and outside of a user namespace."""
-    covered = {Path(name) for name in ("/tmp", "/run", "/var/lib")}  # noqa: S108 # hidden themselves
-    for home in dict.fromkeys((Path("/root"), Path.home())):
-        if len(home.parts) > 1 and not covered & {home, *home.parents}:
-            yield home
+def _system_directories() -> Iterator[Path]:
+    """Yield the directories of the host that hold its programs, and links to them."""
+    yield from map(Path, ("/usr", "/etc", "/opt", "/var/lib/dpkg"))
+    for pattern in ("bin", "sbin", "lib*"):
+        yield from Path("/").glob(pattern)
 
 
 def _power_switches() -> Iterable[Path]:

@@ -53,7 +53,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     image_path: tuple[str, ...]
     """Directories that come before the system's in PATH."""
     visible: tuple[str, ...]
-    """Directories of the host that its image shares, wherever they lie."""
+    """Directories of the host that its image has too, wherever they lie."""
     hidden: tuple[str, ...]
     """Python packages of the host, by their directories, that its image does not have."""
     programs: Mapping[str, str]
@@ -71,7 +71,7 @@ class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
     launch: OrdinalOrZero
     """0: a sandbox's own machine, of no job."""
     num_nodes: NodeCount
-    """How many machines the launch has: they share this host's cores."""
+    """How many machines the launch has."""
     zone: str
     instance_type: str
     market: Market
@@ -81,6 +81,8 @@ class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """The default notice of a reclaim."""
     store_url: str = ""
     """The job's."""
+    job_nodes: NodeCount = 1
+    """How many nodes train together at most: they share this host's cores."""
 
 
 class MachineRecord(LaunchTerms, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ from cloudspot.model import EndReason, Instance, InstanceState
 
 T = TypeVar("T")
 
+CONSOLE_BYTES = 64 << 10
 UNBORN_SECONDS = 30.0
 """A machine that has no supervisor this long after its creation never gets one."""
 
@@ -69,7 +70,7 @@ class MachineDirectory:
         self.node_directory = path / "node"
         """``CLOUDSPOT_NODE_DIR`` on this machine."""
         self.system = path / "system"
-        """The directory of an isolated machine's own ``/tmp``, ``/run`` and the like."""
+        """An isolated machine's root directory, and what it wrote to the host's directories that it sees."""
         self.temporary = Path(f"/tmp/cloudspot-{self.mark}")  # noqa: S108 # made for the machine, closed to others
         """TMPDIR on this machine, whatever the caller's own TMPDIR is."""
         memory = Path(f"/dev/shm/cloudspot-{self.mark}")  # noqa: S108 # as above
@@ -155,6 +156,16 @@ class MachineDirectory:
             name: self._read(f"requests/{name}", ReclaimRequest) if name.startswith("reclaim-") else None
             for name in names
         }
+
+    def read_console(self) -> str:
+        """Return the end of what the machine has printed since its boot: 64 KiB, as clouds keep it.
+
+        Raises:
+            FileNotFoundError: it has printed nothing.
+        """
+        with self.console.open("rb") as file:
+            file.seek(max(0, self.console.stat().st_size - CONSOLE_BYTES))
+            return file.read().decode("utf-8", errors="replace")
 
     def instance(self) -> Instance:
         """Return the machine as the provider reports it."""

@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
-# clone(2), mount(2), prctl(2)
+# clone(2), mount(2), mount_setattr(2), pivot_root(2), umount2(2), prctl(2)
 NEW_MOUNTS = 0x00020000
 NEW_HOST_NAME = 0x04000000
 NEW_IPC = 0x08000000
 NEW_USER = 0x10000000
 NEW_PIDS = 0x20000000
 NEW_NETWORK = 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+_MNT_DETACH = 0x2
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MOUNT_SETATTR = 442
+_PIVOT_ROOT = 155 if platform.machine() == "x86_64" else 41  # asm-generic/unistd.h
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,14 +47,43 @@ def unshare(flags: int) -> None:
 def become_root() -> None:
     """Enter a user namespace of our own in which we are root; the process must have one thread.
 
+    Over files, root keeps its powers, and others get them over their own. Nobody keeps them over what belongs
+    to the user namespace before: its mounts, networks and processes, and the kernel's clock and modules.
+
     Raises:
         OSError: the kernel does not let this user do that.
     """
     user, group = os.geteuid(), os.getegid()
-    unshare(NEW_USER)
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="ascii")
+    reader, writer = os.pipe()
+    # More ids than our own can only be written from the namespace that we leave.
+    mapper = os.fork()
+    if mapper == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(_map_all_ids_of(os.getppid()))
+    os.close(reader)
+    try:
+        unshare(NEW_USER)
+    finally:
+        os.close(writer)
+        _, status = os.waitpid(mapper, 0)
+    if status != 0:
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="ascii")
+
+
+def _map_all_ids_of(pid: int) -> int:
+    """Let the ids in the process's user namespace be those in ours, and return 0; 1: we lack the power."""
+    try:
+        for name in ("gid_map", "uid_map"):
+            ours = Path("/proc/self", name).read_text(encoding="ascii").splitlines()
+            ranges = [(first, count) for first, _, count in map(str.split, ours)]
+            lines = "".join(f"{first} {first} {count}\n" for first, count in ranges)
+            Path(f"/proc/{pid}", name).write_text(lines, encoding="ascii")
+    except OSError:
+        return 1
+    return 0
 
 
 def enter(descriptor: int, kind: int) -> None:
@@ -73,14 +109,79 @@ def bind(source: Path, target: Path) -> None:
     _mount(str(source), str(target), None, _MS_BIND | _MS_REC, f"{source} at {target}")
 
 
-def mount_proc() -> None:
-    """Show the processes of the pid namespace at ``/proc``; called by its first process."""
-    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "/proc")
+def restrict(target: Path, *, read_only: bool = True, no_devices: bool = True) -> None:
+    """Let no setuid file and no device work in a mount and those in it, and nothing be changed; Linux 5.12.
+
+    Mounts keep the restrictions that they have. A device in a read-only mount can be written to.
+    """
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
+    attributes = (ctypes.c_uint64 * 4)(_ATTR_NOSUID | read_only * _ATTR_RDONLY | no_devices * _ATTR_NODEV)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    path = os.fsencode(target)
+    _call(_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, size, what=f"restrict {target}")
+
+
+def mount_overlay(target: Path, layers: Sequence[Path], *, upper: Path) -> None:
+    """Show directories as one, the first on top; what is written goes to ``upper``.
+
+    ``upper`` is the parent of two empty directories, ``files`` and ``work``.
+
+    Raises:
+        OSError: its file system cannot be used so, or the kernel is older than 5.11, or in one of ``layers``
+            is a mount that this user namespace did not make.
+    """
+    with ExitStack() as opened:
+
+        def at(path: Path) -> str:
+            # Not the path, which may hold the separators.
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            return f"/proc/self/fd/{descriptor}"
+
+        options = f"userxattr,lowerdir={':'.join(map(at, layers))}"
+        options += f",upperdir={at(upper / 'files')},workdir={at(upper / 'work')}"
+        what = f"overlay at {target}"
+        _mount("overlay", str(target), "overlay", _MS_NOSUID | _MS_NODEV, what, options)
+
+
+def mount_proc(target: Path = Path("/proc")) -> None:
+    """Show the processes of the pid namespace; called by its first process."""
+    _mount("proc", str(target), "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, str(target))
+
+
+def seal_proc(target: Path = Path("/proc")) -> None:
+    """Make read-only what the kernel shows beside processes: its settings, which are the whole host's."""
+    for entry in os.scandir(target):
+        if entry.name.isdigit() or entry.is_symlink():
+            continue
+        if entry.is_dir() or entry.stat().st_mode & 0o222:
+            bind(Path(entry.path), Path(entry.path))
+            restrict(Path(entry.path))
+
+
+def mount_sys(target: Path) -> None:
+    """Show the host's hardware and the network namespace's interfaces, to be read."""
+    _mount("sysfs", str(target), "sysfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, str(target))
+
+
+def mount_terminals(target: Path) -> None:
+    """Mount a place for pseudo terminals, none of them the host's."""
+    flags, options = _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
+    _mount("devpts", str(target), "devpts", flags, str(target), options)
 
 
 def mount_memory(target: Path) -> None:
     """Mount an empty file system in memory."""
     _mount("tmpfs", str(target), "tmpfs", _MS_NOSUID | _MS_NODEV, str(target))
+
+
+def change_root(root: Path) -> None:
+    """Make the mount ``root`` the root of our mount namespace; nothing else of what we saw stays in reach."""
+    os.chdir(root)
+    _call(_PIVOT_ROOT, b".", b".", what=f"pivot_root {root}")
+    # Both are at "/" now, the old one on top.
+    _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
+    os.chdir("/")
 
 
 def new_network() -> int:
@@ -111,11 +212,18 @@ def _in_thread(call: Callable[[], T]) -> T:
         return threads.submit(call).result()
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, what: str) -> None:
+def _mount(source: str, target: str, kind: str | None, flags: int, what: str, options: str = "") -> None:
     # Bytes, because paths have the file system's encoding, not the locale's.
     name = None if kind is None else kind.encode()
-    status = _libc().mount(os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), None)
+    status = _libc().mount(
+        os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), options.encode()
+    )
     _check(status, f"mount {what}")
+
+
+def _call(number: int, *arguments: object, what: str) -> None:
+    """Make a system call that the C library has no function for."""
+    _check(_libc().syscall(ctypes.c_long(number), *arguments), what)
 
 
 def _libc() -> ctypes.CDLL:

@@ -69,6 +69,8 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The zones of this cloud; each offer is in one."""
     capacity: dict[str, NumMachines] = {}
     """How many spot machines a zone has at a time, to see what happens then; the others have any number."""
+    refused_launches: tuple[int, ...] = ()
+    """The launches of the job, from 1, for which no zone has a spot machine."""
     boot_delay: Duration = 0.0
     """From the creation of a machine to the start of its boot script."""
     pass_environment: tuple[str, ...] = ()

@@ -91,6 +91,7 @@ class LocalProvisioner(Provisioner):
             job_id=group.job_id,
             launch=group.launch,
             num_nodes=group.num_nodes,
+            job_nodes=group.job_nodes,
             min_nodes=group.min_nodes,
             zone=group.offer.zone,
             instance_type=group.offer.instance_type,
@@ -192,6 +193,14 @@ class LocalProvisioner(Provisioner):
                     # If it has no supervisor to obey:
                     machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
+    def console(self, instance: Instance) -> str:
+        """Return the end of what the machine has printed, for as long as it is listed; see Provisioner."""
+        machine = self._find(instance.id)
+        try:
+            return "" if machine is None else machine.read_console()
+        except FileNotFoundError:  # it has printed nothing, or was pruned meanwhile
+            return ""
+
     @_retriable
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Note that the job has ended: no driver runs it here until somebody resumes it."""
@@ -239,6 +248,8 @@ class LocalProvisioner(Provisioner):
 
     def _granted(self, body: LocalRequest) -> int:
         """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
+        if body.market is Market.SPOT and body.launch in self._options.refused_launches:
+            raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
         room = self._options.capacity.get(body.zone) if body.market is Market.SPOT else None
         if room is None:
             return body.num_nodes

@@ -31,6 +31,10 @@ class RangeBeyondEnd(CloudspotError):
     """The requested range begins at the object's end or beyond it."""
 
 
+class NotTold(Exception):
+    """A success lacks what the cloud tells with each of its kind: the answer is somebody else's."""
+
+
 class Listed(NamedTuple):
     """An object as a listing shows it."""
 
@@ -97,7 +101,8 @@ class Bucket(ABC):
     kinds: ClassVar[Mapping[str, type[CloudspotError]]]
     """What the service's codes mean to a store, besides those that throttle or deny; see ``kind_of``."""
     rights: ClassVar[Mapping[str, str]]
-    """The right that a request takes, by verb: list, read, write, delete, sign for, and the plugin's own."""
+    """The right that a request takes, by verb: list, read, write, create (a write with the condition that
+    nothing is there), delete, sign for, and the plugin's own."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
 
@@ -124,6 +129,7 @@ class Bucket(ABC):
 
         ObjectExists, ObjectMissing, SpecError (no such bucket), UploadGone, Passing (nothing was done),
         RangeBeyondEnd, StoreRefused (the server lacks the function) or AuthError (the right is missing).
+        ObjectExists counts only for the verb ``create``.
         """
         code = self.errors.code_of(error)
         if code in self.errors.throttled:
@@ -144,9 +150,13 @@ class Bucket(ABC):
 
     @abstractmethod
     def list_names(
-        self, client: Any, prefix: str, *, after: str | None, limit: int
-    ) -> tuple[Sequence[Listed], bool]:
-        """Return a page of names after ``after``, in the order of their bytes, and whether more follow."""
+        self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
+    ) -> tuple[Sequence[Listed], str | None]:
+        """Return a page of names after ``after``, in the order of their bytes, and the next page's token.
+
+        The token is None with the last page; a page may be empty without being the last. ``token`` is that
+        of an empty page with the same arguments.
+        """
 
     @abstractmethod
     def delete(self, client: Any, name: str) -> None:
@@ -170,13 +180,19 @@ class Bucket(ABC):
     @contextmanager
     def asking(self, verb: str, key: str) -> Iterator[Any]:
         """Lend the client; raise what goes wrong with it as cloudspot's errors."""
-        with self._lock:
-            if self._client is None:
-                self._client = self.connect()
         try:
+            with self._lock:
+                if self._client is None:
+                    self._client = self.connect()
             yield self._client
         except self.errors.raised as error:
             raise self.translated(error, verb, key) from error
+        except NotTold as missing:
+            what = f"{self.url}: cannot {verb} {key}".rstrip()
+            raise TransientError(
+                f"{what}: the answer is not {self.errors.cloud}'s, since it lacks {missing}: is there a "
+                "proxy or a login page in between?"
+            ) from missing
 
     def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
         """Return what ``call`` returns for the client; where nothing was done it is called again."""
@@ -199,6 +215,8 @@ class Bucket(ABC):
     def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
         """Return an SDK's error as cloudspot's."""
         kind, what = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
+        if kind is ObjectExists and verb != "create":
+            kind = None  # Whatever condition failed, it is not ours.
         if kind is ObjectExists:
             return ObjectExists(f"{self.url}: {key} exists")
         if kind is ObjectMissing:
@@ -222,6 +240,17 @@ class Bucket(ABC):
         return TransientError(
             f"{self.url}: cannot read {key}: the connection broke after {num_read} of {num_bytes} bytes"
         )
+
+
+def told(value: T | None, what: str) -> T:
+    """Return what an answer says, which the cloud says in each answer of this kind.
+
+    Raises:
+        NotTold: the answer lacks it.
+    """
+    if value is None or value == "":
+        raise NotTold(what)
+    return value
 
 
 def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]:

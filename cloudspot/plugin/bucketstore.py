@@ -7,12 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
-from cloudspot.plugin.bucket import Bucket, Download, RangeBeyondEnd
+from cloudspot.plugin.bucket import Bucket, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import (
     NUM_THREADS,
     PART_BYTES,
@@ -137,13 +138,15 @@ class BucketStore(ObjectStore):
             raise ValueError(f"limit must be >= 1: got {limit}")
         ours = self.bucket.prefix
         start = None if after is None else ours + after
-        found, has_more = self.bucket.ask(
-            "list",
-            prefix,
-            lambda client: self.bucket.list_names(
-                client, ours + prefix, after=start, limit=min(limit, MAX_PAGE)
-            ),
-        )
+        found, token = self._names(prefix, start, None, limit=limit)
+        seen: set[str] = set()
+        while not found and token is not None:
+            if token in seen:
+                raise self._stuck(prefix)
+            seen.add(token)
+            found, token = self._names(prefix, start, token, limit=limit)
+        if any(one >= other for one, other in pairwise([start or "", *(one.name for one in found)])):
+            raise self._stuck(prefix)
         keys = [one.name[len(ours) :] for one in found]
         return ObjectPage(
             objects=tuple(
@@ -151,7 +154,7 @@ class BucketStore(ObjectStore):
                 for key, one in zip(keys, found, strict=True)
                 if is_key(key)
             ),
-            next_after=keys[-1] if has_more and keys else None,
+            next_after=None if token is None else keys[-1],
         )
 
     def delete(self, key: str) -> None:
@@ -194,6 +197,23 @@ class BucketStore(ObjectStore):
         except CloudspotError as error:
             return (CheckResult(name="bucket", ok=False, detail=str(error)),)
         return (CheckResult(name="bucket", ok=True, detail=self.url), *self.bucket.check_settings())
+
+    def _names(
+        self, prefix: str, start: str | None, token: str | None, *, limit: int
+    ) -> tuple[Sequence[Listed], str | None]:
+        """Return a page of names in the bucket, and the next page's token; see Bucket.list_names."""
+        whole, most = self.bucket.prefix + prefix, min(limit, MAX_PAGE)
+        return self.bucket.ask(
+            "list",
+            prefix,
+            lambda client: self.bucket.list_names(client, whole, after=start, token=token, limit=most),
+        )
+
+    def _stuck(self, prefix: str) -> StoreRefused:
+        return StoreRefused(
+            f"{self.url}: the listing of {prefix or 'all objects'} does not move forward: the server repeats "
+            "a page or ignores the order of names; use another store"
+        )
 
     def _requests(self, key: str, *, if_absent: bool) -> PartedRequests:
         return type(self).upload_type(self.bucket, key, if_absent=if_absent)

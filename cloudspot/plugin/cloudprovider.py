@@ -5,18 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from cloudspot.errors import AuthError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import Provider, Provisioner
-from cloudspot.model import CheckResult, Offer, Resources
+from cloudspot.model import CheckResult, Market, Offer, Resources
 from cloudspot.plugin.answercache import AnswerCache
+from cloudspot.plugin.priceparts import price_with_extras
+from cloudspot.plugin.sdkerrors import UnknownRole
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 Clients = TypeVar("Clients")
+Answer = TypeVar("Answer")
+
+FAILURE_SECONDS: Final = 60.0
+"""How long what a finder can do without is not asked for again after a failure."""
 
 
 class Caller(NamedTuple):
@@ -94,6 +100,31 @@ class OfferFinder(Generic[Options, Clients]):
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return the offers, as ``Provisioner.offers``."""
 
+    @abstractmethod
+    def spot_price(self, offer: Offer) -> float | None:
+        """Return what the machine of a spot offer costs an hour now; None: the cloud does not tell.
+
+        Whatever was asked for a short while ago is not asked for again.
+        """
+
+    def _if_known(self, key: Hashable, ask: Callable[[], Answer]) -> Answer | None:
+        """Return the answer; None: it cannot be had, and is asked for again after a minute."""
+
+        def tried() -> Answer | None:
+            try:
+                return ask()
+            except CloudspotError:
+                return None
+
+        answer = self._cache.get(key, tried)
+        if answer is None:
+            self._cache.shorten(key, seconds=FAILURE_SECONDS)
+        return answer
+
+
+NEW_ROLE_SECONDS = 120.0
+"""How long a role that was just made may be unknown to those who launch machines. Clouds promise no bound."""
+
 
 class CloudProvisioner(Provisioner, Generic[Options, Clients]):
     """The machines of one account. Thread-safe; asks nothing before it is asked."""
@@ -102,11 +133,30 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
     """The provider's name."""
     finder_type: ClassVar[type[OfferFinder[Any, Any]]]
 
-    def __init__(self, options: Options, clients: Clients) -> None:
+    def __init__(
+        self,
+        options: Options,
+        clients: Clients,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Keep the job's options."""
         self._options = options
         self._clients = clients
-        self._finder = self.finder_type(options, clients)
+        self._monotonic = monotonic
+        self._finder = self.finder_type(options, clients, monotonic=monotonic)
+        self._role_refused_at: float | None = None
+        """When a launch was first refused for its role (monotonic)."""
+
+    def _unless_new(self, refusal: CloudspotError) -> CloudspotError:
+        """Return what the refusal of a launch means: try again, while the machines' role may be too new."""
+        if not isinstance(refusal, UnknownRole):
+            return refusal
+        now = self._monotonic()
+        self._role_refused_at = now if self._role_refused_at is None else self._role_refused_at
+        if now - self._role_refused_at >= NEW_ROLE_SECONDS:
+            return refusal
+        return TransientError(f"{refusal}; it may be too new to be known: trying again")
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the types that fit, wherever they are sold, on both markets.
@@ -115,6 +165,18 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
             SpecError: an option names what does not exist.
         """
         return self._finder.offers(resources)
+
+    def current_price(self, offer: Offer) -> float | None:
+        """Return what a node of the offer costs an hour now; see Provisioner."""
+        if offer.market is not Market.SPOT:
+            return None
+        try:
+            price = self._finder.spot_price(offer)
+        except (AuthError, TransientError):
+            raise
+        except CloudspotError as error:
+            raise TransientError(str(error)) from error
+        return None if price is None else price_with_extras(offer, price)
 
     def _require_account(self, wanted: str, found: str) -> None:
         """Refuse another account than the submitter's: its empty listing would prove nothing."""

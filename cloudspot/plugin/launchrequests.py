@@ -11,7 +11,7 @@ import msgspec
 
 from cloudspot.decoding import convert
 from cloudspot.errors import ProvisionError, SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest
+from cloudspot.model import InstanceGroup, LaunchRequest, Resources
 
 GIB: Final = 2**30
 DEFAULT_EXTRA_GIB: Final = 50
@@ -31,14 +31,18 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
 
 
 def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
+    """Return the size of the boot disk; see ``disk_gib``. The image's size is in the offer."""
+    return disk_gib(int(group.offer.details["image_gib"]), group.resources, wanted_bytes=wanted_bytes)
+
+
+def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:
     """Return the size of the boot disk: what the options say, else the image and the job's own needs.
 
-    It is never smaller than the image, whose size the offer tells.
+    It is never smaller than the image.
     """
-    image_gib = int(group.offer.details["image_gib"])
     if wanted_bytes:
         return max(math.ceil(wanted_bytes / GIB), image_gib)
-    return image_gib + (math.ceil(group.resources.disk_bytes / GIB) or DEFAULT_EXTRA_GIB)
+    return image_gib + (math.ceil(resources.disk_bytes / GIB) or DEFAULT_EXTRA_GIB)
 
 
 def pack_script(script: str, *, most: int, service: str) -> str | None:

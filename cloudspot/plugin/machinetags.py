@@ -16,6 +16,7 @@ JOB: Final = "cloudspot-job"
 LAUNCH: Final = "cloudspot-launch"
 """Counted from 1."""
 NUM_NODES: Final = "cloudspot-num-nodes"
+"""How many nodes train together at most."""
 STORE: Final = "cloudspot-store"
 """Where the job's records lie: it leads people to them, and tells apart two stores' jobs of the same id."""
 MAX_SECONDS: Final = "cloudspot-max-seconds"
@@ -29,7 +30,7 @@ def tags_of(group: InstanceGroup) -> dict[str, str]:
     found = {
         JOB: group.job_id,
         LAUNCH: str(group.launch),
-        NUM_NODES: str(group.num_nodes),
+        NUM_NODES: str(group.job_nodes),
         MAX_SECONDS: f"{group.max_seconds:.0f}",
         MASTER_PORT: str(DEFAULT_MASTER_PORT),
     }

@@ -143,14 +143,23 @@ def without_urls(text: str) -> str:
     return _URL.sub("...", text)
 
 
-def launch_refusal(found: CloudspotError, *, option: str | None, quota_advice: str) -> CloudspotError:
+class UnknownRole(ProvisionError):
+    """A launch was refused since there is no such role for its machines, or since it is seconds old."""
+
+
+def launch_refusal(
+    found: CloudspotError, *, option: str | None, role_option: str, quota_advice: str
+) -> CloudspotError:
     """Return what a refused launch means to the controller.
 
     A refusal without a meaning of its own is a ProvisionError: this very request will never succeed. It
-    names the ``option`` that is to blame, such as ``providers.NAME.image``, if that is known.
+    names the ``option`` that is to blame, such as ``providers.NAME.image``, if that is known. If that is
+    ``role_option``, which names the machines' role, it is an UnknownRole.
     """
     if isinstance(found, QuotaError):
         return QuotaError(f"{found}; {quota_advice}")
     if type(found) not in {CloudspotError, ProvisionError}:
         return found
+    if option == role_option:
+        return UnknownRole(f"{option}: {found}")
     return ProvisionError(str(found) if option is None else f"{option}: {found}")

@@ -20,6 +20,7 @@ class EventKind(enum.Enum):
     LAUNCHED = "an intent was written: a launch is under way"
     CLAIMED = "a machine came up and claimed its seat"
     NODE_STATE = "a node has begun to do something else (setup, restoring, running, ...)"
+    REPRICED = "the nodes of a launch cost something else from now on"
     STARTED = "a generation started: the training runs"
     HOLDING = "a generation has too few nodes to train, and keeps them warm"
     NOTICED = "a node has a notice that its machine will be taken"
@@ -54,7 +55,8 @@ def diff(old: History | None, new: History) -> tuple[Event, ...]:
 
 def _diff(old: History | None, new: History) -> Iterator[Event]:
     if new.stop is not None and (old is None or old.stop is None):
-        text = f"stop requested ({new.stop.reason}): the job checkpoints and ends"
+        figures = f"; {new.stop.detail}" if new.stop.detail else ""
+        text = f"stop requested ({new.stop.reason}): the job checkpoints and ends{figures}"
         yield Event(EventKind.STOP_REQUESTED, text, new.stop.at)
     known_launches = () if old is None else old.launches
     before = [known_launches[n] if n < len(known_launches) else None for n in range(len(new.launches))]
@@ -88,6 +90,11 @@ def _turned(turn: Turn) -> Event:
 def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
     if before is None:
         yield Event(EventKind.LAUNCHED, _launched(launch.intent), launch.intent.at)
+    costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
+    for number in range(0 if before is None else len(before.prices), len(launch.prices)):
+        price = f"{costs[number + 1]:g} {launch.intent.offer.currency} an hour, {costs[number]:g} before"
+        text = f"launch {launch.number}: a node now costs {price}"
+        yield Event(EventKind.REPRICED, text, launch.prices[number].at)
     for rank, slot in sorted(launch.slots.items()):
         if before is None or rank not in before.slots:
             node = Seat(launch.number, rank)

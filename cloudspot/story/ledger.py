@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Seat
-from cloudspot.model import Instance, InstanceState, Market
+from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
 from cloudspot.story.outcomes import own_beat, own_exit
 from cloudspot.story.states import held_generations
+from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
-PURPOSES = ("starting", "standby", "holding", "training")
+_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
+PURPOSES = ("starting", "standby", "holding", "training", "lost")
 """What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
-kept warm in a generation of too few nodes; and all the rest of its time in the training."""
+kept warm in a generation of too few nodes; all the rest of its time in the training, delivery included; to
+make steps that were made again, or are in no checkpoint of a job that has ended."""
+
+
+class Paid(NamedTuple):
+    """What a machine, or several, was paid for one purpose."""
+
+    seconds: float
+    spent: float
+    """In the currency of its line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +45,16 @@ class LedgerLine:
     ended: datetime | None
     """None: it still runs."""
     seconds: float
+    """How long it has run."""
+    charged_seconds: float
+    """What of that is charged, by ``Offer.billing``: at least the least time; 0 for a spot machine that was
+    taken back while that is free."""
     price_per_hour: float
+    """The newest price; ``spent`` counts each second at the price of its time."""
     currency: str
     spent: float
     on_demand_equivalent: float
-    """What the same time would have cost on demand."""
+    """What the same machine would have cost on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +85,7 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ())
     """Return the bill at ``now``.
 
     A machine that has provably ended is billed by its certificate; another one from its claim on, and more
-    exactly where ``instances`` (a listing) tells when it really started.
+    exactly where ``instances`` (a listing) tells when it really started, and that it still runs.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
     currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
@@ -87,29 +104,71 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ())
     )
 
 
-def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, float], ...]:
-    """Return what each line's seconds were paid for, by ``PURPOSES``; together they are the line's."""
-    turns = _turns(history)
-    return tuple(_split(history, line, turns, now) for line in ledger.lines)
+def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:
+    """Return what each line was paid for, by ``PURPOSES``; together they are its seconds and its money."""
+    found = []
+    for pieces in pieces_of(history, ledger, now):
+        paid = dict.fromkeys(PURPOSES, Paid(0.0, 0.0))
+        for one in pieces:
+            seconds, spent = paid[one.purpose]
+            paid[one.purpose] = Paid(seconds + one.seconds, spent + one.spent)
+        found.append(paid)
+    return tuple(found)
 
 
-def _turns(history: History) -> dict[Seat, list[tuple[datetime, str]]]:
-    """Return when each node began to train or to hold, in order; one that was left out goes on as it was."""
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A stretch of a machine's time, for one purpose and within one day (UTC)."""
+
+    purpose: str
+    begun: datetime
+    seconds: float
+    spent: float
+    on_demand_equivalent: float
+
+
+def pieces_of(history: History, ledger: Ledger, now: datetime) -> Iterator[tuple[Piece, ...]]:
+    """Yield the pieces of each line, in order; together they are its seconds and its money.
+
+    Each second has the price of its time. What a least time or an increment adds, and a refund takes away, is
+    shared out in proportion.
+    """
+    turns = _turns(history, now)
+    for line in ledger.lines:
+        times = list(_times(history, line, turns, now))
+        yield tuple(_priced(history.launches[line.launch - 1], line, times))
+
+
+def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, str]]]:
+    """Return when each node began to train, to hold, or to make steps that do not count, in order.
+
+    One that was left out goes on as it was.
+    """
     held = held_generations(history)
     found: dict[Seat, list[tuple[datetime, str]]] = {}
-    for generation in history.generations:
-        purpose = "holding" if generation.number in held else "training"
+    for generation, part in zip(history.generations, stretches(history, now), strict=True):
+        is_held = generation.number in held
+        turns = [(generation.at, "holding" if is_held else "training")]
+        if part.lost is not None and not is_held:
+            turns += [(part.lost[0], "lost"), (part.lost[1], "training")]
         for seat in generation.seats:
-            turns = found.setdefault(seat, [])
-            if not turns or turns[-1][1] != purpose:
-                turns.append((generation.at, purpose))
+            found.setdefault(seat, []).extend(turns)
     return found
 
 
-def _split(
+class _Time(NamedTuple):
+    """What a machine did from one moment to another."""
+
+    purpose: str
+    begun: datetime
+    over: datetime
+
+
+def _times(
     history: History, line: LedgerLine, turns: Mapping[Seat, Sequence[tuple[datetime, str]]], now: datetime
-) -> dict[str, float]:
-    seconds, marks = dict.fromkeys(PURPOSES, 0.0), [(line.started, "starting")]
+) -> Iterator[_Time]:
+    """Yield what a machine did from its start to its end, without a gap."""
+    marks = [(line.started, "starting")]
     if line.rank is not None:
         beat = own_beat(history.launches[line.launch - 1], line.rank)
         phases = () if beat is None else beat.phases
@@ -120,8 +179,36 @@ def _split(
     # Whoever wrote one of these down had a clock of its own.
     moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
     for (_, purpose), (begun, over) in zip(marks, pairwise([*moments, end]), strict=True):
-        seconds[purpose] += (over - begun).total_seconds()
-    return seconds
+        yield from _by_day(purpose, begun, over)
+
+
+def _by_day(purpose: str, begun: datetime, over: datetime) -> Iterator[_Time]:
+    """Yield the time cut at each midnight (UTC)."""
+    while True:
+        day = begun.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        midnight = day + timedelta(days=1)
+        if over <= midnight:
+            yield _Time(purpose, begun, over)
+            return
+        yield _Time(purpose, begun, midnight)
+        begun = midnight
+
+
+def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> Iterator[Piece]:
+    """Yield the line's time with its money, in proportion to what each second would cost at its price."""
+    costs = [_spent(launch, one.begun, one.over) for one in times]
+    lasted = [(one.over - one.begun).total_seconds() for one in times]
+    # It may have only just begun, and its least time is charged all the same.
+    first = [1.0, *[0.0] * (len(times) - 1)]
+    money, seconds = (costs if sum(costs) else first), (lasted if sum(lasted) else first)
+    for one, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
+        yield Piece(
+            purpose=one.purpose,
+            begun=one.begun,
+            seconds=lasts,
+            spent=line.spent * cost / sum(money),
+            on_demand_equivalent=line.on_demand_equivalent * second / sum(seconds),
+        )
 
 
 def _union_seconds(lines: Sequence[LedgerLine], now: datetime) -> float:
@@ -141,17 +228,33 @@ def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) 
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
         certificate = launch.certificates.get(instance_id)
         if certificate is not None:
-            yield _line(launch, rank, instance_id, certificate.started_at, certificate.ended_at, now)
+            is_reclaimed = certificate.end_reason is EndReason.RECLAIMED
+            times = certificate.started_at, certificate.ended_at
+            yield _line(launch, rank, instance_id, *times, now, is_reclaimed=is_reclaimed)
             continue
         started = launch.intent.at if rank is None else launch.slots[rank].at
-        ended = None
+        ended: datetime | None = None
         if rank is not None and (exit_record := own_exit(launch, rank)) is not None:
             ended = exit_record.at
         if instance is not None:
             started = instance.launched_at or started
             if instance.state is InstanceState.ENDED:
                 ended = instance.ended_at or ended or now
-        yield _line(launch, rank, instance_id, started, ended, now)
+            elif instance.state in _UP:  # Its last word does not end the bill; the end of the machine does.
+                ended = None
+        is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED
+        yield _line(launch, rank, instance_id, started, ended, now, is_reclaimed=is_reclaimed)
+
+
+def _spent(launch: LaunchHistory, started: datetime, ended: datetime) -> float:
+    """Return what one node costs between two moments, at the price of each."""
+    costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
+    # Whoever wrote one of these down had a clock of its own.
+    moments = accumulate((started, *(min(one.at, ended) for one in launch.prices), ended), max)
+    spent = 0.0
+    for price, (begun, over) in zip(costs, pairwise(moments), strict=True):
+        spent += (over - begun).total_seconds() * price / 3600
+    return spent
 
 
 def _line(
@@ -161,9 +264,16 @@ def _line(
     started: datetime,
     ended: datetime | None,
     now: datetime,
+    *,
+    is_reclaimed: bool,
 ) -> LedgerLine:
     offer = launch.intent.offer
     seconds = max(0.0, ((ended or now) - started).total_seconds())
+    charged = offer.billing.charged_seconds(seconds)
+    spent = _spent(launch, started, started + timedelta(seconds=charged))
+    on_demand = charged * offer.on_demand_price_per_hour / 3600
+    if is_reclaimed and ended is not None and _is_free(offer, seconds):
+        charged, spent = 0.0, charged * offer.extras_per_hour / 3600
     return LedgerLine(
         launch=launch.number,
         rank=rank,
@@ -174,8 +284,14 @@ def _line(
         started=started,
         ended=ended,
         seconds=seconds,
-        price_per_hour=offer.price_per_hour,
+        charged_seconds=charged,
+        price_per_hour=launch.price_per_hour,
         currency=offer.currency,
-        spent=seconds * offer.price_per_hour / 3600,
-        on_demand_equivalent=seconds * offer.on_demand_price_per_hour / 3600,
+        spent=spent,
+        on_demand_equivalent=on_demand,
     )
+
+
+def _is_free(offer: Offer, seconds: float) -> bool:
+    """Return whether a machine that was taken back after ``seconds`` is not charged."""
+    return offer.market is Market.SPOT and seconds < offer.billing.free_if_reclaimed_seconds

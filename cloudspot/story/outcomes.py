@@ -153,8 +153,9 @@ def end_by_nodes(history: History) -> End | None:
     if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
         return None
     if history.stop is not None:
-        reason = history.stop.reason
-        return End("stopped", _STOP_DETAILS.get(reason, reason), 0 if reason == "user" else 1)
+        reason, figures = history.stop.reason, history.stop.detail
+        detail = _STOP_DETAILS.get(reason, reason) + (f": {figures}" if figures else "")
+        return End("stopped", detail, 0 if reason == "user" else 1)
     found = (permanent_failure(launch) for launch in reversed(history.current_launches))
     permanent = next((one for one in found if one is not None), None)
     return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)

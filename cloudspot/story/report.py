@@ -22,11 +22,12 @@ from cloudspot.jobstore.records import (
 from cloudspot.model import EndReason, Instance
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.answers import Answer
-from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, bill, purposes
+from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, purposes
 from cloudspot.story.outcomes import End, end_by_nodes, launch_end, member_exits, own_beat, own_exit
+from cloudspot.story.outlays import outlays
 from cloudspot.story.progress import StepsLost, newest_step, steps_lost, steps_total
 from cloudspot.story.spans import Span
-from cloudspot.story.states import ended_at, held_generations, is_over, job_state, nodes_of
+from cloudspot.story.states import ended_at, held_generations, is_over, job_state, labels_of, nodes_of
 from cloudspot.story.stretches import Stretch
 from cloudspot.story.timeline import timeline
 
@@ -44,6 +45,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
+        "labels": labels_of(history),
         "provider": history.submission.provider,
         "code_sha256": history.submission.code_sha256,
         "state": job_state(history),
@@ -54,6 +56,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "forked_from": None if origin is None else {"id": origin.job_id, "step": origin.checkpoint.step},
         "turns": [_turn(turn) for _, turn in history.turns],
         "stop_requested": None if history.stop is None else history.stop.reason,
+        "stop_detail": "" if history.stop is None else history.stop.detail,
         "nodes_min": nodes.min,
         "nodes_max": nodes.max,
         "launches": [_launch(launch, ledger) for launch in history.launches],
@@ -122,6 +125,8 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         code_sha256=submission.code_sha256,
         started_at=history.launches[0].intent.at if history.launches else None,
         finished_at=ended_at(history),
+        labels=labels_of(history),
+        outlays=None if history.finished is None else outlays(history, ledger, now),
     )
 
 
@@ -298,31 +303,27 @@ def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
     return {currency: round(amount, 6) for currency, amount in amounts.items()}
 
 
-def _purposes(ledger: Ledger, paid: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def _purposes(ledger: Ledger, paid: Sequence[Mapping[str, Paid]]) -> dict[str, dict[str, float]]:
     """Return what the machines were paid for: seconds of all of them, and money in the ledger's currency."""
     pairs = list(zip(ledger.lines, paid, strict=True))
     return {
         name: {
-            "seconds": round(sum(one[name] for _, one in pairs), 3),
+            "seconds": round(sum(one[name].seconds for _, one in pairs), 3),
             "spent": round(
-                sum(
-                    one[name] * line.price_per_hour / 3600
-                    for line, one in pairs
-                    if line.currency == ledger.currency
-                ),
-                6,
+                sum(one[name].spent for line, one in pairs if line.currency == ledger.currency), 6
             ),
         }
         for name in PURPOSES
     }
 
 
-def _ledger_line(line: LedgerLine, paid: Mapping[str, float]) -> dict[str, Any]:
+def _ledger_line(line: LedgerLine, paid: Mapping[str, Paid]) -> dict[str, Any]:
     return {
         **_values(line),
         "node": None if line.rank is None else str(Seat(line.launch, line.rank)),
-        "purposes": {name: round(seconds, 3) for name, seconds in paid.items()},
+        "purposes": {name: round(one.seconds, 3) for name, one in paid.items()},
         "seconds": round(line.seconds, 3),
+        "charged_seconds": round(line.charged_seconds, 3),
         "spent": round(line.spent, 6),
         "on_demand_equivalent": round(line.on_demand_equivalent, 6),
     }

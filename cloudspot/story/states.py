@@ -64,6 +64,11 @@ def nodes_of(history: History) -> Nodes:
     return spec_from_json(history.submission.spec).nodes
 
 
+def labels_of(history: History) -> dict[str, str]:
+    """Return the labels of the job file."""
+    return spec_from_json(history.submission.spec).labels
+
+
 def is_holding(history: History, generation: Generation) -> bool:
     """Return whether the generation has too few nodes to train, and only keeps them warm."""
     return _is_holding(history, generation, nodes_of(history).min)

@@ -37,6 +37,13 @@ class Stretch:
     steps_lost: StepsLost | None
     """Those that the next generation made again; None: nothing has counted them."""
 
+    @property
+    def lost(self) -> tuple[datetime, datetime] | None:
+        """Return from when to when it made steps that do not count; None: there are none, or nobody knows."""
+        if self.was_drained or self.kept_until is None or self.ended is None or self.kept_until >= self.ended:
+            return None
+        return self.kept_until, self.ended
+
 
 def stretches(history: History, now: datetime) -> tuple[Stretch, ...]:
     """Return the stretch of each generation, in order."""

@@ -30,6 +30,7 @@ from unittest import SkipTest
 from cloudspot import registry
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
 from cloudspot.interfaces import ObjectStore
+from cloudspot.model import ObjectPage
 
 NUM_WRITERS = 32
 NUM_PROCESSES = 4
@@ -327,13 +328,7 @@ class ObjectStoreTests:
         keys = [f"p/{number}" for number in range(7)]
         _put_all(store, [*keys, "o", "q"])
         for limit in (1, 2, 3):
-            pages, after = [], None
-            while True:
-                page = store.list_page("p/", after=after, limit=limit)
-                pages.append([meta.key for meta in page.objects])
-                after = page.next_after
-                if after is None:
-                    break
+            pages = [[meta.key for meta in page.objects] for page in _pages(store, "p/", limit=limit)]
             assert [key for page_keys in pages for key in page_keys] == keys
             assert max(len(page_keys) for page_keys in pages) == limit
 
@@ -356,12 +351,8 @@ class ObjectStoreTests:
         for _ in range(40):
             prefix = rng.choice(sorted(keys))[: rng.randint(0, 8)]
             after = rng.choice([None, "a", rng.choice(sorted(keys))[: rng.randint(1, 8)]])
-            found, limit = [], rng.randint(1, 9)
-            page = store.list_page(prefix, after=after, limit=limit)
-            found += [meta.key for meta in page.objects]
-            while page.next_after is not None:
-                page = store.list_page(prefix, after=page.next_after, limit=limit)
-                found += [meta.key for meta in page.objects]
+            limit = rng.randint(1, 9)
+            found = _keys(store, prefix, after=after, limit=limit)
             wanted = [key for key in keys if key.startswith(prefix) and (after is None or key > after)]
             assert found == sorted(wanted), (prefix, after, limit)
 
@@ -524,12 +515,16 @@ def raising(kind: type[Exception], *mentions: str) -> Iterator[None]:
 
 
 def _keys(store: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[str]:
-    found: list[str] = []
+    return [meta.key for page in _pages(store, prefix, after=after, limit=limit) for meta in page.objects]
+
+
+def _pages(store: ObjectStore, prefix: str, *, after: str | None = None, limit: int) -> Iterator[ObjectPage]:
     while True:
         page = store.list_page(prefix, after=after, limit=limit)
-        found += [meta.key for meta in page.objects]
+        yield page
         if page.next_after is None:
-            return found
+            return
+        assert after is None or page.next_after > after, f"after {after} the listing is at {page.next_after}"
         after = page.next_after
 
 

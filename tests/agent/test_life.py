@@ -10,10 +10,11 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
+from faultstore import DenyingStore, FaultPlan, FaultyStore, Outage
 from made_journal import open_launch
 
 from cloudspot.agent import life as life_module
+from cloudspot.agent import store_retry
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
@@ -21,7 +22,7 @@ from cloudspot.agent.membership import agreement
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
-from cloudspot.errors import ObjectMissing
+from cloudspot.errors import AuthError, ObjectMissing
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Heartbeat, Notice
 from cloudspot.jobstore.submission import request_stop
@@ -1062,5 +1063,32 @@ def test_a_slot_of_another_machine_runs_nothing(bench):
     life = bench.life(SESSION, run={"setup": "touch ran"})
     life.run()
     assert not (life.context.node.work / "ran").exists()
+    with pytest.raises(ObjectMissing):
+        bench.exit_record()
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_right_that_is_missing_ends_the_node_and_a_job_that_has_never_trained(
+    bench, monkeypatch, has_trained
+):
+    """The agent was started ten times, and then two more machines were bought."""
+    monkeypatch.setattr(store_retry, "DENIED_SECONDS", 0.0)
+    if has_trained:
+        bench.start(launch=2)
+    denied = DenyingStore(bench.store, lambda method, key: (method, key[:5]) == ("get", "code/"))
+    life = bench.life(SESSION, store=denied)
+    life.context.journal.read()
+    with pytest.raises(AuthError, match="lack store:get"):
+        life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent) == ("failed", 4, not has_trained)
+    assert record.detail == "access denied: the credentials lack store:get"
+
+
+def test_where_not_even_the_exit_record_may_be_written_the_agent_leaves_all_the_same(bench, monkeypatch):
+    monkeypatch.setattr(store_retry, "DENIED_SECONDS", 0.0)
+    denied = DenyingStore(bench.store, lambda method, key: method == "put" and "/launches/" not in key)
+    with pytest.raises(AuthError, match="lack store:put"):
+        bench.life(SESSION, store=denied).run()
     with pytest.raises(ObjectMissing):
         bench.exit_record()

@@ -8,11 +8,15 @@ from unittest import mock
 
 import msgspec
 import pytest
+from faultstore import DenyingStore
+from made_journal import append
+from made_records import Records
 
-from cloudspot.agent import main
+from cloudspot.agent import main, store_retry
 from cloudspot.errors import SpecError
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.submission import hash_of
+from cloudspot.model import NodeIdentity
 
 JOB = "digits-1"
 
@@ -53,7 +57,7 @@ def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_cons
     }  # fmt: skip
     command = [sys.executable, "-m", "cloudspot.agent"]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 0
+    assert done.returncode == main.CANNOT_SERVE == 3
     [line] = done.stderr.splitlines()
     assert line.startswith("cloudspot: this machine cannot serve its job: ")
     assert "nowhere" in line
@@ -72,6 +76,30 @@ def test_a_job_that_this_version_cannot_read_ends_with_the_reason(given):
     assert (record.outcome, record.permanent, record.instance_id) == ("failed", True, "m-1")
     assert record.detail == "the node cannot run the job: stored job: run.gpu is unknown"
     assert launches.read_slots(given.store, JOB, 1)[0].instance_id == "m-1"
+
+
+def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_crash(
+    given, monkeypatch, capsys
+):
+    """It was started ten times, and then another machine was bought, twice."""
+    monkeypatch.setattr(store_retry, "DENIED_SECONDS", 0.0)
+    node = given.node()
+    denied = DenyingStore(given.store, lambda method, key: True)
+    monkeypatch.setattr(main, "open_store", lambda url: denied)
+    monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
+    assert main.main() == main.CANNOT_SERVE
+    assert capsys.readouterr().err == (
+        "cloudspot: this machine cannot serve its job: access denied: the credentials lack store:get\n"
+    )
+    assert (node.logs / "agent.log").read_text().count("Traceback") == 0
+
+
+def test_a_machine_whose_index_another_has_too_speaks_for_the_seat_that_it_takes(given):
+    append(given.store, JOB, Records().intent(1, num_nodes=2))
+    launches.claim_slot(given.store, JOB, 1, 0, NodeIdentity(instance_id="m-0", rank=0, address="10.0.0.9"))
+    main.refuse(given.node(), given.store, SpecError("unknown"))
+    assert launches.read_slots(given.store, JOB, 1)[1].instance_id == "m-1"
+    assert given.exit_record(rank=1).instance_id == "m-1"
 
 
 def test_a_machine_without_the_slot_says_nothing(given):

@@ -5,7 +5,9 @@ import time
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 
+from cloudspot.agent import store_retry
 from cloudspot.agent.store_retry import insist
+from cloudspot.errors import AuthError, TransientError
 
 
 def test_insisting_tries_until_the_very_deadline(bench):
@@ -16,3 +18,41 @@ def test_insisting_tries_until_the_very_deadline(bench):
         insist(lambda: store.get("x"), deadline=began + 0.4)
     assert time.monotonic() >= began + 0.4
     assert store.calls["get"] >= 3
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """The waits, which take no time but move the clock."""
+    made = []
+    monkeypatch.setattr(store_retry.time, "monotonic", lambda: 1000.0 + sum(made))
+    monkeypatch.setattr(store_retry.time, "sleep", made.append)
+    return made
+
+
+def failing(*errors):
+    left = list(errors)
+
+    def call():
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return call
+
+
+def test_a_right_that_was_just_granted_is_waited_for(naps):
+    """The agent ended at the first refusal, and was started again ten times within seconds."""
+    assert insist(failing(*[AuthError("403")] * 5)) == "done"
+    assert naps == [0.25, 0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_right_that_stays_missing_is_not_waited_for_longer_than_two_minutes(naps):
+    with pytest.raises(AuthError, match="403"):
+        insist(failing(*[AuthError("403")] * 99))
+    assert 120.0 <= sum(naps) < 135.0
+
+
+def test_only_refusals_in_a_row_count(naps):
+    errors = [*[AuthError("403")] * 8, TransientError("503")] * 3
+    assert insist(failing(*errors)) == "done"
+    assert sum(naps) > 240.0

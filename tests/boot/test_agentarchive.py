@@ -170,6 +170,25 @@ def test_extras_that_are_asked_for_come_along_and_no_others(site):
     }
 
 
+def test_what_only_drivers_import_stays_behind_and_no_machine_is_told_to_install_it(site):
+    """Somebody else's requirement of it holds."""
+    requires = "Requires-Dist: NumPy (>=1.26)\nRequires-Dist: sky-base\nRequires-Dist: numpy ; extra == 'x'\n"
+    install(site, "cloudspot", {"cloudspot/__init__.py": ""}, requires=requires)
+    install(site, "sky-base", {"sky_base/__init__.py": ""})
+    install(site, "numpy", {"numpy/__init__.py": ""})
+    found = members(make_agent_archive([]).data)
+    assert {name for name in found if not name.startswith("installer/")} == {
+        "index.txt",
+        "wheels/cloudspot-1.0-py3-none-any.whl",
+        "wheels/sky_base-1.0-py3-none-any.whl",
+    }
+    wheel = zipfile.ZipFile(io.BytesIO(found["wheels/cloudspot-1.0-py3-none-any.whl"]))
+    text = wheel.read("cloudspot-1.0.dist-info/METADATA").decode()
+    assert text == "Metadata-Version: 2.1\nName: cloudspot\nVersion: 1.0\nRequires-Dist: sky-base\n"
+    install(site, "sky-tools", {"sky_tools/__init__.py": ""}, requires="Requires-Dist: numpy\n")
+    assert "numpy" in projects(make_agent_archive(["sky-tools"]).data, "wheels")
+
+
 def test_what_is_not_installed_is_named():
     with pytest.raises(CloudspotError, match="no-such-thing is not installed as a distribution"):
         make_agent_archive(["no-such-thing"])

@@ -13,7 +13,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
@@ -208,6 +208,11 @@ def submit_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             metadata.write(requires)
 
     def make(fast_tag: str) -> AgentArchive:
+        # As installed from here, however old the metadata is that this environment has of it.
+        first, _, rest = (distribution("cloudspot").read_text("METADATA") or "").partition("\n")
+        info = tmp_path / "site" / f"cloudspot-{version('cloudspot')}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"{first}\nRequires-Dist: numpy>=1.26\n{rest}")
         install("sky-fast", tag=fast_tag)
         install("sky-base", requires="Provides-Extra: deep\n")
         if fast_tag == OTHER_PLATFORM:
@@ -254,10 +259,15 @@ def test_an_archive_that_does_not_come_or_is_another_runs_nothing_and_ends_the_m
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
     done = image.boot(install, python=sys.executable, is_patient=True)
-    assert image.naps() == ["1", "2", "4", "8", "16", "32"]
+    assert image.naps() == ["1", "2", "4", "8", "16", "32", "120"]
     assert done.stdout.count("fetching") == 7
     assert done.stderr.count(f"not {install.sha256}") == (7 if what == "another" else 0)
-    assert done.stdout.endswith("cloudspot: the agent cannot be installed: giving up\n")
+    why = {
+        "missing": f"agents/1 cannot be fetched from file://{image.directory}/store: [Errno 2] No such file",
+        "another": "OSError: agents/1 has the hash ",
+    }
+    said = f"cloudspot: this machine cannot serve its job: the agent cannot be installed: {why[what]}"
+    assert done.stdout.splitlines()[-1].startswith(said)
     assert not mark.exists()
     assert [path.name for path in (image.directory / "node" / "agent").iterdir()] == ["install.py"]
 
@@ -283,6 +293,7 @@ def test_a_machine_like_the_submitters_installs_what_is_staged_and_asks_no_index
         "sky-base": "1.0",
         "msgspec": version("msgspec"),
     }, done.stderr
+    assert "numpy" not in installed
     assert index.asked == []
     assert list(index.marks.iterdir()) == []
     assert "cloudspot: the agent ended with status" in done.stdout  # it found no store
@@ -320,7 +331,41 @@ def test_an_index_without_the_submitters_version_gives_no_other(image: Image, in
     for name in ("msgspec", "xxhash"):
         index.publish(name, version(name), {f"{name}/__init__.py": ""})
     done = image.boot(image.stage(submit_from(OTHER_PLATFORM)), python=image.bare_python())
-    assert done.stdout.endswith("cloudspot: the agent could not be installed: trying again in 1 s\n")
+    said = "the package index does not give what this image lacks: Cannot install "
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"cloudspot: the agent could not be installed: {said}")
+    assert last.endswith(": trying again in 1 s")
     assert "sky-fast" in index.asked
     assert "cloudspot" not in image.installed()
     assert list(index.marks.iterdir()) == []
+
+
+def test_an_image_without_a_way_to_an_index_says_what_it_lacks(image: Image, submit_from):
+    image.environment = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple/", "PIP_CONFIG_FILE": os.devnull}
+    done = image.boot(image.stage(submit_from(OTHER_PLATFORM)), python=image.bare_python())
+    said = "the package index does not give what this image lacks: no answer: 'NewConnectionError("
+    assert said in done.stdout.splitlines()[-1]
+
+
+def test_an_image_without_python_says_so_and_does_not_try(image: Image, submit_from):
+    done = image.boot(image.stage(submit_from("py3-none-any")), python="/opt/none/python3", is_patient=True)
+    assert done.stdout == (
+        "cloudspot: this machine cannot serve its job: the image has no /opt/none/python3, which the agent"
+        " needs\n"
+    )
+    assert image.naps() == ["120"]
+
+
+def test_an_image_without_a_venv_module_says_so(image: Image, submit_from):
+    python = image.directory / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = venv ] && {{ echo "$0: No module named venv" >&2; exit 1; }}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = image.boot(image.stage(submit_from("py3-none-any")), python=str(python), is_patient=True)
+    last = done.stdout.splitlines()[-1]
+    assert last == (
+        "cloudspot: this machine cannot serve its job: the agent cannot be installed:"
+        f" {python}: No module named venv"
+    )
+    assert done.stderr.count("No module named venv") == 7  # it is shown as it comes, too

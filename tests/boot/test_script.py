@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import resource
 import shutil
 import signal
 import subprocess
@@ -43,6 +45,17 @@ test -e {directory}/units
 """
 
 
+# Nor may its memory.
+MOUNT = """\
+#!/bin/sh
+echo "$*" >> {directory}/mounts
+"""
+DF = """\
+#!/bin/sh
+printf '1K-blocks\\n65536\\n'
+"""
+
+
 class Machine:
     """Runs a boot script with a stub for the agent's interpreter, until it asks for its shutdown."""
 
@@ -57,6 +70,7 @@ class Machine:
         max_seconds: float = 1000.0,
         all_long: bool = False,
         meanwhile: Callable[[int], None] = lambda _: None,
+        agent: str = AGENT,
         **changes: object,
     ) -> None:
         directory = self.directory
@@ -66,7 +80,11 @@ class Machine:
             "sleep": shutil.which("sleep"),
             "max_seconds": f"{max_seconds:.3f}",
         }
-        for name, text in {"bin/sleep": SLEEP, "bin/systemctl": SYSTEMCTL, "agent python": AGENT}.items():
+        programs = {"sleep": SLEEP, "systemctl": SYSTEMCTL, "mount": MOUNT, "df": DF}
+        for name, text in {
+            **{f"bin/{name}": text for name, text in programs.items()},
+            "agent python": agent,
+        }.items():
             path = directory / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text.format(**names))
@@ -94,13 +112,15 @@ class Machine:
 
     def run(self, command: list[str], *, meanwhile: Callable[[int], None] = lambda _: None) -> None:
         """Run what the machine runs until it is down; ``meanwhile`` gets its process."""
-        process = subprocess.Popen(
-            command,
-            env={"PATH": f"{self.directory}/bin:{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with (self.directory / "console").open("wb") as console:
+            # systemd lets a service open 1,024 files unless its unit says otherwise.
+            process = subprocess.Popen(
+                ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *command],
+                env={"PATH": f"{self.directory}/bin:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                start_new_session=True,
+            )
         try:
             meanwhile(process.pid)
             down = self.directory / "down"
@@ -203,13 +223,29 @@ def test_an_agent_that_fails_is_started_again(machine: Machine):
 def test_an_agent_that_cannot_run_does_not_keep_the_machine(machine: Machine):
     machine.boot(statuses=["1"] * 50)
     assert machine.lines("runs") == ["run"] * 10
-    assert machine.lines("naps") == ["1", "2", "4", "8", "16", "30", "30", "30", "30"]
+    assert machine.lines("naps") == ["1", "2", "4", "8", "16", "30", "30", "30", "30", "120"]
+    assert machine.lines("console") == [
+        *(
+            f"cloudspot: the agent ended with status 1: starting it again in {nap} s"
+            for nap in (1, 2, 4, 8, 16)
+        ),
+        *["cloudspot: the agent ended with status 1: starting it again in 30 s"] * 4,
+        "cloudspot: this machine cannot serve its job: the agent ended with status 1, ten short runs in a row",
+    ]
+
+
+def test_an_agent_that_no_other_would_outdo_is_not_started_again(machine: Machine):
+    """It lacks a right, say, and has told the console: drivers have two minutes to read it."""
+    machine.boot(statuses=["3", "0"])
+    assert machine.lines("runs") == ["run"]
+    assert machine.lines("naps") == ["120"]
+    assert machine.lines("down") == ["down"]
 
 
 def test_an_agent_that_always_fails_late_does_not_keep_the_machine(machine: Machine):
     machine.boot(statuses=["1"] * 100, all_long=True)
     assert machine.lines("runs") == ["run"] * 50
-    assert machine.lines("naps") == ["1"] * 49
+    assert machine.lines("naps") == [*["1"] * 49, "120"]
 
 
 def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
@@ -347,6 +383,36 @@ def test_the_hook_for_each_boot_ends_a_machine_that_has_booted_again(machine: Ma
     machine.run([str(machine.directory / "cloud/scripts/per-boot/cloudspot-end-if-booted-again")])
     assert machine.lines("down") == ["down"]
     assert machine.lines("runs") == ["run"]
+
+
+@pytest.mark.parametrize("has_systemd", [False, True])
+def test_the_agent_has_a_home_a_user_and_limits_that_fit_a_training(machine: Machine, has_systemd: bool):
+    """A boot service gives it neither HOME nor USER, and 1,024 open files."""
+    agent = AGENT.replace("env -0", "ulimit -Sn > {directory}/limit\nenv -0")
+    if has_systemd:
+        (machine.directory / "units").mkdir()
+    machine.boot(
+        statuses=["0"],
+        max_seconds=0.3 if has_systemd else 1000.0,
+        meanwhile=machine.wait_for_unit if has_systemd else lambda _: None,
+        agent=agent,
+    )
+    if has_systemd:
+        unit = (machine.directory / "units/cloudspot-agent.service").read_text().splitlines()
+        assert {"LimitNOFILE=1048576", "LimitMEMLOCK=infinity"} <= set(unit)
+        (command,) = [line.partition("=")[2] for line in unit if line.startswith("ExecStart=")]
+        (machine.directory / "down").unlink()
+        machine.run(command.split())
+        (mount,) = machine.lines("mounts")
+        memory = int(Path("/proc/meminfo").read_text().split()[1])
+        assert mount == f"-o remount,size={memory // 2}k /dev/shm"
+    else:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        assert int(*machine.lines("limit")) in {1048576, hard}  # without the right to raise it: what there is
+        assert not (machine.directory / "mounts").exists()
+    user = pwd.getpwuid(os.getuid())
+    expected = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    assert {name: machine.environment().get(name) for name in expected} == expected
 
 
 def test_a_unit_that_cannot_be_started_leaves_the_agent_to_the_script(machine: Machine):

@@ -32,7 +32,7 @@ def commands(group, path=("cloudspot",)):
 
 
 def words_in_backquotes(text):
-    return set(re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]*)`", text))))
+    return set(re.findall(r"[A-Za-z_][\w-]*", " ".join(re.findall(r"`([^`]*)`", text))))
 
 
 def keys_of(value):
@@ -78,6 +78,7 @@ def test_every_exit_status_is_documented():
 
 READING = [
     ("cloudspot ps", ["ps"]),
+    ("cloudspot cost", ["cost"]),
     ("cloudspot show", ["show", "digits-7k3f"]),
     ("cloudspot show", ["show", "broken-abcd"]),
     ("cloudspot compare", ["compare", "digits-7k3f", "broken-abcd"]),
@@ -94,6 +95,8 @@ READING = [
     ("cloudspot providers check", ["providers", "check", "local"]),
     ("cloudspot plan", ["run", "JOB_FILE", "--dry-run"]),
     ("cloudspot plan", ["plan", "JOB_FILE"]),
+    ("cloudspot offers", ["offers", "JOB_FILE"]),
+    ("cloudspot simulate", ["simulate", "--length", "1h", "--deadline", "2h", "--starts", "2"]),
     ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
     ("cloudspot resume", ["resume", "broken-abcd", "--detach"]),
     ("cloudspot fork", ["fork", "digits-7k3f", "--detach"]),

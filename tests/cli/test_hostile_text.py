@@ -30,6 +30,8 @@ NOW = datetime.now(timezone.utc)
 
 COMMANDS = (
     ("ps", "--all"),
+    ("cost", "--by", "zone"),
+    ("cost", "--by", "zone", "--csv"),
     ("show", "ID"),
     ("logs", "ID"),
     ("logs", "ID", "--grep", "evil"),
@@ -47,6 +49,7 @@ COMMANDS = (
 )
 JSON_COMMANDS = (
     ("ps", "--all", "--json"),
+    ("cost", "--by", "zone", "--json"),
     ("show", "ID", "--json"),
     ("logs", "ID", "--list", "--json"),
     ("checkpoints", "ls", "ID", "--json"),
@@ -97,7 +100,13 @@ def hostile_jobs(four_jobs):
 @pytest.mark.parametrize("job_id", ODD)
 def test_no_control_character_of_any_record_reaches_the_terminal(hostile_jobs, job_id):
     shown = {arguments for arguments in COMMANDS if check(run(hostile_jobs, job_id, arguments))}
-    assert shown >= {("ps", "--all"), ("show", "ID"), ("logs", "ID"), ("artifacts", "ls", "ID")}
+    assert shown >= {
+        ("ps", "--all"),
+        ("cost", "--by", "zone"),
+        ("show", "ID"),
+        ("logs", "ID"),
+        ("artifacts", "ls", "ID"),
+    }
 
 
 @pytest.mark.parametrize("job_id", ODD)

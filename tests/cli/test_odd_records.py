@@ -72,6 +72,7 @@ class OddStore:
             ("checkpoints", "export", job_id, "--to", str(export)),
             ("artifacts", "ls", job_id),
             ("show", job_id, "--plot", str(self.directory / "plot.svg")),
+            ("cost", "--by", "zone", "--plot", str(self.directory / "cost.svg")),
             ("compare", job_id, HEALTHY[0]),
             ("compare", HEALTHY[0], job_id),
             ("attach", "--plain", job_id),

@@ -3,7 +3,7 @@
 import pytest
 from many_jobs import ManyJobs
 from memorystore import InMemoryStore
-from request_counts import RequestCounts, check_limits
+from request_counts import MOST_A_LIVE_JOB, RequestCounts, check_limits
 
 from cloudspot.cli.commands import ps
 from cloudspot.jobstore.job_lists import list_live
@@ -42,6 +42,21 @@ def test_a_job_that_has_ended_adds_no_request(town, counts):
     assert costs[0] == costs[1] == costs[2]
 
 
+def test_a_settled_job_costs_one_request_to_add_up_and_only_live_jobs_are_read(town, counts):
+    for _ in range(40):
+        town.add_ended()
+    town.settle()
+    town.run_pass()
+    ended, lines = counts.of_cost("--by", "market")
+    assert ended.total() == 2 + 40, ended  # the two lists of jobs
+    assert lines[-1].split()[:2] == ["total", "40"]
+    live = town.add_live()
+    town.run_pass()
+    with_live, lines = counts.of_cost("--all")
+    assert with_live.total() <= ended.total() + MOST_A_LIVE_JOB, with_live
+    assert [line.split()[0] for line in lines].count(live) == 1
+
+
 def test_all_that_is_live_is_driven_and_the_newest_of_it_shown(town, counts):
     live = [town.add_live() for _ in range(ps.PAGE + 4)]
     for _ in range(5):
@@ -62,4 +77,4 @@ def test_each_further_node_of_a_live_job_adds_two_requests_to_a_pass(town, count
         town.run_pass()  # copies what has settled
         costs[num_nodes] = counts.of_pass().total() - sum(costs.values())
     del costs[0]
-    assert costs == {1: 11 + 2 + 1, 3: 11 + 6 + 1, 8: 11 + 16 + 1}
+    assert costs == {1: 10 + 2 + 1, 3: 10 + 6 + 1, 8: 10 + 16 + 1}

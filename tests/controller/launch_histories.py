@@ -3,14 +3,17 @@
 import math
 import random
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unittest import mock
 
 from simcloud import SimCloud, SimProvider
 from simnodes import SimAgents
 from simulation import START, Odds, SimStore, Violation, World
 
+from cloudspot.controller import loop
+from cloudspot.controller.decide import decide
 from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
+from cloudspot.controller.limits import Budget, budget_of
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
@@ -21,7 +24,16 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of
-from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Seat, Submission
+from cloudspot.jobstore.records import (
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    Repriced,
+    Resumed,
+    Seat,
+    Submission,
+)
 from cloudspot.jobstore.resumption import resume
 from cloudspot.jobstore.seats import seats_of
 from cloudspot.jobstore.submission import request_stop
@@ -169,6 +181,56 @@ class Result:
     num_commits: int
     num_resumptions: int
     seconds: float
+    stop_reason: str | None
+    money: float
+    """What the machines really cost."""
+
+
+@dataclass
+class Purse:
+    """What every controller thought at each decision that the job had spent, and that a stop would cost."""
+
+    world: World
+    seen: list[tuple[float, Budget]] = field(default_factory=list)
+
+    def decide(self, spec, history, observed, now):
+        """Decide, and note what was thought while the job went on."""
+        if history.stop is None and history.finished is None:
+            budget = budget_of(spec, history, now, instances=observed.instances or ())
+            self.seen.append((self.world.time, budget))
+        return decide(spec, history, observed, now)
+
+    def check(self, cloud):
+        """No more than the limit is spent, but for what the last look that saw it kept could not know.
+
+        That is how far its bill was from the truth, as the clocks are off and no listing has shown when a machine
+        began or ended; and how long each machine ran beyond the stop that this look has reckoned with, since
+        the next look was late, or the stop took longer.
+        """
+        money = spent(cloud, math.inf)
+        below = [(at, one) for at, one in self.seen if one.spent + one.stop_cost < one.limit]
+        if not below:
+            assert money == 0.0, "machines are bought at the limit"
+            return
+        at, last = below[-1]
+        allowed = last.limit + max(0.0, spent(cloud, at) - last.spent)
+        for machine in cloud.machines.values():
+            price, ended = price_of(machine), machine.states[-1][0]
+            allowed += price * max(0.0, ended - (at + last.stop_seconds)) / 3600
+        if money > allowed:
+            raise Violation(f"limits.max_cost of {last.limit:g} was passed: {money:g} > {allowed:g}")
+
+
+def price_of(machine):
+    return 1.0 if machine.market is Market.SPOT else 3.0
+
+
+def spent(cloud, until):
+    """Return what the machines have really cost by then, at the prices of ``SimCloud.offers``."""
+    return sum(
+        price_of(one) * max(0.0, min(one.states[-1][0], until) - one.created_at) / 3600
+        for one in cloud.machines.values()
+    )
 
 
 def play(seed, **options):
@@ -183,11 +245,18 @@ def first_violation(like="", *, num_tries=NUM_TRIES, known=(), **options):
     ``known`` seeds are tried first: it went wrong there once, and the search is long.
     """
     for seed in [*known, *range(num_tries)]:
-        try:
-            play(seed, **options)
-        except AssertionError as violation:
-            if like in str(violation):
-                return str(violation)
+        violation = violation_of(seed, **options)
+        if violation is not None and like in str(violation):
+            return str(violation)
+    return None
+
+
+def violation_of(seed, **options):
+    """Run one history; return what goes wrong in it, or None."""
+    try:
+        play(seed, **options)
+    except AssertionError as violation:
+        return violation
     return None
 
 
@@ -202,10 +271,12 @@ def _play(
     has_outages=False,
     resumes=False,
     moves=None,
+    max_cost=None,
+    is_calm=False,
 ):
     rng = random.Random(seed)
     nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2), (2, 3), (3, 3), (1, 3)])
-    world = World(rng, odds=odds or Odds(), calm_at=rng.uniform(500, 4000))
+    world = World(rng, odds=odds or Odds(), calm_at=0.0 if is_calm else rng.uniform(500, 4000))
     store = SimStore(world)
     spec = spec_from_json(
         {
@@ -213,9 +284,10 @@ def _play(
             "nodes": {"min": nodes[0], "max": nodes[1]},
             "run": {"entrypoint": "train.py"},
             "spot": {"max_wait": 300.0},
-            "limits": {"max_restarts": 10_000},
+            "limits": {"max_restarts": 10_000, **({} if max_cost is None else {"max_cost": max_cost})},
         }
     )
+    purse = Purse(world)
     submit(store, spec)
     cloud = SimCloud(
         world,
@@ -225,6 +297,8 @@ def _play(
         check_supply=lambda: check_supply(store, cloud, nodes[1]),
     )
     cloud.is_driven = drivers is stay_or_die
+    if max_cost is not None:
+        cloud.current_price = lambda offer: offer.price_per_hour
     if change_cloud is not None:
         change_cloud(cloud)
     if has_outages:
@@ -240,11 +314,14 @@ def _play(
         world.start(moving(world, store, cloud))
     if resumes:
         lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
-    while not all(life.is_over for life in lives):
-        if world.time > LIMIT_SECONDS or not world.step():
-            is_finished = HistoryReader(store.inner, JOB).read().finished is not None
-            raise Violation("machines run on" if is_finished else "the job does not end")
-    settle(world, store, cloud)
+    with mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide):
+        while not all(life.is_over for life in lives):
+            if world.time > LIMIT_SECONDS or not world.step():
+                is_finished = HistoryReader(store.inner, JOB).read().finished is not None
+                raise Violation("machines run on" if is_finished else "the job does not end")
+        settle(world, store, cloud)
+    if max_cost is not None:
+        purse.check(cloud)
     return check(world, store, cloud)
 
 
@@ -353,6 +430,9 @@ def check(world, store, cloud):
     assert list(store.inner.list_objects(keys.secrets(JOB, history.submission.resumption))) == []
     journal = Journal(store.inner, JOB).read()
     check_journal(journal)
+    num_prices = sum(isinstance(record, Repriced) for record in journal)
+    most = 3 * len(history.launches) * (1 + world.time // 3600)  # The market changes each hour.
+    assert num_prices <= most, "drivers write prices against each other"
     return Result(
         outcome=history.finished.outcome,
         was_stopped=history.stop is not None,
@@ -371,6 +451,8 @@ def check(world, store, cloud):
         num_commits=len(history.commits),
         num_resumptions=sum(isinstance(record, Resumed) for record in journal),
         seconds=world.time,
+        stop_reason=None if history.stop is None else history.stop.reason,
+        money=spent(cloud, math.inf),
     )
 
 

@@ -18,6 +18,7 @@ class ListedHost(MachineHost):
         self.tags = {}
         self.terminated = []
         self.reclaimed = []
+        self.consoles = {}
         self.boots_at_once = True
         self.ends_at_once = True
         self._addresses = itertools.count(1)
@@ -50,6 +51,9 @@ class ListedHost(MachineHost):
 
     def set_tags(self, machine_id, tags):
         self.tags[machine_id] = dict(tags)
+
+    def console(self, machine_id):
+        return self.consoles.get(machine_id, "")
 
     def states(self):
         return dict(self.status)

@@ -6,6 +6,7 @@ from typing import cast
 
 import msgspec
 import pytest
+from groups import group_of
 from made_records import Records
 from many_jobs import ManyJobs
 from memorystore import InMemoryStore
@@ -22,7 +23,7 @@ from cloudspot.jobstore.records import Intent, Slot, StagedAgent, Submission
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
-from cloudspot.model import BootProfile, InstanceGroup, Resources
+from cloudspot.model import BootProfile, Resources
 from cloudspot.registry import open_provider
 
 JOB, URL = "digits-1", "memory://test"
@@ -74,17 +75,8 @@ def forged_launch(records: Records, mark: Path, *, signature: str = "") -> Inten
     """A launch whose machine would leave a mark on the computer that drives the store."""
     provisioner = LocalProvider().provisioner()
     offer = provisioner.offers(Resources())[0]
-    group = InstanceGroup(
-        job_id=JOB,
-        launch=1,
-        num_nodes=1,
-        job_nodes=1,
-        min_nodes=1,
-        offer=offer,
-        resources=Resources(),
-        user_data=f"touch {mark}; sleep 1000",
-        max_seconds=600.0,
-        store_url=URL,
+    group = group_of(
+        offer, job_id=JOB, user_data=f"touch {mark}; sleep 1000", max_seconds=600.0, store_url=URL
     )
     request = msgspec.structs.replace(provisioner.render(group), signature=signature)
     return msgspec.structs.replace(

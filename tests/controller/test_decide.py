@@ -11,15 +11,16 @@ from cloudspot.controller.actions import (
     Finish,
     OpenLaunch,
     Release,
+    Reprice,
     RequestStop,
     Terminate,
     VoidSeat,
     Wait,
 )
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
-from cloudspot.controller.observed import CreateFailure
+from cloudspot.controller.observed import CreateFailure, LastWords
 from cloudspot.jobstore.records import Ending, Seat
-from cloudspot.model import EndReason
+from cloudspot.model import Billing, EndReason
 
 
 def act(records, history, observed=None, *, at=100.0, **tables):
@@ -51,6 +52,18 @@ def test_a_first_launch_asks_for_all_nodes_and_is_content_with_the_fewest_that_t
 
 def test_nothing_is_launched_while_the_provider_cannot_list(records):
     assert act(records, records.history(), records.observed(instances=None)) == ()
+
+
+def test_a_market_policy_that_is_not_installed_buys_nothing_and_the_rest_goes_on(records):
+    cheap = {"spot": {"policy": "cheap"}}
+    (wait,) = act(records, records.history(), **cheap)
+    assert wait.why.startswith('no machine is bought: no market policy "cheap" is installed; ')
+    wrong = {"spot": {"policy": "capped", "options": {"max_share": "half"}}}
+    (wait,) = act(records, records.history(), **wrong)
+    assert wait.why.startswith("no machine is bought: spot.options.max_share: expected a number")
+    stray = records.instance("i-9-0", launch=9)
+    terminate, _ = act(records, records.history(), records.observed(stray), **cheap)
+    assert terminate.instance_ids == ("i-9-0",)
 
 
 def test_a_stop_before_the_first_launch_finishes_the_job(records):
@@ -157,10 +170,44 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
     assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
 
 
+def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(records):
+    """It was paid for until it had ended itself, and nobody learned why."""
+    history = records.history(records.launch(claimed=False))
+    said = {"i-1-0": LastWords(cause="the image has no python3", line="this machine cannot serve its job")}
+    (void,) = act(records, history, records.observed(records.instance(), last_words=said))
+    assert void == VoidSeat(
+        Seat(1, 0),
+        "voided",
+        "i-1-0 cannot run the agent: the image has no python3",
+        ("i-1-0",),
+        "the image has no python3",
+    )
+
+
+def test_a_machine_that_hangs_is_given_up_with_the_last_line_of_its_console(records):
+    history = records.history(records.launch(claimed=False))
+    said = {"i-1-0": LastWords(line="Starting network...")}
+    known = {"known_seconds": {"i-1-0": 1200.0}, "last_words": said}
+    (void,) = act(records, history, records.observed(records.instance(), **known))
+    why = "the machine did not come up within 20 minutes; its console ends with: Starting network..."
+    assert (void.detail, void.cause) == (why, "")
+
+
 def test_a_dead_double_does_not_void_the_seat_of_a_machine_that_still_boots(records):
     history = records.history(records.launch(claimed=False))
     observed = records.observed(records.instance("i-x", "ended"), records.instance("i-y"))
     assert [type(one) for one in act(records, history, observed)] == [Certify]
+
+
+def test_a_seat_waits_for_a_machine_whose_own_was_taken_by_another_with_the_same_index(records):
+    launch = records.launch(intent=records.intent(num_nodes=2), slots={0: records.slot("i-1-0")})
+    history, long = records.history(launch), {"i-1-0": 3600.0, "i-other": 600.0}
+    other = records.instance("i-other", launched=None)
+    observed = records.observed(records.instance(), other, known_seconds=long)
+    assert act(records, history, observed) == ()
+    assert [
+        type(one) for one in act(records, history, records.observed(records.instance(), known_seconds=long))
+    ] == [VoidSeat]
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])
@@ -341,7 +388,7 @@ def test_a_finished_job_ends_what_still_runs_and_is_cleaned_up(records):
     history = records.history(records.launch(outcome="succeeded"), finished=records.finished())
     observed = records.observed(records.instance("i-late"))
     (late, clean) = act(records, history, observed, at=101.0)
-    assert late == Terminate(("i-late",), "seat 1.0 is taken by another machine")
+    assert late == Terminate(("i-late",), "all seats of launch 1 are void or belong to other machines")
     assert clean == CleanUp()
 
 
@@ -444,8 +491,61 @@ def test_a_job_that_has_spent_its_money_is_asked_to_stop(records):
     history = records.history(records.launch())
     observed = records.observed(records.instance(launched=0.0))
     limits = {"limits": {"max_cost": 1.0}}
-    assert act(records, history, observed, at=3599.0, **limits) == ()
-    assert act(records, history, observed, at=3600.0, **limits) == (RequestStop("max_cost"),)
+    assert act(records, history, observed, at=3299.0, **limits) == ()
+    (action,) = act(records, history, observed, at=3300.0, **limits)
+    figures = "0.9167 USD of 1.0000 USD spent, and the stop, which takes up to 300 s, may cost 0.0833 USD"
+    assert action == RequestStop("max_cost", figures)
+
+
+def test_what_cannot_start_and_stop_below_the_limit_is_not_bought_and_the_job_ends(records):
+    proof = {"i-1-0": records.certificate(started=0.0, ended=2400.0, end_reason="reclaimed")}
+    history = records.history(records.launch(certificates=proof))
+    assert isinstance(act(records, history, limits={"max_cost": 0.84})[0], OpenLaunch)
+    (action,) = act(records, history, limits={"max_cost": 0.83})
+    assert (action.reason, action.detail) == (
+        "max_cost",
+        (
+            "0.6667 USD of 0.8300 USD spent; limits.max_cost of 0.8300 USD has no room for 1 x big (spot), "
+            "of which the start and the stop alone cost 0.1667 USD"
+        ),
+    )
+
+
+def test_a_least_time_counts_for_what_may_be_bought(records):
+    dear = records.offer(billing=Billing(minimum_seconds=3600.0))
+    observed = records.observed(offers=(dear,))
+    assert isinstance(act(records, records.history(), observed, limits={"max_cost": 1.01})[0], OpenLaunch)
+    assert isinstance(act(records, records.history(), observed, limits={"max_cost": 1.0})[0], RequestStop)
+
+
+def test_a_dearer_offer_is_not_bought_where_a_cheaper_one_is_only_cooling_down(records):
+    cheap, dear = records.offer("a", price=1.0), records.offer("b", price=9.0)
+    history = records.history(records.capacity(1, at=90.0, offer=cheap))
+    observed = records.observed(offers=(cheap, dear))
+    assert act(records, history, observed)[0].offer == dear
+    (wait,) = act(records, history, observed, limits={"max_cost": 1.0})
+    assert (type(wait), wait.why) == (Wait, "no offer has capacity now")
+
+
+def test_as_many_nodes_are_bought_as_the_limit_has_room_for(records):
+    nodes = {"min": 1, "max": 4}
+    (launch,) = act(records, records.history(), nodes=nodes, limits={"max_cost": 0.4})
+    assert (launch.num_nodes, launch.min_nodes) == (2, 1)
+
+
+def test_those_that_hold_are_told_that_the_limit_has_no_room_for_another(records):
+    """Nobody asks for offers at each look: another costs no less than those that are there."""
+    exits = {1: records.exit("drained", instance_id="i-1-1", rank=1)}
+    launch = records.launch(intent=records.intent(num_nodes=2), exits=exits)
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
+    observed = records.observed(records.instance(), offers=None)
+    assert act(records, history, observed, nodes=2, limits={"max_cost": 0.4}) == (FetchOffers(),)
+    (wait,) = act(records, history, observed, nodes=2, limits={"max_cost": 0.2})
+    assert isinstance(wait, Wait)
+    assert wait.why == (
+        "no machine is bought: limits.max_cost of 0.2000 USD has no room for 1 x big (spot), of which the "
+        "start and the stop alone cost 0.0889 USD"
+    )
 
 
 def test_money_in_another_currency_is_not_compared(records):
@@ -482,3 +582,18 @@ def test_decide_is_a_function_of_its_arguments(records):
     first = act(records, history, observed)
     assert first == act(records, *before)
     assert (history, observed) == before
+
+
+def test_the_price_that_the_market_asks_now_is_written_down_and_counts_for_the_limit(records):
+    launch = records.launch()
+    history = records.history(launch)
+    same = records.observed(records.instance(), prices={1: 1.005})
+    assert not [one for one in act(records, history, same) if isinstance(one, Reprice)]
+    dearer = records.observed(records.instance(), prices={1: 2.0})
+    assert Reprice(history.num_records + 1, 1, 2.0) in act(records, history, dearer)
+    known = records.history(records.change(launch, prices=(records.repriced(2.0, at=600.0),)))
+    assert not [one for one in act(records, known, dearer) if isinstance(one, Reprice)]
+    limits = {"limits": {"max_cost": 1.5}}
+    observed = records.observed(records.instance(launched=0.0))
+    assert act(records, history, observed, at=3600.0, **limits) == ()
+    assert [one.reason for one in act(records, known, observed, at=3600.0, **limits)] == ["max_cost"]

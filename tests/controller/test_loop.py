@@ -1,6 +1,7 @@
 """The real loop on a simulated cloud where nothing goes wrong by itself."""
 
 import itertools
+import math
 import random
 
 import msgspec
@@ -10,12 +11,14 @@ from simnodes import Script, SimAgents
 from simulation import SimStore, World
 
 from cloudspot.controller import act
-from cloudspot.controller.actions import Create, Finish, OpenLaunch, Terminate, VoidSeat
+from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait
 from cloudspot.controller.loop import (
     COPY_SECONDS,
     END_LIMIT_SECONDS,
     MAX_BACKOFF_SECONDS,
+    PRICE_SECONDS,
     SUMMARY_REFRESH_SECONDS,
+    SUMMARY_SECONDS,
     Controller,
 )
 from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
@@ -28,6 +31,7 @@ from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
+from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import launch_end
 
 JOB = "digits-1"
@@ -43,6 +47,7 @@ class Cloud(SimCloud):
         self.announced = []
         self.tokens = []
         self.released = []
+        self.consoles = {}
         self.has_store_tags = True
         self.store_urls = {}
 
@@ -84,6 +89,10 @@ class Cloud(SimCloud):
         assert store_url.startswith("memory://")
         self.released.append(job_id)
         self._meet("release")
+
+    def console(self, instance):
+        self._meet("console")
+        return self.consoles.get(instance.launch, "")
 
     def announce(self, instances, facts):
         self.announced.append((tuple(one.id for one in instances), dict(facts)))
@@ -193,6 +202,33 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
     assert told == [EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED]
 
 
+def test_a_driver_that_has_nothing_to_do_lists_only_the_nodes_and_acts_on_all_records(house, monkeypatch):
+    controller, reads = house.controller(), []
+    whole, glance = HistoryReader.read, HistoryReader.glance
+    monkeypatch.setattr(HistoryReader, "read", lambda reader: reads.append("read") or whole(reader))
+    monkeypatch.setattr(
+        HistoryReader, "glance", lambda reader, **kind: reads.append("glance") or glance(reader, **kind)
+    )
+    while not controller.tick().history.generations:
+        house.sleep(1)
+    quiet = controller.tick()
+    while quiet.events or quiet.acted:
+        quiet = controller.tick()
+    reads.clear()
+    for _ in range(12):
+        controller.tick()
+    assert reads == [*["glance"] * 5, "read"] * 2
+    # Another driver intends a launch and creates it: its machine is no stranger, though the glance tells nothing of it.
+    other = house.controller()
+    house.cloud.end(house.machine(), EndReason.RECLAIMED)
+    house.sleep(1)
+    while len(house.cloud.machines) == 1:
+        other.tick()
+        house.sleep(1)
+    tick = controller.tick()
+    assert Terminate not in types(tick.actions), tick.actions
+
+
 def test_a_reclaimed_job_is_launched_again_in_another_zone_and_resumes(house):
     controller = house.controller()
     while not house.history.commits:
@@ -235,6 +271,55 @@ def test_a_refusal_is_void_and_then_the_next_offer_is_tried(house, error, outcom
     assert (end.outcome, end.detail) == (outcome, str(error))
     assert [one.intent.offer.zone for one in history.launches] == ["a", "b"]
     assert (str(error) in [event.text for event in tick.events]) == (outcome == "quota")
+
+
+def boots_in_vain(machine):
+    """It claims no seat."""
+    yield 3600.0
+
+
+@pytest.fixture
+def broken(house):
+    """A job whose machines cannot run the agent, and say so."""
+    house.cloud._node = boots_in_vain
+    said = "cloudspot: this machine cannot serve its job: S3 answered 403 AccessDenied (request {})\r\n"
+    house.cloud.consoles = {launch: said.format(f"4F{launch}") for launch in (1, 2)}
+    return house
+
+
+def test_two_machines_that_cannot_run_the_agent_for_the_same_reason_end_the_job(broken):
+    """Each was billed for twenty minutes, up to four of them, and nobody learned why."""
+    events = []
+    began = broken.world.time
+    history = broken.controller().run_until_finished(lambda tick: events.extend(tick.events))
+    why = "S3 answered 403 AccessDenied (request 4F{})"
+    assert (history.finished.outcome, history.finished.detail) == (
+        "failed",
+        f"failed twice in a row before the training began: {why.format(2)}",
+    )
+    assert [launch.slots[0].cause for launch in history.launches] == [why.format(1), why.format(2)]
+    assert [event.text for event in events if "cannot run the agent" in event.text][:2] == [
+        f"seat 1.0 is void: voided: {broken.machine().id} cannot run the agent: {why.format(1)}",
+        f"launch 1 is over, voided: {broken.machine().id} cannot run the agent: {why.format(1)}",
+    ]
+    assert broken.world.time - began < 600.0
+
+
+def test_a_single_pass_learns_it_from_a_machine_that_has_ended(broken):
+    broken.controller().run_pass()
+    broken.cloud.end(broken.machine(), EndReason.SELF)
+    broken.run(60)
+    broken.controller().run_pass()
+    assert broken.history.launches[0].slots[0].cause == "S3 answered 403 AccessDenied (request 4F1)"
+
+
+def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
+    broken.cloud.errors["console"] = AuthError("access denied: console")
+    events = []
+    history = broken.controller().run_until_finished(lambda tick: events.extend(tick.events))
+    assert history.finished.detail.startswith("failed 4 times in a row: the machine did not come up within")
+    told = [event.text for event in events if "cannot be read" in event.text]
+    assert told == [f"what {broken.machine().id} says at its boot cannot be read: access denied: console"]
 
 
 def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
@@ -507,6 +592,15 @@ def test_waiting_for_capacity_is_told_once(house):
     assert kinds(other.run_pass().events).count(EventKind.WAITING) == 1
 
 
+def test_a_wait_is_told_once_however_often_the_machines_are_announced_meanwhile(house, records):
+    """A job that held on several nodes told at each look that it waits."""
+    controller, events, spec = house.controller(), [], records.spec()
+    controller.tick()
+    for action in [Wait(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
+        controller._actor.act(action, spec, house.history, events)
+    assert kinds(events) == [EventKind.WAITING]
+
+
 def test_the_summary_follows_the_state_at_once_and_the_rest_after_a_while(house):
     controller = house.controller()
     controller.tick()
@@ -521,7 +615,7 @@ def test_the_summary_follows_the_state_at_once_and_the_rest_after_a_while(house)
     house.world.time += 4.0
     controller.tick()
     assert read_summary(house.store, JOB) == written
-    house.world.time += 2.0
+    house.world.time += SUMMARY_SECONDS
     controller.tick()
     assert read_summary(house.store, JOB).spent > written.spent
 
@@ -602,3 +696,68 @@ def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):
     house.cloud.errors["release"] = TransientError("a machine is in it")
     tick = house.controller().tick()
     assert (tick.is_settled, tick.problems) == (False, ("a machine is in it",))
+
+
+def test_the_bill_follows_the_price_of_the_market(records, monkeypatch):
+    house, asked = House(records, script=Script(doubt=0.0, num_steps=100_000)), []
+
+    def current_price(self, offer):
+        asked.append((house.world.time, offer.market))
+        return 1.0 if len(asked) == 1 else 3.0
+
+    monkeypatch.setattr(type(house.cloud), "current_price", current_price)
+    controller, events = house.controller(), []
+    while house.world.time < 2.5 * PRICE_SECONDS:
+        events += controller.tick().events
+        house.sleep(controller.poll_seconds)
+    assert [round(at / PRICE_SECONDS) for at, _ in asked] == [1, 2]
+    (told,) = [one.text for one in events if one.kind is EventKind.REPRICED]
+    assert told == "launch 1: a node now costs 3 USD an hour, 1 before"
+    (line,) = bill(house.history, house.world.clock().now()).lines
+    seconds = line.charged_seconds
+    changed = (house.history.launches[0].prices[0].at - line.started).total_seconds()
+    assert line.spent == pytest.approx((changed * 1.0 + (seconds - changed) * 3.0) / 3600)
+
+
+def test_of_two_drivers_that_were_told_different_prices_one_writes(records, monkeypatch):
+    """The other does not write what it was told before over what was written since; they would never end."""
+    house, told = House(records, script=Script(doubt=0.0, num_steps=100_000)), itertools.count(2)
+    monkeypatch.setattr(type(house.cloud), "current_price", lambda self, offer: float(next(told)))
+    one, other = house.controller(), house.controller()
+    while house.world.time < PRICE_SECONDS / 2:
+        one.tick()
+        house.sleep(one.poll_seconds)
+    house.sleep(PRICE_SECONDS)
+    steps = other.steps()
+    while next(steps) != "fetch the price":
+        pass
+    next(steps)
+    one.tick()
+    assert next(told) == 4, "the test wants both to have asked"
+    list(steps)
+    while house.world.time < 2 * PRICE_SECONDS:
+        one.tick()
+        other.tick()
+        house.sleep(one.poll_seconds)
+    assert len(house.history.launches[0].prices) == 1
+
+
+@pytest.mark.parametrize("told", [AuthError("no right to prices"), math.inf, -1.0, math.nan])
+def test_a_price_that_is_none_is_a_warning_and_the_job_goes_on_at_the_known_one(records, monkeypatch, told):
+    """No reader could take such a record back, and no job need end for a price."""
+    house, events = House(records, script=Script(doubt=0.0, num_steps=100_000)), []
+
+    def current_price(self, offer):
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    monkeypatch.setattr(type(house.cloud), "current_price", current_price)
+    controller = house.controller()
+    while house.world.time < 1.5 * PRICE_SECONDS:
+        events += controller.tick().events
+        house.sleep(controller.poll_seconds)
+    warning = next(one.text for one in events if one.kind is EventKind.WARNED)
+    assert warning.startswith("the price of launch 1 is not known: ")
+    assert house.history.launches[0].prices == ()
+    assert house.history.finished is None

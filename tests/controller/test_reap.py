@@ -28,10 +28,15 @@ def test_the_machines_of_live_seats_are_left_alone(records):
     assert reap(records, records.history(launch), *instances) == ()
 
 
-def test_a_machine_whose_seat_another_one_owns_is_ended(records):
-    launch = records.launch(intent=records.intent(num_nodes=2), slots={0: records.slot("i-1-0")})
-    found = reap(records, records.history(launch), records.instance("i-double"), records.instance())
-    assert found == (Terminate(("i-double",), "seat 1.0 is taken by another machine"),)
+def test_a_machine_whose_seat_another_one_owns_may_take_one_that_is_open_and_is_ended_when_none_is(records):
+    """All machines of a spot request may have index 0: those that come late are no doubles."""
+    double = records.instance("i-double")
+    slots = {0: records.slot("i-1-0")}
+    launch = records.launch(intent=records.intent(num_nodes=2), slots=slots)
+    assert reap(records, records.history(launch), double, records.instance()) == ()
+    launch = records.launch(intent=records.intent(num_nodes=2), slots={**slots, 1: records.slot("i-1-1")})
+    found = reap(records, records.history(launch), double, records.instance())
+    assert found == (Terminate(("i-double",), "all seats of launch 1 are void or belong to other machines"),)
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])

@@ -77,6 +77,39 @@ def test_two_setups_that_fail_with_the_same_error_end_the_job(records):
     assert failing_setups(records, NO_PYTHON, None, NO_PYTHON) == End("failed", detail, 127)
 
 
+def test_what_differs_from_one_failure_to_the_next_alike_is_the_number_in_it(records):
+    first, second = ({"detail": f"setup failed: apt-get: lock held by process {pid}"} for pid in (311, 977))
+    assert isinstance(failing_setups(records, first, second), End)
+
+
+def failing_boots(records, *causes):
+    """Judge launches whose machines have said why they could not run the agent; None: one did not say."""
+    made = [
+        records.launch(
+            number,
+            outcome="voided",
+            ended=100.0 * number,
+            slots={
+                0: records.slot(
+                    None, detail="voided: it did not come up", cause=cause or "", at=100.0 * number
+                )
+            },
+        )
+        for number, cause in enumerate(causes, start=1)
+    ]
+    return judge(records.spec(), records.history(*made), records.at(1e6))
+
+
+def test_two_machines_that_cannot_run_the_agent_for_the_same_cause_end_the_job(records):
+    """Each further one would be paid for, too."""
+    denied = "agents/1 cannot be fetched from s3://runs: S3 answered 403 AccessDenied"
+    detail = f"failed twice in a row before the training began: {denied}"
+    assert failing_boots(records, denied) == Go("voided")
+    assert failing_boots(records, denied, denied) == End("failed", detail, 1)
+    assert failing_boots(records, denied, "no python3") == Go("voided")
+    assert failing_boots(records, None, None) == Go("voided")
+
+
 def test_setups_that_fail_with_different_errors_and_trainings_are_tried_on(records):
     assert failing_setups(records, NO_PYTHON, NO_NETWORK, NO_PYTHON) == Go("failed")
     trained = {**NO_PYTHON, "generation": 1}

@@ -45,7 +45,7 @@ def check(seen: Seen) -> None:
     """Nothing that costs is left, each machine's log is in OSS, and no request took more than is granted."""
     account = seen.account
     assert (account["instances"], account["sets"]) == ([], [])
-    assert {"agents", "code", "index", "jobs", "logs", "recent"} == {
+    assert {"agents", "code", "index", "jobs", "logs", "market", "recent"} == {
         key.partition("/")[0] for key in account["keys"]
     }
     check_log(seen)

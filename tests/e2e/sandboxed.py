@@ -37,6 +37,8 @@ class Seen:
     """The job's requests."""
     consoles: dict[str, str]
     """By the machine's name in the sandbox."""
+    state: Path
+    """What the sandbox has kept."""
 
     @property
     def machines(self) -> list[str]:
@@ -71,7 +73,7 @@ def run_sandboxed(
     seen = json.loads(done.stdout)
     requests = [json.loads(line) for line in (kept / "cloud" / "requests.jsonl").read_text().splitlines()]
     trail = [one for one in requests if one["at"] < seen["looked_at"]]
-    return Seen(seen["show"], seen["log"], seen["account"], trail, consoles)
+    return Seen(seen["show"], seen["log"], seen["account"], trail, consoles, kept)
 
 
 def weights_of(show: Mapping[str, Any]) -> str:

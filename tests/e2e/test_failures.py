@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from acting_user import User
 
 
@@ -55,18 +53,24 @@ def test_a_secret_reaches_the_training_and_nothing_else(user: User) -> None:
     assert not (user.home / "store" / "jobs" / "hush" / "secrets").exists()
 
 
-def test_the_limit_on_cost_stops_the_job_with_a_checkpoint(user: User) -> None:
-    done = user.run_tiny(
-        "dear",
-        sets=[
-            'run.env.TINY_EPOCHS="2000"',
-            "providers.local.spot_price=3600.0",
-            "providers.local.on_demand_price=7200.0",
-            "limits.max_cost=20.0",
-        ],
-        status=None,
-    )
+def test_the_limit_on_cost_stops_the_job_with_a_checkpoint_before_it_is_passed(user: User) -> None:
+    """What a start and a stop take is known from the first run, at one unit of money a second."""
+    prices = ["providers.local.spot_price=3600.0", "providers.local.on_demand_price=7200.0"]
+    user.run_tiny("dear", sets=['run.env.TINY_EPOCHS="2000"', *prices, 'limits.max_runtime="10s"'], status=10)
+    limit = user.show("dear")["cost"]["spent"] + 50.0
+    limits = ("--set", "limits.max_runtime=1h", "--set", f"limits.max_cost={limit}", "--anyway")
+    done = user.cloudspot("resume", "dear", *limits, status=10)
     shown = user.show("dear", "--verify")
-    assert shown["state"] == "stopped", done.stdout
     assert shown["last_commit"]["verified"] is True
-    assert "max_cost" in json.dumps(shown) + done.stdout
+    assert shown["stop_requested"] == "max_cost"
+    assert "spent, and the stop, which takes up to" in shown["stop_detail"]
+    assert shown["detail"] == f"limits.max_cost was reached: {shown['stop_detail']}"
+    assert shown["stop_detail"] in done.stdout
+    assert limit - 50.0 < shown["cost"]["spent"] < limit
+
+
+def test_a_limit_on_cost_that_has_no_room_for_one_machine_is_refused(user: User) -> None:
+    prices = ["providers.local.spot_price=3600.0", "providers.local.on_demand_price=7200.0"]
+    done = user.run_tiny("poor", sets=[*prices, "limits.max_cost=20.0"], status=2)
+    assert "limits.max_cost of 20.00 USD has no room for 1 x local (spot)" in done.stderr
+    assert "no jobs in" in user.cloudspot("ps").stdout

@@ -16,7 +16,7 @@ ABSENT = {
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
     "jobs/<id>/secrets.<resumption>",
-    "jobs/<id>/stop.<resumption>",
+    "jobs/<id>/nodes/stop.<resumption>",
     "jobs/<id>/submissions/<sha256>",
     "jobs/<id>/suspicions",
     "live/<id>.<nonce>",

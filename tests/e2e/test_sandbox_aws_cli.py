@@ -42,7 +42,7 @@ ABSENT = {
     "live/<id>.<nonce>",
     "probe/<nonce>",
     "jobs/<id>/secrets.<resumption>",
-    "jobs/<id>/stop.<resumption>",
+    "jobs/<id>/nodes/stop.<resumption>",
     "jobs/<id>/submissions/<sha256>",
     "jobs/<id>/suspicions",
     "jobs/<id>/logs/<stream>/<date>/<number>",

@@ -8,10 +8,11 @@ wait; ``look``, what its owner sees when the job is over; ``check``, what must b
 from __future__ import annotations
 
 import importlib
+import os
 import re
 
 import pytest
-from acting_user import EXAMPLES, JOBS
+from acting_user import EXAMPLES, JOBS, PLUGINS
 from sandboxed import run_sandboxed, weights_of
 
 from cloudspot.local.enclosure import why_not
@@ -53,6 +54,18 @@ def test_a_job_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
     assert weights_of(seen.show) == weights_of(undisturbed(f"sandboxes-{num_nodes}", sets))
     assert len(seen.log) > seen.show["steps_total"]  # the first rank prints a line a step
     account.check(seen)
+
+
+@pytest.mark.soak
+def test_machines_that_all_have_the_same_index_share_the_seats_out(user):
+    path = os.pathsep.join((str(PLUGINS / "alike"), user.environ["PYTHONPATH"]))
+    words = [word for one in ("nodes=3", *SETS) for word in ("--set", one)]
+    plan = ["--reclaim", "none"]
+    seen = run_sandboxed(
+        user, "aws", TINY, sandbox="alike-aws", arguments=words, options=plan, environ={"PYTHONPATH": path}
+    )
+    assert seen.show["state"] == "succeeded"
+    assert [one["nodes"] for one in seen.show["generations"]] == [["1.0", "1.1", "1.2"]]
 
 
 @pytest.mark.soak

@@ -36,6 +36,7 @@ entrypoint = "train.py"
 FULL = """
 name = "digits"
 store = "s3://bucket/jobs"
+labels = { team = "vision" }
 nodes = { min = 2, max = 4, hold = "10m" }
 procs_per_node = 8
 [resources]
@@ -54,9 +55,10 @@ env = { OMP_NUM_THREADS = "4" }
 python = "python3.11"
 secrets = ["WANDB_API_KEY"]
 [spot]
-policy = "spot"
+policy = "deadline"
 max_wait = "1h30m"
 deadline = "2d"
+length = "30h"
 [checkpoint]
 interval = "10m"
 keep = 5
@@ -79,7 +81,7 @@ region = "here"
 
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
-    r"|looks like a credential|finite number|names no program"
+    r"|looks like a credential|finite number|names no program|needs spot\.deadline|has no effect without spot\.policy"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -154,7 +156,7 @@ def test_every_field_can_be_written(load):
     assert spec.run.args == ("--epochs", "3")
     assert spec.run.env == {"OMP_NUM_THREADS": "4"}
     assert spec.run.secrets == ("WANDB_API_KEY",)
-    assert (spec.spot.max_wait, spec.spot.deadline) == (5400.0, 172800.0)
+    assert (spec.spot.max_wait, spec.spot.deadline, spec.spot.length) == (5400.0, 172800.0, 108000.0)
     assert (spec.checkpoint.interval, spec.checkpoint.directory) == (600.0, "output/checkpoint-*")
     assert spec.logs.flush_seconds == 0.5
     assert (spec.limits.max_cost, spec.limits.currency) == (12.5, "USD")
@@ -259,8 +261,11 @@ def with_run(line):
         (SMALL + "args = 3", "job.toml: run.args: expected a list, got 3"),
         (SMALL + "secrets = [[]]", "job.toml: run.secrets[0]: expected a string, got a list"),
         (
-            SMALL + "[spot]\npolicy = 'cheap'",
-            'job.toml: spot.policy: expected one of "on-demand", "spot", "spot-then-on-demand"; got "cheap"',
+            SMALL + "[spot]\npolicy = 'The Cheap'",
+            (
+                'job.toml: spot.policy: expected one of "deadline", "on-demand", "spot", "spot-then-on-demand", or '
+                '''the name of a plugin's; got "The Cheap"'''
+            ),
         ),
         (
             SMALL + "[spot]\nmax_wait = '10 minutes'",
@@ -354,6 +359,33 @@ def test_a_name_and_a_suffix_make_a_job_id(load, name):
 @pytest.mark.parametrize("name", ["", "a" * 49, "-a", "a-", "A", "a_b", "a.b", "ä"])
 def test_a_name_that_makes_no_job_id_is_refused(fault, name):
     assert fault(SMALL.replace("digits", name)).startswith("job.toml: name: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("team", "vision"), ("cost-centre", "4711/a b"), ("A.b_1", "x@y")]
+)
+def test_labels_say_what_a_job_is_for(load, name, value):
+    assert load(f'labels = {{ "{name}" = "{value}" }}\n{SMALL}').labels == {name: value}
+    assert load(SMALL, f"labels.{name.partition('.')[0]}={value}").labels == {name.partition(".")[0]: value}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a=b", "x" * 64, "\\u001b"])
+def test_a_label_of_another_name_is_refused(fault, name):
+    assert fault(f'labels = {{ "{name}" = "x" }}\n{SMALL}').startswith("job.toml: labels: ")
+
+
+@pytest.mark.parametrize("value", ["", " a", "a ", "-", "x" * 64, "a\\nb", "=1+1", "\\u001b[2J"])
+def test_a_label_of_another_value_is_refused(fault, value):
+    message = fault(f'labels = {{ team = "{value}" }}\n{SMALL}')
+    assert message.startswith("job.toml: labels.team: ")
+
+
+def test_at_most_so_many_labels_are_possible(load, fault):
+    def text(count):
+        return "[labels]\n" + "".join(f'l{number} = "x"\n' for number in range(count))
+
+    assert len(load(SMALL + text(16)).labels) == 16
+    assert fault(SMALL + text(17)) == "job.toml: labels: at most 16 are possible, got 17"
 
 
 # --- credentials --------------------------------------------------------------------------------

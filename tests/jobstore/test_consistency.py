@@ -51,6 +51,7 @@ MADE = Records()
             MADE.intent(2),
             MADE.commit(2, 8),
         ],
+        [MADE.intent(1), MADE.repriced(2.0), MADE.repriced(2.0), MADE.generation(1), MADE.repriced(1.0)],
     ],
 )
 def test_a_journal_in_order_is_accepted(journal):
@@ -146,6 +147,8 @@ def test_a_journal_in_order_is_accepted(journal):
             "it commits checkpoint 1-5",
         ),
         ([MADE.finished(), MADE.commit(0, 5)], 2, "it commits checkpoint 0-5"),
+        ([MADE.intent(1), MADE.repriced(1.0, launch=2)], 2, "it prices launch 2"),
+        ([MADE.intent(1), MADE.finished(), MADE.repriced(1.0)], 3, "it prices launch 1"),
     ],
 )
 def test_a_journal_out_of_order_names_the_record_that_does_not_follow(journal, number, what):

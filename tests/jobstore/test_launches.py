@@ -7,7 +7,7 @@ from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.launches import claim_slot, read_slots, void_slot
+from cloudspot.jobstore.launches import claim_seat, claim_slot, read_slots, void_slot
 from cloudspot.jobstore.patience import patient
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
@@ -33,6 +33,24 @@ def test_the_first_machine_owns_the_slot_and_the_second_learns_it(store):
 def test_a_machine_whose_agent_starts_again_still_owns_its_slot(store):
     first = claim_slot(store, "x", 1, 0, machine("i-1"))
     assert claim_slot(store, "x", 1, 0, machine("i-1")) == first
+
+
+def test_machines_of_one_index_take_the_seats_that_are_open(store):
+    void_slot(store, "x", 1, 2, "no machine came")
+    names = ("i-a", "i-b", "i-c", "i-d")
+    ranks = [claim_seat(store, "x", 1, machine(name), num_seats=lambda: 4) for name in names]
+    assert [one and one.rank for one in ranks] == [0, 1, 3, None]
+    # A later agent of a machine finds the seat that it has.
+    assert [claim_seat(store, "x", 1, machine(name), num_seats=lambda: 4) for name in names] == ranks
+    assert {rank: slot.instance_id for rank, slot in read_slots(store, "x", 1).items()} == {
+        0: "i-a", 1: "i-b", 2: None, 3: "i-c",
+    }  # fmt: skip
+
+
+def test_a_machine_whose_seat_is_void_takes_no_other(store):
+    void_slot(store, "x", 1, 0, "it did not come up")
+    assert claim_seat(store, "x", 1, machine("i-1"), num_seats=lambda: 2) is None
+    assert set(read_slots(store, "x", 1)) == {0}
 
 
 def test_a_void_slot_is_denied_to_every_machine(store):

@@ -34,6 +34,7 @@ from cloudspot.jobstore.records import (
     Summary,
     new_nonce,
 )
+from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import LaunchRequest, NodeIdentity
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
@@ -228,26 +229,68 @@ def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
     assert cost() == {"get": 2}  # journal, stop
     job.intend(1, num_nodes=2)
     # The record, a copy that is not there, and the journal's end; slots, nodes, what follows a first record.
-    assert cost() == {"get": 3 + 1, "list_page": 2 + 1}
+    assert cost() == {"get": 3, "list_page": 2 + 1}
     for rank in (0, 1):
         job.claim(1, rank)
         job.beat(1, 1, rank)
     checkpoints.generation(store, 1)
-    assert cost() == {"get": 2 + 2 + 2 + 1, "list_page": 2}
-    assert cost() == {"get": 2, "list_page": 2}  # seats and certificates; nodes
+    assert cost() == {"get": 1 + 2 + 2 + 1, "list_page": 2}
+    assert cost() == {"get": 1, "list_page": 2}  # seats and certificates; nodes
     job.beat(1, 2)
-    assert cost() == {"get": 2 + 1, "list_page": 2}  # The one heartbeat that is new.
+    assert cost() == {"get": 1 + 1, "list_page": 2}  # The one heartbeat that is new.
     for rank in (0, 1):
         job.beat(1, 3, rank)
         job.leave(1, rank)
     # Their exit records name a commit that the journal does not have, so it is read again.
-    assert cost() == {"get": 2 + 2 + 2 + 1, "list_page": 2}
+    assert cost() == {"get": 1 + 2 + 2 + 1, "list_page": 2}
     # It never has it; and a node's last word leaves the proof that its machine has ended to come.
-    assert cost() == {"get": 2 + 1, "list_page": 2}
+    assert cost() == {"get": 1 + 1, "list_page": 2}
     for rank in (0, 1):
         job.certify(1, rank)
-    assert cost() == {"get": 2 + 2 + 1, "list_page": 2}
+    assert cost() == {"get": 1 + 2 + 1, "list_page": 2}
     assert cost() == {"get": 2}
+
+
+def test_a_glance_tells_of_progress_and_sends_to_the_records_for_anything_else(store, counted, checkpoints):
+    job = Job(store)
+    job.intend(1, num_nodes=2)
+    reader = HistoryReader(counted, "x")
+
+    def glance():
+        counted.calls.clear()
+        return reader.glance(), dict(counted.calls)
+
+    assert glance() == (None, {})  # nothing was read yet
+    reader.read()
+    job.claim(1, 0)
+    job.beat(1, 1, 0)
+    assert glance() == (None, {})  # a seat is open
+    job.claim(1, 1)
+    job.beat(1, 1, 1)
+    checkpoints.generation(store, 1)
+    known = reader.read()
+    assert glance() == (known, {"list_page": 1})
+    for rank in (0, 1):
+        job.beat(1, 2, rank)
+    for reads in ({"get": 1}, {"get": 1}, {}):  # each second one of those that beat
+        found, calls = glance()
+        assert calls == {"list_page": 1, **reads}
+        assert found.generations == known.generations
+    assert {one.counter for one in found.launches[0].heartbeats.values()} == {2}
+    store.put(
+        keys.heartbeat("x", 1, 0), store.get(keys.heartbeat("x", 1, 0)) + b" " * 16
+    )  # its state has changed
+    assert glance()[0] is None
+    reader.read()
+    assert glance()[0] is not None
+    request_stop(store, "x", "user", resumption=0)
+    assert glance()[0] is None
+    assert reader.read().stop.reason == "user"
+    job.certify(1, 0)
+    assert glance()[0].launches[0].certificates == {}
+    assert len(reader.read().launches[0].certificates) == 1
+    job.leave(1, 0)
+    assert glance()[0] is None
 
 
 STATES = get_args(NodeState)
@@ -271,7 +314,7 @@ def test_of_many_heartbeats_all_changes_of_state_and_a_few_others_are_read_in_tu
     def read():
         before = counted.calls["get"]
         launch = reader.read().launches[0]
-        return launch, counted.calls["get"] - before - 2  # The journal, the stop.
+        return launch, counted.calls["get"] - before - 1  # The journal.
 
     for rank in range(num_nodes):
         job.claim(1, rank)
@@ -308,8 +351,8 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
     assert all(set(one.claimed) == {0} and one.is_settled for one in history.launches)
     assert len(history.launches) == 30
     assert counted.calls["list_page"] == 3  # journal, seats and certificates, nodes
-    # Each record once; and what is not there: two copies, the journal's next, twice, and the stop.
-    assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 5
+    # Each record once; and what is not there: two copies, and the journal's next, twice.
+    assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 4
 
 
 def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):

@@ -43,6 +43,17 @@ def stored(store):
     return {C(*map(int, name.split("-")[:2])) for name in names}
 
 
+def test_a_commit_costs_few_listings(store, checkpoints, tmp_path):
+    """Each node listed all that was stored, some 18 times for each commit, which cost more than what it did."""
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 30):
+        checkpoints.session(store, C(1, step), [b"a" * 4000, b"b" * 4000])
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    assert collect(counted, 2, with_orphans=False) == (C(1, 10),)
+    assert counted.calls["list_page"] == 3 + 1  # a new reader lists the journal, too
+    assert stored(store) == {C(1, 20), C(1, 30)}
+
+
 def test_the_newest_of_the_lineage_stay_and_older_ones_go_whole(store, checkpoints):
     checkpoints.generation(store, 1)
     for step in (10, 20, 30, 40):

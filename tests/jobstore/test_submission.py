@@ -274,15 +274,15 @@ REFUSED = (
             REFUSED.format("an older cloudspot (format 1)", "0.9.1"),
         ),
         (
-            {"format": 3, "version": "4.0", "secret_names": {"another": "shape"}},
-            REFUSED.format("a newer cloudspot (format 3)", "4.0"),
+            {"format": FORMAT + 1, "version": "4.0", "secret_names": {"another": "shape"}},
+            REFUSED.format(f"a newer cloudspot (format {FORMAT + 1})", "4.0"),
         ),
     ],
 )
 def test_a_job_of_another_format_is_refused_in_one_sentence(store, spec, work, change, said):
     do(store, spec, work)
     held = msgspec.json.decode(store.get(keys.spec("digits-1")))
-    assert held["format"] == FORMAT == 2
+    assert held["format"] == FORMAT == 3
     changed = {name: value for name, value in {**held, **change}.items() if value is not None}
     store.put(keys.spec("digits-1"), msgspec.json.encode(changed))
     for read in (HistoryReader(store, "digits-1").read, HistoryReader(store, "digits-1").read_job):
@@ -295,11 +295,11 @@ def test_a_job_that_a_newer_cloudspot_has_resumed_is_refused(store, spec, work):
     """By the format of the submission that counts, not of the job's first."""
     do(store, spec, work)
     held = msgspec.json.decode(store.get(keys.spec("digits-1")))
-    data = msgspec.json.encode({**held, "resumption": 1, "format": 3, "version": "4.0"})
+    data = msgspec.json.encode({**held, "resumption": 1, "format": FORMAT + 1, "version": "4.0"})
     store.put(keys.submission("digits-1", hash_of(data)), data)
     for record in (Records().finished("stopped"), Records().resumed(sha256=hash_of(data))):
         made_journal.append(store, "digits-1", record)
-    with pytest.raises(CorruptData, match=r"submitted by a newer cloudspot \(format 3\)"):
+    with pytest.raises(CorruptData, match=rf"submitted by a newer cloudspot \(format {FORMAT + 1}\)"):
         HistoryReader(store, "digits-1").read()
 
 

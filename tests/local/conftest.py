@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from groups import group_of
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.own_jobs import note_job
 from cloudspot.local.provider import LocalProvider
-from cloudspot.model import Instance, InstanceGroup, LaunchRequest, Market, Resources
+from cloudspot.model import Instance, LaunchRequest, Market, Resources
 
 
 class Host:
@@ -35,14 +36,12 @@ class Host:
         provisioner = LocalProvider(options).provisioner()
         offer = next(offer for offer in provisioner.offers(Resources()) if offer.market is market)
         return provisioner.render(
-            InstanceGroup(
+            group_of(
+                offer,
+                num_nodes=num_nodes,
                 job_id="job",
                 launch=launch,
-                num_nodes=num_nodes,
-                job_nodes=num_nodes,
                 min_nodes=num_nodes if min_nodes is None else min_nodes,
-                offer=offer,
-                resources=Resources(),
                 user_data=user_data,
                 max_seconds=max_seconds,
                 store_url=store_url,

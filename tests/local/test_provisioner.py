@@ -89,6 +89,16 @@ def test_the_same_token_gives_the_same_machines(host):
     assert len(LocalProvider().provisioner().instances()) == NUM_NODES
 
 
+def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long_text(host):
+    provisioner = LocalProvider().provisioner()
+    machine = host.launch("yes line | head -n 50000; echo no role")[0]
+    host.wait_for_console(machine, "no role\n")
+    found = provisioner.console(host.instance(machine))
+    assert (len(found), found[-13:]) == (64 << 10, "line\nno role\n")
+    unknown = msgspec.structs.replace(host.instance(machine), id="job-9-0-none")
+    assert provisioner.console(unknown) == ""
+
+
 def test_another_token_gives_other_machines(host):
     first = host.launch(BOOT_ONCE, token="one")
     second = host.launch(BOOT_ONCE, token="two")

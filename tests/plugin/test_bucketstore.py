@@ -78,9 +78,10 @@ class DictBucket(Bucket):
             data = data[span[0] : span[1] + 1]
         return self.change(Download(io.BytesIO(data), len(data), span is not None))
 
-    def list_names(self, client, prefix, *, after, limit):
+    def list_names(self, client, prefix, *, after, token, limit):
         names = sorted(name for name in client if name.startswith(prefix) and name > (after or ""))
-        return [Listed(name, len(client[name][0]), NOW) for name in names[:limit]], len(names) > limit
+        found = [Listed(name, len(client[name][0]), NOW) for name in names[:limit]]
+        return found, "more" if len(names) > limit else None
 
     def delete(self, client, name):
         self.find(client, name)
@@ -116,7 +117,7 @@ class DictUpload(PartedRequests):
         del self._bucket.uploads[upload_id]
 
     def put(self, writer, data):
-        with self._bucket.asking("write", self._key) as client:
+        with self._bucket.asking("create" if self._if_absent else "write", self._key) as client:
             made = (bytes(data), writer)
             if self._if_absent:
                 if client.setdefault(self._name, made) is not made:
@@ -257,6 +258,36 @@ def test_a_body_is_closed_and_its_checksum_is_compared(bucket, store):
     store.get_range_into("k", 3, bytearray(4))
     assert seen == [b"0123456789", b"12", b"3456"]
     assert [body.closed for body in bodies] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("pages", "outcome"),
+    [
+        # A page may be empty although more follow.
+        ([([], "one"), ([], "two"), (["a"], None)], ["a"]),
+        ([([], "one"), (["a"], "two"), (["b"], None)], ["a", "b"]),
+        ([([], "one"), ([], "one")], StoreRefused),
+        ([([], "one"), ([], "two"), ([], "one")], StoreRefused),
+        ([(["b", "a"], None)], StoreRefused),
+        ([(["a"], "one"), (["a"], "one")], StoreRefused),
+    ],
+)
+def test_a_listing_moves_forward_or_is_refused(bucket, store, monkeypatch, pages, outcome):
+    left, tokens = list(pages), []
+
+    def list_names(client, prefix, *, after, token, limit):
+        tokens.append(token)
+        names, following = left.pop(0)
+        return [Listed(prefix + name, 0, NOW) for name in names], following
+
+    monkeypatch.setattr(bucket, "list_names", list_names)
+    if outcome is StoreRefused:
+        with pytest.raises(StoreRefused, match="the listing of all objects does not move forward"):
+            list(store.list_objects(""))
+    else:
+        assert [meta.key for meta in store.list_objects("")] == outcome
+    assert left == []
+    assert tokens[:2] == [None, pages[0][1] if not pages[0][0] else None][: len(tokens)]
 
 
 def test_check_has_a_line_for_the_bucket_and_one_for_each_setting(bucket, store):

@@ -3,9 +3,10 @@ import concurrent.futures
 import msgspec
 import pytest
 
-from cloudspot.errors import AuthError, SpecError
-from cloudspot.model import Resources
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider, CloudProvisioner, OfferFinder
+from cloudspot.plugin.priceparts import with_extras
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Finder(OfferFinder):
     def offers(self, resources):
         return (self._cache.get("region", lambda: self._clients.ask(self._options.region)),)
+
+    def spot_price(self, offer):
+        if offer.zone == "hail":
+            raise CloudspotError("the answer cannot be read")
+        if offer.zone == "fog":
+            raise AuthError("the right sky:Prices is missing")
+        return self._cache.get(("price", offer.zone), lambda: 0.25, seconds=60.0)
 
 
 class Clients:
@@ -88,6 +96,27 @@ def test_what_an_offer_needs_is_asked_for_once():
     provider = Provider()
     assert [provider.provisioner().offers(Resources()) for _ in range(2)] == [("sky-1",)] * 2
     assert provider.clients.asked == ["sky-1"]
+
+
+def offer(market=Market.SPOT, zone="sky-1a"):
+    return Offer(
+        instance_type="c", zone=zone, market=market, price_per_hour=0.5, on_demand_price_per_hour=1.0
+    )
+
+
+def test_a_spot_machines_price_is_the_markets_and_another_stays():
+    provisioner = Provider().provisioner()
+    assert provisioner.current_price(offer()) == 0.25
+    assert provisioner.current_price(offer(Market.ON_DEMAND)) is None
+    assert provisioner.current_price(with_extras(offer(), {"disk": 0.125})) == 0.375
+
+
+def test_a_price_that_cannot_be_told_is_asked_for_again_unless_a_right_is_missing():
+    provisioner = Provider().provisioner()
+    with pytest.raises(TransientError, match=r"^the answer cannot be read$"):
+        provisioner.current_price(offer(zone="hail"))
+    with pytest.raises(AuthError, match="sky:Prices"):
+        provisioner.current_price(offer(zone="fog"))
 
 
 def test_another_account_than_the_jobs_is_refused():

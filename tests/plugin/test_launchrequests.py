@@ -3,10 +3,11 @@ import gzip
 
 import msgspec
 import pytest
+from groups import group_of
 from made_records import Records
 
 from cloudspot.errors import ProvisionError, SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest, Resources
+from cloudspot.model import LaunchRequest, Resources
 from cloudspot.plugin.launchrequests import boot_disk_gib, decode_request, pack_script
 from cloudspot.plugin.machinetags import launch_of, store_digest, tags_of
 
@@ -21,20 +22,7 @@ class Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def group(**fields):
     offer = Records.offer("sky-1a", details={"image_gib": "20"})
-    return InstanceGroup(
-        **{
-            "job_id": "digits-1",
-            "launch": 3,
-            "num_nodes": 2,
-            "job_nodes": 2,
-            "min_nodes": 1,
-            "offer": offer,
-            "resources": Resources(),
-            "user_data": "",
-            "max_seconds": 3600.4,
-            **fields,
-        }
-    )
+    return group_of(offer, **{"num_nodes": 2, "launch": 3, "min_nodes": 1, "max_seconds": 3600.4, **fields})
 
 
 def test_a_request_is_read_back_as_it_was_written_without_what_is_left_out():

@@ -11,7 +11,7 @@ from cloudspot.errors import (
     SpecError,
     TransientError,
 )
-from cloudspot.plugin.sdkerrors import MAX_MESSAGE, SdkErrors, launch_refusal
+from cloudspot.plugin.sdkerrors import MAX_MESSAGE, SdkErrors, UnknownRole, launch_refusal
 
 
 class CirrusError(Exception):
@@ -128,5 +128,13 @@ def test_only_a_throttled_call_is_made_again_and_no_more_than_twice(monkeypatch)
     ],
 )
 def test_a_launch_that_was_refused_for_no_known_reason_will_never_work(found, option, kind, message):
-    error = launch_refusal(found, option=option, quota_advice="ask for more")
+    error = launch_refusal(found, option=option, role_option="providers.x.role", quota_advice="ask for more")
     assert (type(error), str(error)) == (kind, message)
+
+
+def test_a_launch_that_was_refused_for_the_machines_role_is_told_apart():
+    found = ProvisionError("launching: no such role")
+    error = launch_refusal(
+        found, option="providers.x.role", role_option="providers.x.role", quota_advice="ask for more"
+    )
+    assert (type(error), str(error)) == (UnknownRole, "providers.x.role: launching: no such role")

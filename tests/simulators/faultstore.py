@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.errors import SpecError, TransientError
+from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.jobstore.wrapped_store import T, WrappedStore
 
@@ -72,6 +72,19 @@ def load_plan(path: Path) -> FaultPlan:
 def kill_this_process(*_: object) -> None:
     """End this process as a power cut would: what a hook does by default."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DenyingStore(WrappedStore):
+    """Refuses the requests for which ``is_denied(method, key)`` is true, as for lack of a right."""
+
+    def __init__(self, inner: ObjectStore, is_denied: Callable[[str, str], bool]) -> None:
+        super().__init__(inner)
+        self._is_denied = is_denied
+
+    def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
+        if self._is_denied(method, key):
+            raise AuthError(f"access denied: the credentials lack store:{method}")
+        return request()
 
 
 class FaultyStore(WrappedStore):

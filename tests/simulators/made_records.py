@@ -20,6 +20,7 @@ from cloudspot.jobstore.records import (
     Member,
     Moved,
     Notice,
+    Repriced,
     Resumed,
     Seat,
     Slot,
@@ -72,8 +73,15 @@ class Records:
             writer="w",
         )
 
-    def slot(self, instance_id=None, *, at=10.0, detail=""):
-        return Slot(instance_id=instance_id, address="10.0.0.1", detail=detail, at=self.at(at), writer="w")
+    def slot(self, instance_id=None, *, at=10.0, detail="", cause=""):
+        return Slot(
+            instance_id=instance_id,
+            address="10.0.0.1",
+            detail=detail,
+            cause=cause,
+            at=self.at(at),
+            writer="w",
+        )
 
     def exit(self, outcome, *, instance_id="i-1-0", launch=1, rank=0, at=100.0, **changes):
         fields = {
@@ -226,11 +234,14 @@ class Records:
             fields["turns"] = ((len(launches), changes["finished"]),)
         return History(**{**fields, **changes})
 
-    def stop(self, reason="user", *, at=0.0):
-        return StopRequest(reason=reason, at=self.at(at), writer="w")
+    def stop(self, reason="user", *, at=0.0, detail=""):
+        return StopRequest(reason=reason, detail=detail, at=self.at(at), writer="w")
 
     def finished(self, outcome="succeeded", *, at=200.0, exit_code=0, detail=""):
         return Finished(outcome=outcome, detail=detail, exit_code=exit_code, at=self.at(at), writer="w")
+
+    def repriced(self, price, *, launch=1, at=100.0):
+        return Repriced(launch=launch, price_per_hour=price, at=self.at(at), writer="w")
 
     def suspended(self, *, at=200.0, detail="no capacity"):
         return Suspended(detail=detail, at=self.at(at), writer="w")

@@ -31,6 +31,7 @@ STEPS_A_LAUNCH = 10
 class ListedMachines:
     """A provider, and its provisioner, of which all machines are known and none is ever made."""
 
+    name = "sim"
     token_seconds = 600.0
     absence_proves_after_seconds = 60.0
 

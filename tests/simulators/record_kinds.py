@@ -9,6 +9,7 @@ from cloudspot.jobstore.records import (
     JournalCopy,
     JournalRecord,
     Manifest,
+    MarketSeen,
     Notice,
     Part,
     Removal,
@@ -24,6 +25,7 @@ from cloudspot.model import LogRecord
 
 KINDS = (
     (r"index/[^/]+", Removal),
+    (r"market/[^/]+/[^/]+", MarketSeen),
     (r"jobs/[^/]+/spec", Submission),
     (r"jobs/[^/]+/secrets", _Secrets),
     (r"jobs/[^/]+/summary", Summary),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from faultstore import FaultPlan, FaultyStore
 from many_jobs import ManyJobs
 
-from cloudspot.cli.commands import ps, show
+from cloudspot.cli.commands import cost, ps, show
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.interfaces import ObjectStore
@@ -43,6 +43,13 @@ class RequestCounts:
         with mock.patch.object(ps, "open_named_store", return_value=store):
             lines = self._run("ps")
         return collections.Counter(store.calls), [line.split()[0] for line in lines[1:]]
+
+    def of_cost(self, *arguments: str) -> tuple[collections.Counter, list[str]]:
+        """Return the requests of ``cost``, and what it printed."""
+        store = self.counted()
+        with mock.patch.object(cost, "open_named_store", return_value=store):
+            lines = self._run("cost", *arguments)
+        return collections.Counter(store.calls), lines
 
     def of_show(self, job_id: str) -> tuple[collections.Counter, list[str]]:
         """Return the requests of ``show``, and what it printed."""

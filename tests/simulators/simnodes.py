@@ -29,6 +29,7 @@ from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.lineage import head, newest_generation, why_over
@@ -67,6 +68,8 @@ class Script:
     """How likely a node falls silent at each look, some for minutes and some for ever."""
     doubt: float = 0.01
     """How likely it takes a node that lives for lost."""
+    tells_restored: bool = False
+    """Whether heartbeats name the step from which the training went on, so that its pace is known."""
     heeds_seats: bool = True
     """False: nodes run user code whether or not their claim held, as if protocol P2 had no seats."""
 
@@ -89,6 +92,11 @@ class SimTraining:
     """Who was taken for lost and was not."""
     drained: dict[int, tuple[int, frozenset[Seat]]] = field(default_factory=dict)
     """By generation that was drained: at which step, and who stays of those who upload it."""
+
+    @property
+    def has_hanging_node(self) -> bool:
+        """Say whether a node hangs that may yet deliver what only it holds, so that its seat stays taken."""
+        return any(node.is_silent and not node.machine.has_ended for node in self.nodes.values())
 
     def live(self) -> Doing[None]:
         """Be the ranks, for as long as there is a job."""
@@ -216,8 +224,12 @@ class SimNode:
         self.was_silent = False
         self.started_at = 0.0
         self._beats = 0
+        self._changes = 0
+        self._told: tuple[str, int] | None = None
         self._seen: dict[Seat, float] = {}
         self._patience = Patience()
+        self._deaf_seconds = 0.0
+        """How long it did nothing: a node waits only while it can hear."""
 
     @property
     def is_well(self) -> bool:
@@ -306,12 +318,13 @@ class SimNode:
             if (yield from self._persist(self._is_stopped)):
                 return "stopped"
             yield from self._beat()
-            self._patience.note(self.world.time, head(known))
+            self._patience.note(self.world.time - self._deaf_seconds, head(known))
             found = self._verdict(known)
             self._patience.spend(found)
             if isinstance(found, Leave):
                 calm_seconds = self.world.time - self.world.calm_at
-                if found.outcome == "left" and self._cloud.is_driven and calm_seconds > 2 * HOLD_SECONDS:
+                is_replaced = self._cloud.is_driven and not self.training.has_hanging_node
+                if found.outcome == "left" and is_replaced and calm_seconds > 2 * HOLD_SECONDS:
                     raise Violation("a warm survivor is let go although there are capacity and a controller")
                 return found.outcome
             if isinstance(found, Adopt):
@@ -537,7 +550,9 @@ class SimNode:
         self.is_silent = self.was_silent = True
         is_passing = self.world.rng.random() < 0.5
         if is_passing:
-            yield self.world.rng.uniform(60, 2400)
+            seconds = self.world.rng.uniform(60, 2400)
+            yield seconds
+            self._deaf_seconds += seconds
             self.is_silent = False
         while self.is_silent:
             yield 60.0
@@ -592,6 +607,7 @@ class SimNode:
     def _beat(self) -> Doing[None]:
         self._beats += 1
         machine, number = self.machine, self.number
+        restored = None if self.generation is None else self.generation.restore_from
         beat = Heartbeat(
             counter=self._beats,
             instance_id=machine.id,
@@ -599,7 +615,7 @@ class SimNode:
             port=1,
             state=self.state,
             generation=number,
-            restored_step=0,
+            restored_step=0 if restored is None or not self.script.tells_restored else restored.step,
             step=self.training.reached.get(number, 0),
             steps_total=self.script.num_steps,
             metrics={},
@@ -609,7 +625,10 @@ class SimNode:
             at=self.world.now(),
         )
         key = keys.heartbeat(self._job_id, machine.launch, machine.rank)
-        yield from self._persist(lambda: self._store.put(key, codec.encode(beat)))
+        if self._told != (beat.state, beat.generation):
+            self._told, self._changes = (beat.state, beat.generation), self._changes + 1
+        data = fill_up(codec.encode(beat), num_beats=self._beats, num_changes=self._changes)
+        yield from self._persist(lambda: self._store.put(key, data))
         machine.note_heard(self._landed_at(key), self._down_seconds)
 
     def _is_stopped(self) -> bool:

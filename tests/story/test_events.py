@@ -56,6 +56,18 @@ def test_only_what_is_new_is_told(records):
     assert diff(after, after) == ()
 
 
+def test_a_price_that_changes_is_told_once(records):
+    launch = records.launch()
+    first = records.change(launch, prices=(records.repriced(1.5, at=700.0),))
+    second = records.change(launch, prices=(*first.prices, records.repriced(0.75, at=1400.0)))
+    told = diff(records.history(launch), records.history(first))
+    assert [(one.kind, one.text, one.at) for one in told] == [
+        (EventKind.REPRICED, "launch 1: a node now costs 1.5 USD an hour, 1 before", records.at(700.0))
+    ]
+    (event,) = diff(records.history(first), records.history(second))
+    assert event.text == "launch 1: a node now costs 0.75 USD an hour, 1.5 before"
+
+
 def test_each_commit_is_told_once(records):
     before = records.history(
         records.launch(1), generations=(records.generation(1),), commits=(records.commit(1, 40),)
@@ -83,6 +95,11 @@ def test_a_restart_says_from_where_and_what_was_passed_over(records):
         "checkpoint 1-50 did not verify and was passed over: chunk 3 differs",
         "training resumes at step 40 (generation 2, first) on node 2.0",
     ]
+
+
+def test_a_stop_at_a_limit_is_told_with_its_figures(records):
+    [event] = diff(None, records.history(stop=records.stop("max_cost", detail="4 of 5 USD spent")))
+    assert event.text == "stop requested (max_cost): the job checkpoints and ends; 4 of 5 USD spent"
 
 
 def test_the_end_is_told_with_its_reason(records):

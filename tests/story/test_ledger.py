@@ -1,6 +1,7 @@
 import pytest
 
 from cloudspot.jobstore.records import Phase
+from cloudspot.model import Billing
 from cloudspot.story.ledger import PURPOSES, bill, purposes
 
 
@@ -28,6 +29,24 @@ def test_a_machine_that_runs_is_billed_from_its_claim_until_now(records):
     ledger = bill(records.history(records.launch()), records.at(3610.0))
     assert ledger.spent == pytest.approx(1.0)
     assert ledger.lines[0].ended is None
+
+
+def test_each_second_is_billed_at_the_price_of_its_time(records):
+    """The price at the launch was charged for ever; spot prices have doubled within a day."""
+    prices = (
+        records.repriced(2.0, at=1810.0),
+        records.repriced(0.5, at=1800.0),
+        records.repriced(4.0, at=7210.0),
+    )
+    launch = records.change(records.launch(), prices=prices)
+    ledger = bill(records.history(launch), records.at(3610.0))
+    assert ledger.spent == pytest.approx(0.5 * 1.0 + 0.5 * 0.5)  # a clock that was behind turns nothing back
+    assert ledger.lines[0].price_per_hour == 4.0
+    ended = records.certificate("i-1-0", started=10.0, ended=5410.0)
+    launch = records.change(launch, certificates=proofs(ended))
+    assert bill(records.history(launch), records.at(9999.0)).spent == pytest.approx(
+        0.5 + 0.5 * 0.5 + 0.5 * 0.5
+    )
 
 
 def test_a_listing_tells_when_the_machines_really_started_and_ended(records):
@@ -82,6 +101,17 @@ def test_a_node_that_has_ended_its_work_is_billed_until_then(records):
     assert bill(history, records.at(9999.0)).spent == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("state", "seconds"), [("running", 3600.0), ("shutting-down", 1800.0)])
+def test_a_machine_that_is_still_listed_as_running_is_billed_after_its_nodes_last_word(
+    records, state, seconds
+):
+    history = records.history(records.launch(exits={0: records.exit("drained", at=1800.0)}))
+    (line,) = bill(
+        history, records.at(3600.0), instances=(records.instance(state=state, launched=0.0),)
+    ).lines
+    assert line.seconds == seconds
+
+
 def test_a_clock_that_is_off_never_bills_less_than_nothing(records):
     assert bill(records.history(records.launch()), records.at(-100.0)).spent == 0.0
 
@@ -91,12 +121,155 @@ def test_a_job_that_never_launched_costs_nothing(records):
     assert (ledger.spent, ledger.currency, ledger.lines) == (0.0, "USD", ())
 
 
+BY_THE_MINUTE = Billing(minimum_seconds=600.0, increment_seconds=60.0, free_if_reclaimed_seconds=3600.0)
+
+
+def ran(records, seconds, *, end_reason="self", billing=BY_THE_MINUTE, **changes):
+    """Return the only line of the bill of a machine that ran for so long, at 1 an hour on spot."""
+    proof = records.certificate("i-1-0", started=0.0, ended=seconds, end_reason=end_reason)
+    intent = records.intent(offer=records.offer(billing=billing, **changes))
+    (line,) = bill(
+        records.history(records.launch(intent=intent, certificates=proofs(proof))), records.at(99999.0)
+    ).lines
+    return line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "charged"), [(0.0, 600.0), (599.0, 600.0), (600.0, 600.0), (600.5, 660.0), (7200.0, 7200.0)]
+)
+def test_a_machine_is_charged_its_least_time_and_then_by_the_increment(records, seconds, charged):
+    line = ran(records, seconds)
+    assert (line.seconds, line.charged_seconds) == (seconds, charged)
+    assert (line.spent, line.on_demand_equivalent) == pytest.approx((charged / 3600, 3 * charged / 3600))
+
+
+def test_who_says_nothing_charges_each_second_that_has_begun(records):
+    assert ran(records, 0.0, billing=Billing()).charged_seconds == 0.0
+    assert ran(records, 1800.5, billing=Billing()).charged_seconds == 1801.0
+
+
+def test_a_spot_machine_that_is_taken_back_while_that_is_free_costs_only_what_is_billed_beside_it(records):
+    line = ran(records, 3599.0, end_reason="reclaimed", price=1.0, details={"extras_per_hour": "0.5"})
+    assert (line.charged_seconds, line.spent, line.on_demand_equivalent) == (0.0, 0.5, 3.0)
+    assert ran(records, 3599.0, end_reason="reclaimed").spent == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "end_reason", "market"),
+    [(3600.0, "reclaimed", "spot"), (1800.0, "self", "spot"), (1800.0, "reclaimed", "on-demand")],
+)
+def test_nothing_is_free_later_for_another_reason_or_on_demand(records, seconds, end_reason, market):
+    line = ran(records, seconds, end_reason=end_reason, market=market)
+    assert (line.charged_seconds, line.spent) == (seconds, seconds / 3600)
+
+
+def test_a_listing_tells_that_a_machine_was_taken_back_and_so_is_free(records):
+    intent = records.intent(offer=records.offer(billing=BY_THE_MINUTE))
+    history = records.history(records.launch(intent=intent))
+    gone = records.instance(state="ended", launched=0.0, ended_at=records.at(1800), end_reason="reclaimed")
+    assert bill(history, records.at(9999.0), instances=(gone,)).spent == 0.0
+    assert bill(history, records.at(100.0), instances=(records.instance(),)).spent == pytest.approx(1 / 6)
+
+
+def test_the_least_time_is_shared_out_among_the_purposes(records):
+    intent = records.intent(offer=records.offer(billing=BY_THE_MINUTE))
+    proof = records.certificate("i-1-0", started=0.0, ended=100.0)
+    launch = records.launch(intent=intent, certificates=proofs(proof))
+    history = records.history(launch, generations=(records.generation(1, at=25),))
+    ledger = bill(history, records.at(9999.0))
+    (found,) = purposes(history, ledger, records.at(9999.0))
+    assert found["starting"] == pytest.approx((25.0, 150 / 3600))
+    assert found["training"] == pytest.approx((75.0, 450 / 3600))
+
+
+def test_a_machine_that_has_just_begun_has_paid_its_least_time_to_start(records):
+    intent = records.intent(offer=records.offer(billing=BY_THE_MINUTE))
+    history = records.history(records.launch(intent=intent))
+    ledger = bill(history, records.at(10.0))
+    (found,) = purposes(history, ledger, records.at(10.0))
+    assert found["starting"] == pytest.approx((0.0, 600 / 3600))
+
+
+def test_each_purposes_money_is_at_the_price_of_its_time(records):
+    proof = records.certificate("i-1-0", started=0.0, ended=7200.0)
+    launch = records.change(
+        records.launch(certificates=proofs(proof)), prices=(records.repriced(4.0, at=3600.0),)
+    )
+    history = records.history(launch, generations=(records.generation(1, at=3600),))
+    ledger = bill(history, records.at(9999.0))
+    (found,) = purposes(history, ledger, records.at(9999.0))
+    assert (found["starting"].spent, found["training"].spent) == (1.0, 4.0)
+
+
+def trained(*, generation=1, **at):
+    return tuple(Phase(state=state, generation=generation, at=moment) for state, moment in at.items())
+
+
+def lost_at_100(records, *commits, **changes):
+    """Machine i-1-0 trains from 30 s on and is gone at 100 s; i-2-0 goes on from the newest commit."""
+    first = records.launch(
+        outcome="lost",
+        heartbeats={0: records.heartbeat(phases=trained(running=records.at(25), training=records.at(30)))},
+    )
+    beat = records.heartbeat(
+        instance_id="i-2-0",
+        generation=2,
+        phases=trained(generation=2, running=records.at(160), training=records.at(165)),
+    )
+    second = records.launch(
+        2, intent=records.intent(2, at=110), slots={0: records.slot("i-2-0", at=120)}, heartbeats={0: beat}
+    )
+    restored = None if not commits else (1, commits[-1].step)
+    generations = (
+        records.generation(1, at=20),
+        records.generation(2, launch=2, at=150, restored=restored),
+    )
+    return records.history(first, second, generations=generations, commits=commits, **changes)
+
+
+def test_time_whose_steps_are_made_again_was_lost(records):
+    """As ``show`` counts the steps lost: from the moment that the newest commit holds to the loss."""
+    found = paid(lost_at_100(records, records.commit(step=40, sealed=60)), records.at(200))
+    assert found == {
+        "1.0": {"starting": 15, "training": 40, "lost": 40},
+        "2.0": {"starting": 30, "training": 50},
+    }
+
+
+def test_without_a_commit_all_training_before_a_loss_was_lost(records):
+    assert paid(lost_at_100(records), records.at(200))["1.0"] == {"starting": 15, "training": 10, "lost": 70}
+
+
+def test_what_no_checkpoint_of_a_failed_job_holds_was_lost_and_what_still_runs_was_not(records):
+    beat = records.heartbeat(phases=trained(running=records.at(25), training=records.at(30)))
+    going = records.launch(heartbeats={0: beat})
+    generations, commits = (records.generation(1, at=20),), (records.commit(step=40, sealed=60),)
+    history = records.history(going, generations=generations, commits=commits)
+    assert paid(history, records.at(100))["1.0"] == {"starting": 10, "training": 80}
+    last = records.exit("failed", step=47)
+    failed = records.launch(outcome="failed", heartbeats={0: beat}, exits={0: last})
+    history = records.history(
+        failed, generations=generations, commits=commits, finished=records.finished("failed", at=101)
+    )
+    assert paid(history, records.at(200))["1.0"] == {"starting": 15, "training": 40, "lost": 40}
+
+
+def test_where_no_node_told_when_it_trained_nothing_counts_as_lost(records):
+    history = lost_at_100(records)
+    silent = records.change(history.launches[0], heartbeats={})
+    history = records.change(history, launches=(silent, history.launches[1]))
+    assert paid(history, records.at(200))["1.0"] == {"starting": 15, "training": 80}
+
+
 def paid(history, now):
     ledger = bill(history, now)
     found = purposes(history, ledger, now)
-    assert [sum(one.values()) for one in found] == pytest.approx([line.seconds for line in ledger.lines])
+    lines = [(line.seconds, line.spent) for line in ledger.lines]
+    assert [tuple(map(sum, zip(*one.values(), strict=True))) for one in found] == [
+        pytest.approx(line) for line in lines
+    ]
     return {
-        f"{line.launch}.{line.rank}": {name: one[name] for name in PURPOSES if one[name]}
+        f"{line.launch}.{line.rank}": {name: one[name].seconds for name in PURPOSES if one[name].seconds}
         for line, one in zip(ledger.lines, found, strict=True)
     }
 

@@ -77,6 +77,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
             "standby": {"seconds": 0.0, "spent": 0.0},
             "holding": {"seconds": 0.0, "spent": 0.0},
             "training": {"seconds": 3580.0, "spent": 1.494444},
+            "lost": {"seconds": 0.0, "spent": 0.0},
         },
     }
     assert report["final"] == {
@@ -392,13 +393,15 @@ def test_what_ended_a_job_is_told_before_any_driver_has_written_it_down(records)
     failed = show_json(records.history(records.launch(exits={0: last_word})), records.at(200))
     assert [failed[key] for key in ("state", "detail", "exit_code")] == ["failed", "train.py ended with 3", 3]
     stopped = records.history(
-        records.launch(exits={0: records.exit("stopped")}), stop=records.stop("max_cost")
+        records.launch(exits={0: records.exit("stopped")}),
+        stop=records.stop("max_cost", detail="4 of 5 spent"),
     )
     told = show_json(stopped, records.at(200))
-    assert [told[key] for key in ("state", "detail", "exit_code")] == [
+    assert [told[key] for key in ("state", "detail", "exit_code", "stop_detail")] == [
         "stopped",
-        "limits.max_cost was reached",
+        "limits.max_cost was reached: 4 of 5 spent",
         1,
+        "4 of 5 spent",
     ]
 
 

@@ -129,6 +129,13 @@ class ListsFoldersFirst(InMemoryStore):
         )
 
 
+class ListsFromTheStartAgain(InMemoryStore):
+    """A listing that repeats its first page for ever."""
+
+    def list_page(self, prefix, *, after=None, limit=1000):
+        return super().list_page(prefix, limit=limit)
+
+
 class NeverSaysThatAPageIsTheLast(InMemoryStore):
     def list_page(self, prefix, *, after=None, limit=1000):
         page = super().list_page(prefix, after=after, limit=limit)
@@ -291,6 +298,15 @@ class TakesMoreAfterTheEnd(Wrapped):
             },
         ),
         (ListsOnePageOnly, {"test_a_large_listing_is_complete"}),
+        (
+            ListsFromTheStartAgain,
+            {
+                "test_a_large_listing_is_complete",
+                "test_a_listing_comes_in_pages",
+                "test_a_listing_goes_on_after_a_key",
+                "test_pages_of_a_random_tree_are_its_sorted_keys",
+            },
+        ),
         (
             ListsFoldersFirst,
             {

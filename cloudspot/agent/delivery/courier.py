@@ -22,7 +22,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Commit, Generation, SaveId
+from cloudspot.jobstore.records import Commit, Generation, SaveId, new_nonce
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
@@ -34,6 +34,8 @@ MAX_SEAL_BYTES = 256 << 20
 MAX_BACKOFF_SECONDS = 5.0
 HURRIED_BACKOFF_SECONDS = 0.5
 """The same with a notice: the agent must not sleep through the end of an outage."""
+YIELD_SECONDS = 0.5
+"""How long the other nodes leave it to that of rank 0 to commit a save."""
 SETTLE_DIRECTORIES_SECONDS = 600.0
 """A directory that cannot be read must not hold up the next generation for ever."""
 WARN_SHARE = 0.7
@@ -76,6 +78,8 @@ class Courier:
         self._has_committed = False
         """Whether there may be something to collect."""
         self._collecting: threading.Thread | None = None
+        self._orphans_at = 0.0
+        """When to look next for what has no manifest (monotonic)."""
         self._num_nodes = spec.nodes.max
         """How many train."""
 
@@ -223,8 +227,12 @@ class Courier:
                     seal.path.rename(taken)
                 except FileNotFoundError:  # the trainer withdrew it for a drain
                     continue
+            # The node of rank 0 goes first where nothing is urgent: all who see at once that a save is whole
+            # would ask for everything that a commit takes.
+            more = any(one.name.number[:3] == seal.name.number[:3] for one in pending[1:])
+            yields = not (seal.is_last or more or 0 in self._status.ranks)
             try:
-                self._carry(taken, seal.name)
+                self._carry(taken, seal.name, yields=yields)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
@@ -244,7 +252,7 @@ class Courier:
         marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
-    def _carry(self, taken: Path, name: files.SealName) -> None:
+    def _carry(self, taken: Path, name: files.SealName, *, yields: bool) -> None:
         save = SaveId(name.generation, name.step, name.round)
         newest = head(self._context.journal.known)
         if newest is not None and newest.generation <= save.generation and newest.step >= save.step:
@@ -267,22 +275,33 @@ class Courier:
                     seal=raw,
                     sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
                     progress=progress,
+                    is_repeated=name.taken,
                 )
         finally:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
         self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
-        self._commit(save, seal.sealed_at_unix)
+        waited = 0.0
+        if yields:
+            began = time.monotonic()
+            self._orders.wait(YIELD_SECONDS)
+            waited = time.monotonic() - began
+        self._commit(save, seal.sealed_at_unix + waited)
         taken.unlink()
 
     def _commit(self, save: SaveId, sealed_at_unix: float) -> Commit | None:
         context, known = self._context, self._context.known_parts
-        commit = manifests.try_commit(self._store, context.journal, context.job_id, save, known=known)
+        writer = new_nonce()
+        commit = manifests.try_commit(
+            self._store, context.journal, context.job_id, save, known=known, writer=writer
+        )
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
         self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
             self._committed(commit)
+            # One of the nodes is enough to collect: whoever has appended the commit.
+            self._has_committed = self._has_committed or commit.writer == writer
         return commit
 
     def _uploaded(self, seconds: float) -> None:
@@ -305,8 +324,8 @@ class Courier:
             if part.save.checkpoint <= commit.id:
                 known.pop(key, None)
         seconds = status.upload_seconds or 0.0
-        _log.info("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
-        self._has_committed = True
+        # The story of the job tells each commit; the log need not tell it again from every node.
+        _log.debug("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
 
     def _start_collecting(self) -> None:
         """Delete old checkpoints in a thread beside the uploads: a drain must not wait for deletions."""
@@ -321,9 +340,16 @@ class Courier:
 
     def _collect(self) -> None:
         try:
+            with_orphans = time.monotonic() >= self._orphans_at
             retention.collect(
-                self._store, self._context.journal, self._node.job_id, keep=self._spec.checkpoint.keep
+                self._store,
+                self._context.journal,
+                self._node.job_id,
+                keep=self._spec.checkpoint.keep,
+                with_orphans=with_orphans,
             )
+            if with_orphans:
+                self._orphans_at = time.monotonic() + retention.ORPHAN_GRACE_SECONDS
             self._context.journal.renew_copy()  # beside the uploads, too
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)

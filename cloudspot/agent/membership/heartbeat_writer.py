@@ -14,18 +14,13 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import change_count, fill_up
-from cloudspot.jobstore.lineage import newest_generation, why_over
-from cloudspot.jobstore.records import Heartbeat, StopRequest
-from cloudspot.jobstore.stored_records import find_meta, find_record
+from cloudspot.jobstore.records import Heartbeat
+from cloudspot.jobstore.stored_records import find_meta
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 5.0
-BEATS_PER_SECOND = 8.0
-"""How often all nodes together beat at the most; 64 nodes beat every 8 s each. Their silence is noticed after
-20 s."""
-MAX_HEARTBEAT_SECONDS = 8.0
-"""No node beats less often, however many there are."""
+HEARTBEAT_SECONDS = 8.0
+"""A node's silence is noticed after 20 s."""
 REGROUP_SECONDS = 0.2
 """The same while the nodes agree on the next generation and wait for each other's signs of life."""
 REGROUP_SECONDS_PER_NODE = 0.02
@@ -33,8 +28,11 @@ REGROUP_SECONDS_PER_NODE = 0.02
 LAST_BEAT_SECONDS = 2.0
 """How long the last beat is waited for: nothing depends on it, and the exit record is still to be written."""
 LOOK_SECONDS = 1.0
-"""How often one of the nodes looks for a request to stop: it should feel prompt. The first to see it drains
-all ranks, and the others look when theirs have drained."""
+"""How often a node looks for what others have decided, while the nodes agree on the next generation."""
+LONE_LOOK_SECONDS = 5.0
+"""How often a node that has nobody to listen to does so otherwise: a request to stop should feel prompt."""
+QUIET_LOOK_SECONDS = 60.0
+"""How often a node does so that listens to others, since it hears of a stop and of most of the rest there."""
 
 
 class HeartbeatWriter:
@@ -46,7 +44,6 @@ class HeartbeatWriter:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._status = context.status
-        self._orders = context.orders
         # A later agent of this machine begins higher: the peers take any change for a sign of life.
         self._counter = time.monotonic_ns() // 1_000_000
         self._num_changes: int | None = None
@@ -76,15 +73,17 @@ class HeartbeatWriter:
     @property
     def beat_seconds(self) -> float:
         """How long to wait until the next beat, if nothing changes."""
-        num_live = self._status.num_live
         if self._status.is_regrouping:
-            return min(max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * num_live), HEARTBEAT_SECONDS)
-        return min(max(HEARTBEAT_SECONDS, num_live / BEATS_PER_SECOND), MAX_HEARTBEAT_SECONDS)
+            seconds = REGROUP_SECONDS_PER_NODE * self._status.num_live
+            return min(max(REGROUP_SECONDS, seconds), HEARTBEAT_SECONDS)
+        return HEARTBEAT_SECONDS
 
     @property
     def look_seconds(self) -> float:
         """How long to wait until the next look."""
-        return LOOK_SECONDS if self._status.is_regrouping else LOOK_SECONDS * self._status.num_live
+        if self._status.is_regrouping:
+            return LOOK_SECONDS
+        return QUIET_LOOK_SECONDS if self._status.hears_others else LONE_LOOK_SECONDS
 
     def beat(self) -> None:
         """Overwrite the heartbeat once."""
@@ -124,20 +123,10 @@ class HeartbeatWriter:
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
     def look(self) -> None:
-        """Read what others have decided: a request to stop, and what is new in the journal."""
-        context, orders = self._context, self._orders
-        if orders.stop is None:
-            key = keys.stop(context.job_id, context.job.submission.resumption)
-            stop = find_record(context.store, key, StopRequest)
-            if stop is not None:
-                orders.give(stop=stop)
-        journal = context.journal.read()
-        over = why_over(journal, context.node.launch)
-        newest = newest_generation(journal)
-        if over is not None:
-            orders.give(superseded=over)
-        elif newest is not None:
-            orders.propose(newest)
+        """Read what others have decided, except for what this node hears from them."""
+        if not self._status.hears_others:
+            self._context.read_stop()
+        self._context.read_journal()
 
     def _counted_before(self, key: str) -> int:
         """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
@@ -146,7 +135,6 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, -math.inf
-        turn = LOOK_SECONDS * self._context.rank  # the nodes look one after the other
         changed = self._status.state_changed
         while not self._stopped.is_set():
             now = time.monotonic()
@@ -156,7 +144,7 @@ class HeartbeatWriter:
                     beat_at = now + self.beat_seconds
                     self.beat()
                 if now >= looked_at + self.look_seconds:
-                    looked_at, turn = now - turn, 0.0
+                    looked_at = now
                     self.look()
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)

@@ -28,12 +28,8 @@ from cloudspot.jobstore.stored_records import find_meta, find_record, read_recor
 
 _log = logging.getLogger(__name__)
 
-LISTEN_SECONDS = 2.0
-"""How often the nodes are listed while the training runs."""
-LISTENS_PER_SECOND = 12.5
-"""How often all nodes together do so at the most, up to one listing of each in ``MAX_LISTEN_SECONDS``."""
-MAX_LISTEN_SECONDS = 5.0
-"""No node listens less often, however many there are: silence is counted from listing to listing."""
+LISTEN_SECONDS = 5.0
+"""How often the nodes are listed while the training runs; silence is counted from listing to listing."""
 REGROUP_SECONDS = 0.1
 """How often the nodes are listed while they agree on the next generation."""
 REGROUP_SECONDS_PER_NODE = 0.02
@@ -80,6 +76,10 @@ class PeerHeartbeats:
         self._certified: frozenset[Seat] = frozenset()
         """Whose machine has provably ended."""
         self._certificates_at = -math.inf
+        self._strangers: frozenset[Seat] = frozenset()
+        """Who was listed without being known to the journal, or after it was left out."""
+        self._is_news = False
+        """Whether the journal is to be read because of what was heard."""
         self._close_until = -math.inf
         self._asked_at = -math.inf
         self._listening = threading.Event()
@@ -115,11 +115,6 @@ class PeerHeartbeats:
         """Return the nodes that have a heartbeat."""
         with self._lock:
             return self._unread.union(self._read)
-
-    @property
-    def listen_seconds(self) -> float:
-        """How often this node listens while nothing happens."""
-        return min(max(LISTEN_SECONDS, self._num_live / LISTENS_PER_SECOND), MAX_LISTEN_SECONDS)
 
     @property
     def _num_live(self) -> int:
@@ -263,12 +258,13 @@ class PeerHeartbeats:
                 _log.warning("the other nodes are not heard: %s", error)
             self._listening.wait(self._pause_seconds)
             self._listening.clear()
+        self._context.status.hears_others = False
 
     @property
     def _pause_seconds(self) -> float:
         if self.is_close:
             return max(REGROUP_SECONDS, REGROUP_SECONDS_PER_NODE * self._num_live)
-        return self.listen_seconds
+        return LISTEN_SECONDS
 
     @property
     def is_close(self) -> bool:
@@ -285,7 +281,7 @@ class PeerHeartbeats:
             asked_at = time.monotonic()
             roster = self.roster
             try:
-                listed = self._list(roster)
+                listed, is_stopped, strangers = self._list(roster)
                 versions = listed["heartbeat"]
                 changed = self._changed(versions)
                 beats = {seat: self.read_beat(seat) for seat in changed[:MAX_READS]}
@@ -310,23 +306,41 @@ class PeerHeartbeats:
                 gone = self._clock.suspects(others) | (self._exits.keys() & others)
                 self._lost = {seat: self._lost.get(seat, now) for seat in gone}
             self._context.status.num_live = len(others - gone) + 1
+            if is_stopped:
+                self._context.read_stop()
+            self._is_news = self._is_news or bool(changed or strangers - self._strangers)
+            self._strangers = strangers
+            # Whoever regroups reads it every second.
+            if self._is_news and not self._context.status.is_regrouping:
+                self._context.read_journal()
+                self._is_news = False
 
-    def _list(self, roster: Roster) -> dict[str, dict[Seat, _Version]]:
-        """Return what the other nodes have in the store: by kind and node, its version."""
+    def _list(self, roster: Roster) -> tuple[dict[str, dict[Seat, _Version]], bool, frozenset[Seat]]:
+        """Return what the other nodes have in the store: by kind and node, its version.
+
+        Also, whether there is a request to stop, and who was listed who cannot be in the next generation.
+        """
         found: dict[str, dict[Seat, _Version]] = {"heartbeat": {}, "notice": {}, "exit.json": {}}
         context = self._context
         others = roster.candidates - self.open_seats.void - {context.seat}
         may_live = others - self._exits.keys()
+        context.status.hears_others = bool(may_live)
         if not may_live:
-            return found  # such as a job of one node, which has nobody to listen to
+            return found, False, frozenset()  # such as a job of one node, which has nobody to listen to
+        is_stopped, strangers = False, set[Seat]()
+        stop = keys.stop(context.job_id, context.job.submission.resumption)
         first = min(seat.launch for seat in may_live)
         prefix = keys.nodes_prefix(context.job_id)
         after = keys.launch_nodes_prefix(context.job_id, first).removesuffix("/")
         for meta in context.store.list_objects(prefix, after=after):
             match = _NAME.fullmatch(meta.key.removeprefix(prefix))
-            if match is not None and (seat := Seat(int(match[1]), int(match[2]))) in others:
+            if match is None:
+                is_stopped = is_stopped or meta.key == stop
+            elif (seat := Seat(int(match[1]), int(match[2]))) in others:
                 found[match[3]][seat] = meta.modified_at, meta.size
-        return found
+            elif seat != context.seat:
+                strangers.add(seat)
+        return found, is_stopped, frozenset(strangers)
 
     def _changed(self, versions: Mapping[Seat, _Version]) -> list[Seat]:
         """Return whose heartbeats tell something new, who was read longest ago first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,13 +57,10 @@ def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
 class GenerationEnd:
     """Draws the conclusion from each generation's end."""
 
-    def __init__(
-        self, context: NodeContext, membership: Membership, courier: Courier, look: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: NodeContext, membership: Membership, courier: Courier) -> None:
         self._context = context
         self._membership = membership
         self._courier = courier
-        self._look = look
 
     def conclude(self, handoff: Path, end: End, *, seconds: float) -> Leaving | None:
         """Return how to leave; None: the next generation starts, and the node's memory says why.
@@ -169,7 +165,8 @@ class GenerationEnd:
         steps = [value.step for value in drained if value is not None and value.step is not None]
         if ordered is None:
             # One node's order drains all; this one looks for its own only now and then.
-            context.insist(self._look)
+            context.insist(context.read_stop)
+            context.insist(context.read_journal)
             ordered = context.ordered_leaving()
         if ordered is not None:
             saved = steps[0] if len(steps) == len(drained) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
@@ -48,9 +48,7 @@ class GenerationRun:
         artifacts: ArtifactSync,
         logs: LogPump,
         events: EventFiles,
-        look: Callable[[], None],
     ) -> None:
-        """``look`` reads at once what others have decided for this node."""
         self._context = context
         self._node = context.node
         self._spec = context.job.spec
@@ -61,7 +59,7 @@ class GenerationRun:
         self._events = events
         self._drains = DrainSchedule(context)
         self._membership = membership
-        self._end = GenerationEnd(context, membership, courier, look)
+        self._end = GenerationEnd(context, membership, courier)
         self._is_checked = False
 
     def run_all(self) -> Leaving:

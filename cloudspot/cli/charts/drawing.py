@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -164,6 +164,27 @@ def _unit(seconds: float) -> tuple[str, float]:
     return "seconds", 1.0
 
 
+def draw_ranges(rows: Sequence[tuple[str, float, tuple[float, float]]], *, label: str) -> Figure:
+    """Return a figure with a mean and a range for each row, the first on top, on an axis from 0."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.0 + 0.4 * len(rows)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _plain(axes)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.6)
+    for number, (_, mean, (low, high)) in enumerate(rows):
+        axes.plot([low, high], [-number] * 2, color=CURVE_COLORS[0], linewidth=5, alpha=0.4)
+        axes.plot([mean], [-number], "o", color=CURVE_COLORS[0], markersize=5)
+        axes.text(mean, 0.22 - number, f"{mean:.3f}", fontsize=8, ha="center", va="bottom")
+    axes.set_yticks([-number for number in range(len(rows))], [name for name, _, _ in rows])
+    axes.set_ylim(0.5 - len(rows), 0.75)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(label, fontsize=9)
+    return figure
+
+
 def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> None:
     """Add a legend below the timeline for its colours and the ``handles``."""
     from matplotlib.patches import Patch
@@ -181,6 +202,52 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
         fontsize=8,
         frameon=False,
     )
+
+
+def new_cost_figure(num_rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes one below the other, for so many bars each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    heights = [1.0 + 0.28 * count for count in num_rows]
+    figure = Figure(figsize=(10, 0.9 + sum(heights)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    found = [figure.add_subplot(grid[number, 0]) for number in range(len(heights))]
+    for axes in found:
+        _plain(axes)
+    return figure, found
+
+
+def draw_stacks(
+    axes: Axes, rows: Sequence[tuple[str, Mapping[str, float], float]], *, unit: str
+) -> list[str]:
+    """Draw a bar for each row (name, parts by state, a mark), the first on top; return the states."""
+    shown = [state for state in _COLORS if any(parts.get(state) for _, parts, _ in rows)]
+    for number, (_, parts, mark) in enumerate(rows):
+        left = 0.0
+        for state in shown:
+            if parts.get(state):
+                axes.barh(-number, parts[state], left=left, height=0.76, **_look(state))
+                left += parts[state]
+        axes.plot([mark], [-number], "|", color="black", markersize=11, markeredgewidth=1.6)
+    axes.set_yticks([-number for number in range(len(rows))], [name for name, _, _ in rows])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_ylim(-len(rows) + 0.5, 0.75)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(unit, fontsize=9)
+    return shown
+
+
+def draw_cost_legend(figure: Figure, states: Sequence[str], mark: str) -> None:
+    """Add a legend below all axes for the colours of the bars, and for what the marks say."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [Patch(**_look(state), label=state) for state in states]
+    handles.append(Line2D([], [], linestyle="", marker="|", color="black", markersize=11, label=mark))
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of ``--plot``: metrics against steps, above the job's timeline."""
+"""The pictures of ``--plot``: metrics against steps, above the job's timeline; and what jobs have cost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from cloudspot.cli.charts.drawing import (
     CURVE_COLORS,
     GREY,
     draw_bars,
+    draw_cost_legend,
     draw_curve,
     draw_legend,
+    draw_ranges,
+    draw_stacks,
+    new_cost_figure,
     new_figure,
     save,
 )
@@ -26,6 +30,7 @@ from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Seat
+from cloudspot.story.outlays import Row
 from cloudspot.story.progress import first_step, newest_step, steps_total
 from cloudspot.story.series import MetricSeries
 from cloudspot.story.spans import Span
@@ -122,6 +127,27 @@ def plot_two(path: Path, first: Picture, second: Picture) -> None:
     longest = max(one.times.total_seconds for one in pictures)
     draw_bars(below, rows, [one.times.start for one in pictures], longest)
     draw_legend(below, [span for one in pictures for span in one.times.spans], [])
+    save(figure, path)
+
+
+def plot_outcomes(path: Path, costs: Sequence[tuple[str, float, tuple[float, float]]]) -> None:
+    """Draw each policy's mean cost and its range; raises as ``save`` does."""
+    save(draw_ranges(costs, label="cost as a share of on-demand: mean, 10th to 90th percentile"), path)
+
+
+def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
+    """Draw what was paid under each heading, by purpose, a panel a currency; raises as ``save`` does."""
+    currencies = list(dict.fromkeys(row.currency for row in rows)) or [""]
+    panels = [[row for row in rows if row.currency == currency] for currency in currencies]
+    figure, found = new_cost_figure([max(1, min(len(panel), MAX_ROWS)) for panel in panels])
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    states: list[str] = []
+    for axes, currency, panel in zip(found, currencies, panels, strict=True):
+        bars = [(row.key, row.purposes, row.on_demand_equivalent) for row in panel[:MAX_ROWS]]
+        states += draw_stacks(axes, bars, unit=currency)
+        if len(panel) > MAX_ROWS:
+            axes.set_title(f"{len(panel) - MAX_ROWS} more are not shown", fontsize=9, loc="right")
+    draw_cost_legend(figure, list(dict.fromkeys(states)), "on demand")
     save(figure, path)
 
 

@@ -17,6 +17,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.submission import code_key
@@ -115,7 +116,7 @@ _ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("notices", lambda one: str(one["notices"])),
     ("duration", lambda one: output.duration_text(one["duration"])),
     ("goodput", _goodput),
-    ("cost", lambda one: output.money_text(one["cost"]["spent"], one["cost"]["currency"])),
+    ("cost", lambda one: money_text(one["cost"]["spent"], one["cost"]["currency"])),
     ("cloudspot", lambda one: str(one["version"])),
     ("code", lambda one: str(one["code_sha256"][:12])),
 )

@@ -19,6 +19,7 @@ from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.resumption import CHANGED
 from cloudspot.model import Market, Offer
@@ -109,7 +110,7 @@ def _open(
 
 def _echo_plan(launch: OpenLaunch) -> None:
     offer, count = launch.offer, launch.num_nodes
-    price = output.money_text(count * offer.price_per_hour, offer.currency)
+    price = money_text(count * offer.price_per_hour, offer.currency)
     nodes = named(seat for seat in launch.stands_in_for if seat is not None)
     output.echo(f"moving {nodes} {launch.detail} to {offer.key}")
     machines = "machine trains" if count == 1 else "machines train"

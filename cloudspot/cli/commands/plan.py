@@ -12,6 +12,13 @@ import click
 
 from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
+from cloudspot.cli.prospects import (
+    Prospects,
+    anyway_option,
+    find_prospects,
+    prospects_json,
+    prospects_text,
+)
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -25,6 +32,7 @@ from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
 from cloudspot.controller.supply import MOST_AT_ONCE
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.bundle import make_bundle
 from cloudspot.jobstore.records import Submission
@@ -35,21 +43,27 @@ from cloudspot.jobstore.submission import check_secrets, new_submission
 @job_file_argument
 @provider_option
 @overrides_option
+@anyway_option
 @store_option
 @json_option
 def plan(
-    job_file: Path, provider_name: str, overrides: tuple[str, ...], store_url: str | None, as_json: bool
+    job_file: Path,
+    provider_name: str,
+    overrides: tuple[str, ...],
+    anyway: bool,
+    store_url: str | None,
+    as_json: bool,
 ) -> None:
     """Show what a job would launch, without launching it.
 
     The same as `run --dry-run`: makes every check that `run` makes locally, asks the provider for its
-    offers, and prints them with the request that would be sent.
+    offers, and prints them with the request that would be sent, and what the job is expected to cost.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
-    print_plan(prepared, new_job_id(prepared.spec.name), as_json=as_json)
+    print_plan(prepared, new_job_id(prepared.spec.name), anyway=anyway, as_json=as_json)
 
 
-def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
+def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: bool) -> None:
     """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.run.secrets, os.environ)
@@ -59,9 +73,10 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
+    prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_lost_work(prepared)
     if as_json:
-        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max))
+        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max, prospects))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
@@ -78,12 +93,15 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
                 launch.offer.instance_type,
                 launch.offer.zone,
                 launch.offer.market.value,
-                *(output.money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
+                *(money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
             )
             for number, launch in enumerate(planned, start=1)
         ],
     )
+    if planned[0].offer.price_parts:
+        output.echo(f"an hour of offer 1: {planned[0].offer.price_parts}")
     output.echo(_overlap_text(spec, planned))
+    output.echo(prospects_text(prospects, spec))
     output.echo()
     output.echo("request for offer 1 (--json prints them all):", style="bold")
     _echo_body(planned[0].request.body, indent="  ")
@@ -94,7 +112,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, as_json: bool) -> None:
 def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:
     dearest = max((launch.offer for launch in planned), key=lambda offer: offer.price_per_hour)
     most = MOST_AT_ONCE * spec.nodes.max
-    price = output.money_text(most * dearest.price_per_hour, dearest.currency)
+    price = money_text(most * dearest.price_per_hour, dearest.currency)
     return (
         f"while new machines take over from old ones, at most {most} run at once, for up to {price} an hour"
     )
@@ -125,7 +143,11 @@ def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
 
 
 def _plan_json(
-    planned: Sequence[PlannedLaunch], store: ObjectStore, submission: Submission, most_nodes: int
+    planned: Sequence[PlannedLaunch],
+    store: ObjectStore,
+    submission: Submission,
+    most_nodes: int,
+    prospects: Prospects,
 ) -> dict[str, Any]:
     return {
         "id": submission.job_id,
@@ -133,6 +155,7 @@ def _plan_json(
         "store": store.url,
         "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
         "most_machines": MOST_AT_ONCE * most_nodes,
+        "forecast": prospects_json(prospects),
         "launches": [
             {
                 "instance_type": launch.offer.instance_type,
@@ -140,6 +163,7 @@ def _plan_json(
                 "market": launch.offer.market.value,
                 "price_per_hour": launch.offer.price_per_hour,
                 "on_demand_price_per_hour": launch.offer.on_demand_price_per_hour,
+                "price_parts": launch.offer.price_parts or None,
                 "currency": launch.offer.currency,
                 "request": launch.request.body,
             }

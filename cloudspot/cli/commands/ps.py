@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -14,19 +14,11 @@ from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.errors import (
-    AuthError,
-    CloudspotError,
-    CorruptData,
-    JobNotFound,
-    TransientError,
-    as_cloudspot_error,
-)
+from cloudspot.cli.storedjobs import StoredJobs
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
-from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
@@ -40,8 +32,6 @@ FRESH_SECONDS = 30.0
 MAX_WORKED_OUT = 2
 """Up to so many jobs of the page whose summary is older are worked out from their records, at about ten
 requests each. If there are more, their summaries are shown with a warning."""
-NUM_THREADS = 32
-"""Requests at a time: each fetches one small object, so that the store's latency is what counts."""
 
 
 @click.command("ps")
@@ -78,12 +68,9 @@ def ps(
     if sort is not None:
         sort_jobs((), sort)  # A wrong field is refused before anything is read.
     store = open_named_store(store_url)
-    faults: dict[str, CloudspotError] = {}
-    page = (
-        _read_all(store, faults)
-        if show_all or filters or sort is not None
-        else _read_page(store, now, faults)
-    )
+    stored = StoredJobs(store)
+    is_whole = show_all or filters or sort is not None
+    page = _read_all(store, stored) if is_whole else _read_page(store, now, stored)
     jobs = [job for job in page.jobs if all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -106,10 +93,7 @@ def ps(
     else:
         no_match = f"no job in {store.url} matches the filter"
         output.echo(no_match if filters and page.jobs else f"no jobs in {store.url}")
-    for job_id, fault in sorted(faults.items()):
-        output.warn(f"job {job_id}: {fault}")
-    if faults:
-        ctx.exit(CorruptData.exit_code)
+    stored.tell_faults(ctx)
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
@@ -117,10 +101,6 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
     ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
     left_out = set(ended[MOST:])
     return [job for job in jobs if job.job_id not in left_out]
-
-
-_Faults = dict[str, CloudspotError]
-"""Of the jobs whose records cannot be read, by id."""
 
 
 @dataclass(frozen=True)
@@ -134,37 +114,37 @@ class _Page:
     """All of them were listed."""
 
 
-def _read_all(store: ObjectStore, faults: _Faults) -> _Page:
+def _read_all(store: ObjectStore, jobs: StoredJobs) -> _Page:
     """Read every job, from its final summary or, while it has none, from its records."""
 
     def look(job_id: str) -> Summary | None:
-        summary = _read_summary(store, job_id)
+        summary = jobs.find_summary(job_id)
         # Any other summary may be stale, since its driver may have died.
         is_final = summary is not None and summary.state in TERMINAL_STATES
-        return summary if is_final else _work_out(store, job_id, summary, faults)
+        return summary if is_final else jobs.work_out(job_id, _summarised, otherwise=summary)
 
-    return _Page([job for job in _each(look, list_jobs(store)) if job is not None])
+    return _Page(jobs.each(look, list_jobs(store)))
 
 
-def _read_page(store: ObjectStore, now: datetime, faults: _Faults) -> _Page:
+def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
     """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
     live = list_live(store)
     recent, are_all = list_recent(store)
     waiting = [*sorted(live, key=lambda job_id: live[job_id], reverse=True)]
     waiting += [job_id for job_id in recent if job_id not in live]
-    jobs: list[Summary] = []
+    found: list[Summary] = []
 
     def look(job_id: str) -> Summary | None:
-        return _read_summary(store, job_id) or _work_out(store, job_id, None, faults)
+        return jobs.find_summary(job_id) or jobs.work_out(job_id, _summarised)
 
-    while waiting and len(jobs) < PAGE:
-        num_asked = PAGE - len(jobs)
-        jobs += [job for job in _each(look, waiting[:num_asked]) if job is not None]
+    while waiting and len(found) < PAGE:
+        num_asked = PAGE - len(found)
+        found += jobs.each(look, waiting[:num_asked])
         del waiting[:num_asked]
-    return _Page(_freshened(store, jobs, now, faults), len(waiting), are_all)
+    return _Page(_freshened(jobs, found, now), len(waiting), are_all)
 
 
-def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime, faults: _Faults) -> list[Summary]:
+def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[Summary]:
     """Return the jobs, a few whose driver may have died as their records say; warn if there are more."""
     stale = {
         job.job_id: job
@@ -178,36 +158,15 @@ def _freshened(store: ObjectStore, jobs: list[Summary], now: datetime, faults: _
             "see how one stands now with: cloudspot show ID"
         )
         return jobs
-    worked_out = {job_id: _work_out(store, job_id, job, faults) for job_id, job in stale.items()}
+    worked_out = {
+        job_id: stored.work_out(job_id, _summarised, otherwise=job) for job_id, job in stale.items()
+    }
     found = [worked_out.get(job.job_id, job) for job in jobs]
     return [job for job in found if job is not None]
 
 
-def _each(look: Callable[[str], Summary | None], job_ids: Sequence[str]) -> list[Summary | None]:
-    return each(look, job_ids, num_threads=NUM_THREADS)
-
-
-def _read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    try:
-        return read_summary(store, job_id)
-    except CorruptData:
-        return None  # The records say the same.
-
-
-def _work_out(store: ObjectStore, job_id: str, summary: Summary | None, faults: _Faults) -> Summary | None:
-    """Return the summary that a job's records give; None if its submission was never completed.
-
-    A fault in its records goes to ``faults``, and ``summary``, which may be stale, is returned.
-    """
-    try:
-        return summarise(HistoryReader(store, job_id).read(), datetime.now(timezone.utc))
-    except JobNotFound:
-        return None
-    except (AuthError, TransientError):
-        raise
-    except Exception as error:  # noqa: BLE001 - one job's fault must not hide the others
-        faults[job_id] = as_cloudspot_error(error)
-        return summary
+def _summarised(history: History) -> Summary:
+    return summarise(history, datetime.now(timezone.utc))
 
 
 def _as_json(job: Summary) -> dict[str, Any]:

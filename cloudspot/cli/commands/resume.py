@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -16,19 +16,23 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.moving import confirm_move, find_resumable, leave_provider, move
 from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
+from cloudspot.cli.prospects import anyway_option, hopeless, refuse
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
-from cloudspot.controller.decide import exceeded_limit
-from cloudspot.controller.launchrequest import find_offers
+from cloudspot.controller.launchrequest import allowed_offers
+from cloudspot.controller.limits import budget_of, check_affordable, reached_limit
+from cloudspot.controller.measured import seconds_to_end, start_seconds
 from cloudspot.controller.ownership import adopt, store_label
 from cloudspot.errors import CloudspotError, CorruptData, NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.submission import check_secrets, read_secrets
+from cloudspot.model import Offer
 from cloudspot.story.ledger import bill, spent_in
 from cloudspot.story.report import summarise
 from cloudspot.story.states import is_over
@@ -44,6 +48,7 @@ from cloudspot.story.states import is_over
     help="Where it goes on. Default: where it ran.",
 )
 @overrides_option
+@anyway_option
 @click.option(
     "--adopt", "is_adopted", is_flag=True, help="Run it on this computer, though it was submitted elsewhere."
 )
@@ -65,6 +70,7 @@ def resume(
     job_id: str,
     provider_name: str | None,
     overrides: tuple[str, ...],
+    anyway: bool,
     is_adopted: bool,
     detach: bool,
     as_json: bool,
@@ -92,7 +98,7 @@ def resume(
     check_code(job, before, spec)
     if not is_adopted:
         _check_adopted(job, provider, history)
-    _check_limits(spec, history, find_offers(spec, provider)[0].currency)
+    _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)
     # Until the job has ended, its secrets are in the store.
     stored = read_secrets(job.store, job.id, spec.run.secrets, resumption=history.submission.resumption)
     environ = with_secrets(spec, stored)
@@ -162,30 +168,36 @@ def _check_adopted(job: Job, provider: Provider, history: History) -> None:
         ) from error
 
 
-def _check_limits(spec: JobSpec, history: History, currency: str) -> None:
+def _check_limits(spec: JobSpec, history: History, offers: Sequence[Offer], *, anyway: bool) -> None:
     """SpecError if the job would end at once, or if it is not clear what its limit counts."""
+    currency = offers[0].currency
     now = datetime.now(timezone.utc)
     ledger, limits = bill(history, now), spec.limits
     others = {**ledger.others, ledger.currency: ledger.spent} if history.launches else {}
     others.pop(limits.currency or currency, None)
     if limits.max_cost is not None and others:
-        besides = ", ".join(output.money_text(amount, other) for other, amount in others.items())
+        besides = ", ".join(money_text(amount, other) for other, amount in others.items())
         if limits.currency is None:
             raise SpecError(
                 f"limits.max_cost has no currency, and the job has spent {besides} before it is to spend "
                 f"{currency}; say what it may spend in that: --set 'limits.max_cost=... {currency}'"
             )
         output.warn(f"limits.max_cost counts {limits.currency}, and not the {besides} that the job has spent")
-    reached = exceeded_limit(spec, history, now)
+    reached, spent = reached_limit(spec, history, now), spent_in(ledger, limits.currency)
     if reached is None:
+        check_affordable(budget_of(spec, history, now), offers, spec.nodes.min)
+        # At the job's own pace; its length says nothing once a part of it is done.
+        left = seconds_to_end(history) or (spec.spot.length if history.head is None else None)
+        start = start_seconds(history)
+        refuse(hopeless(spec, offers, length_seconds=left, start_seconds=start, spent=spent), anyway=anyway)
         return
-    spent = spent_in(ledger, limits.currency)
     told = {
-        "max_cost": f"cost {output.money_text(spent, limits.currency or currency)}",
+        "max_cost": f"cost {money_text(spent, limits.currency or currency)}",
         "max_runtime": f"run for {output.duration_text(ledger.run_seconds)}",
     }
     raise SpecError(
-        f"limits.{reached}: the job has {told[reached]}; raise it with --set limits.{reached}=..."
+        f"limits.{reached.reason}: the job has {told[reached.reason]}; "
+        f"raise it with --set limits.{reached.reason}=..."
     )
 
 

@@ -13,6 +13,7 @@ from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
+from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import (
@@ -36,6 +37,7 @@ MAX_ID_TRIES = 5
 @provider_option
 @click.option("--name", metavar="ID", help="The job's id. Default: its name and a random suffix.")
 @overrides_option
+@anyway_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
 @click.option("--dry-run", is_flag=True, help="Print the offers and the request; launch and store nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
@@ -48,6 +50,7 @@ def run(
     provider_name: str,
     name: str | None,
     overrides: tuple[str, ...],
+    anyway: bool,
     detach: bool,
     dry_run: bool,
     as_json: bool,
@@ -67,16 +70,18 @@ def run(
         check_job_id(name)
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     if dry_run:
-        print_plan(prepared, name or new_job_id(prepared.spec.name), as_json=as_json)
+        print_plan(prepared, name or new_job_id(prepared.spec.name), anyway=anyway, as_json=as_json)
         return
-    # Raises here, before there is a job, if no offer can fit it.
-    find_offers(prepared.spec, prepared.provider)
+    # Raises here, before there is a job, if no offer can fit it, or if it has no hope.
+    offers = find_offers(prepared.spec, prepared.provider)
+    prospects = find_prospects(prepared, offers, anyway=anyway)
     store = prepared.store
     submission = _submit(prepared, provider_name, name)
     job = Job(store, submission.job_id)
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
+        output.echo(prospects_text(prospects, prepared.spec))
     warn_of_lost_work(prepared)  # nothing is launched yet
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 

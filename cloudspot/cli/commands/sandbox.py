@@ -13,11 +13,17 @@ RECLAIM_HELP = (
     "halfway through the steps."
 )
 
+MARKET_HELP = (
+    "When there are no spot machines, or dearer ones: after=30s,lasts=1m,capacity=0 or price=2, and "
+    "zone=us-east-1a for one zone. The time counts from the first spot machine's start. Repeatable."
+)
+
 
 @click.command("sandbox", context_settings={"ignore_unknown_options": False})
 @click.argument("name", metavar="NAME")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--reclaim", "reclaims", multiple=True, metavar="FIELD=VALUE,...|none", help=RECLAIM_HELP)
+@click.option("--market", "spells", multiple=True, metavar="FIELD=VALUE,...", help=MARKET_HELP)
 @click.option(
     "--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and print where."
 )
@@ -27,7 +33,12 @@ RECLAIM_HELP = (
     help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
 )
 def sandbox(
-    name: str, command: tuple[str, ...], reclaims: tuple[str, ...], keep: bool, loopback: bool
+    name: str,
+    command: tuple[str, ...],
+    reclaims: tuple[str, ...],
+    spells: tuple[str, ...],
+    keep: bool,
+    loopback: bool,
 ) -> None:
     """Run a command inside an emulated cloud.
 
@@ -40,6 +51,7 @@ def sandbox(
     from cloudspot.emulation.sandbox_run import (
         Sandbox,
         check_command,
+        parse_market,
         parse_reclaims,
         run_in_sandbox,
         sandbox_directory,
@@ -49,6 +61,7 @@ def sandbox(
 
     cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
+    spot_plan = parse_market(spells, cloud)
     check_command(command)
     reason = "as you asked" if loopback else why_not_isolated()
     if reason is None:
@@ -57,11 +70,11 @@ def sandbox(
     else:
         output.warn(
             f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
-            "their own addresses, and can see its files and its network"
+            "their own addresses, and can see and change its files and its network"
         )
     with sandbox_directory(name, keep=keep) as directory:
         try:
-            status = run_in_sandbox(Sandbox(cloud, plan, directory, reason is None), command)
+            status = run_in_sandbox(Sandbox(cloud, plan, spot_plan, directory, reason is None), command)
         finally:
             if keep:
                 output.echo(f"sandbox {name}: kept in {directory}", error=True)

@@ -54,10 +54,11 @@ def show(
         output.echo_fields(
             [
                 ("provider", value["provider"]),
+                ("labels", ", ".join(f"{name}={text}" for name, text in value["labels"].items())),
                 ("submitted", output.moment_text(value["created"])),
                 ("forked from", _origin(value["forked_from"])),
                 ("resumed", ", ".join(_resumptions(value["turns"]))),
-                ("stop", f"requested ({value['stop_requested']})" if value["stop_requested"] else ""),
+                ("stop", _stop(value)),
                 *summary_fields(job, value),
                 ("warnings", _warnings(value["warnings"])),
             ]
@@ -69,6 +70,13 @@ def show(
         output.echo(f"drawn: {plot}", error=True)
     if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
         ctx.exit(CorruptData.exit_code)
+
+
+def _stop(value: Mapping[str, Any]) -> str:
+    if not value["stop_requested"]:
+        return ""
+    figures = f": {value['stop_detail']}" if value["stop_detail"] else ""
+    return f"requested ({value['stop_requested']}){figures}"
 
 
 def _origin(origin: Mapping[str, Any] | None) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.interrupts import Detached, Interrupts
@@ -48,6 +51,9 @@ PAST_LINES = 20
 PAST_RECORDS = 200
 """How many earlier records are read at most, to draw a curve from."""
 _MINOR = {EventKind.COMMITTED, EventKind.NODE_STATE}
+FOLDED = "  ... a C++ stack, which `cloudspot logs` shows"
+_FRAME = re.compile(r"(\[rank\d+\]:)?\s*frame #\d+: ")
+"""A line of such a stack, of which torch prints some 15 for each connection that a lost node had."""
 HINT = "Ctrl-C detaches; the job goes on"
 DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
 ENDING_HINT = "the job has ended; waiting for its machines to go"
@@ -200,6 +206,8 @@ class _Follower:
         self._past = not is_new
         self._is_resumed = since is not None
         self._read_at = 0.0
+        self._in_stack = set[tuple[str, str]]()
+        """By stream and source: whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
         self._told_step = 0
         self._told_at = 0.0
@@ -272,9 +280,20 @@ class _Follower:
     def _show(self, records: Sequence[LogRecord]) -> None:
         """Show what has been read, even if reading failed afterwards."""
         self._feed.add(records)
-        shown = [record for record in records if record.source != METRICS]
+        shown = self._folded(record for record in records if record.source != METRICS)
         name_nodes = are_nodes_named(self._max_nodes, self._feed.history)
         self._screen.print([record_line(record, name_nodes=name_nodes) for record in shown])
+
+    def _folded(self, records: Iterable[LogRecord]) -> Iterator[LogRecord]:
+        """Yield the records with each C++ stack of torch as one line."""
+        for record in records:
+            writer, is_frame = (record.stream, record.source), _FRAME.match(record.text) is not None
+            if is_frame and writer not in self._in_stack:
+                self._in_stack.add(writer)
+                yield msgspec.structs.replace(record, text=FOLDED)
+            elif not is_frame:
+                self._in_stack.discard(writer)
+                yield record
 
     def _print_past_lines(self) -> None:
         try:

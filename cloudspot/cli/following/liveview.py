@@ -180,7 +180,10 @@ def look(
 def _detail(history: History) -> str:
     """Return why the job is in its state, if the rest of the view does not show it."""
     if history.live_launches and history.finished is None and job_state(history) != "holding":
-        return "" if history.stop is None else f"stop requested ({history.stop.reason})"
+        if history.stop is None:
+            return ""
+        figures = f": {history.stop.detail}" if history.stop.detail else ""
+        return f"stop requested ({history.stop.reason}){figures}"
     return report.detail(history)
 
 

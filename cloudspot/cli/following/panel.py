@@ -13,6 +13,7 @@ from cloudspot.cli.following.curve import draw
 from cloudspot.cli.following.liveview import NodeView, View
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable_value
+from cloudspot.jobfile.amounts import cost_text
 
 LABEL_WIDTH = 9
 WIDE_COLUMNS = 110
@@ -239,7 +240,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
 
 
 def _cost(view: View) -> Text:
-    return _labelled("cost", Text(output.cost_text(view.spent, view.on_demand, view.currency, view.others)))
+    return _labelled("cost", Text(cost_text(view.spent, view.on_demand, view.currency, view.others)))
 
 
 def _saved(view: View) -> Text:

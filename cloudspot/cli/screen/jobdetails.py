@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.story.node_names import parse_seat, ranges
 
 _TIME_STYLES = {"training": "green", "lost": "red"}
@@ -198,8 +199,8 @@ def _echo_machines(value: Mapping[str, Any], most: int) -> None:
             one["instance_id"],
             one["node"] or "-",
             output.duration_text(one["seconds"]) + ("" if one["ended"] else " so far"),
-            output.money_text(one["price_per_hour"], one["currency"]),
-            output.money_text(one["spent"], one["currency"]),
+            money_text(one["price_per_hour"], one["currency"]),
+            money_text(one["spent"], one["currency"]),
         )
         for one in kept
     ]
@@ -209,16 +210,16 @@ def _echo_machines(value: Mapping[str, Any], most: int) -> None:
     total = output.duration_text(cost["machine_seconds"])
     if folded:
         rows.append((f"{len(folded)} older", "", *_total(folded)))
-    rows.append(("total", "", total, "", output.money_text(spent, currency)))
+    rows.append(("total", "", total, "", money_text(spent, currency)))
     for other, amount in cost["others"].items():
-        rows.append(("and", "", "", "", output.money_text(amount, other)))
+        rows.append(("and", "", "", "", money_text(amount, other)))
     for purpose, one in cost["purposes"].items():
         if purpose != "training" and one["seconds"] >= 0.05:
-            of_it = output.money_text(one["spent"], currency)
+            of_it = money_text(one["spent"], currency)
             rows.append((f"of it: {purpose}", "", output.duration_text(one["seconds"]), "", of_it))
-    rows.append(("on demand", "", total, "", output.money_text(on_demand, currency)))
+    rows.append(("on demand", "", total, "", money_text(on_demand, currency)))
     if on_demand > 0:
-        saved = output.money_text(on_demand - spent, currency)
+        saved = money_text(on_demand - spent, currency)
         rows.append(("saved", "", "", "", f"{saved} ({100 * (1 - spent / on_demand):.0f}%)"))
     _echo(("MACHINE", "NODE", "TIME", "PER HOUR", "SPENT"), rows)
 
@@ -236,7 +237,7 @@ def _money(rows: Sequence[Mapping[str, Any]]) -> str:
     amounts: dict[str, float] = {}
     for one in rows:
         amounts[one["currency"]] = amounts.get(one["currency"], 0.0) + one["spent"]
-    return " + ".join(output.money_text(amount, currency) for currency, amount in amounts.items())
+    return " + ".join(money_text(amount, currency) for currency, amount in amounts.items())
 
 
 _Row = TypeVar("_Row")

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from cloudspot.cli.jobfields import duration, metric_names
 from cloudspot.cli.screen import output
+from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.records import Summary
 
 CODE_LETTERS = 12
@@ -52,7 +53,7 @@ def _columns(metrics: Sequence[str]) -> list[_Column]:
         _Column("STATE", lambda job: job.state, 0),
         _Column("STEP", lambda job: output.steps_text(job.step, job.steps_total), 0),
         *(_metric(name, 2 if number == 0 else 4 + 4 * number) for number, name in enumerate(metrics)),
-        _Column("COST", lambda job: output.cost_text(job.spent, 0.0, job.currency, job.others), 1),
+        _Column("COST", lambda job: cost_text(job.spent, 0.0, job.currency, job.others), 1),
         _Column("DURATION", _duration_cell, 3),
         _Column("STARTS", lambda job: str(job.starts), 9),
         _Column("NODES", lambda job: f"{job.num_nodes}/{job.max_nodes}" if job.max_nodes else "-", 8),

@@ -11,6 +11,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import verify
 from cloudspot.jobstore.history import History
@@ -135,7 +136,7 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
-    return output.cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"], cost["others"])
+    return cost_text(cost["spent"], cost["on_demand_equivalent"], cost["currency"], cost["others"])
 
 
 def _goodput_text(value: Mapping[str, Any]) -> str:

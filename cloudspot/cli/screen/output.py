@@ -242,20 +242,6 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}m {second:02}s" if minutes else f"{second}s"
 
 
-def money_text(amount: float, currency: str) -> str:
-    """Return an amount of money with two decimals, or four below ten units."""
-    return f"{amount:.4f} {currency}" if abs(amount) < 10 else f"{amount:,.2f} {currency}"
-
-
-def cost_text(spent: float, on_demand: float, currency: str, others: Mapping[str, float]) -> str:
-    """Return what was spent, with the saving against what the same machine time costs on demand."""
-    besides = "".join(f", and {money_text(amount, other)}" for other, amount in others.items())
-    if on_demand <= 0:
-        return money_text(spent, currency) + besides
-    saved = f"{100 * (1 - spent / on_demand):.0f}% saved"
-    return f"{money_text(spent, currency)} (on demand {money_text(on_demand, currency)}: {saved}){besides}"
-
-
 def size_text(num_bytes: float) -> str:
     """Return a size in binary units: ``900 B``, ``12.3 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -21,6 +21,7 @@ IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
 BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
 """Has the system's python3 and curl, and no cloudspot."""
 ARM_IMAGE_ID: Final = "ubuntu_24_04_arm64_20G_alibase_20261101.vhd"
+DEFAULT_RESOURCE_GROUP: Final = "rg-acfmsandboxdefault"
 NODE_ROLE: Final = "cloudspot-node"
 _IMAGES: Final = (
     (IMAGE_ID, IMAGE_FAMILY, "x86_64"),
@@ -101,6 +102,7 @@ class Account:
         self._places: dict[str, Place] = {}
         self.roles: dict[str, str] = {NODE_ROLE: "ecs.aliyuncs.com"}
         """By name, the service that a role trusts."""
+        self.resource_groups = {DEFAULT_RESOURCE_GROUP}
         self.images = {
             image_id: {
                 "ImageId": image_id,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from cloudspot.emulation.api_faults import Faults
 from cloudspot_aliyun_sandbox.market import KINDS, REGIONS, Kind, describe, spot_price, zones_of
 from cloudspot_aliyun_sandbox.rpc import ApiError, nested
+from cloudspot_aliyun_sandbox.systemdisks import disk_price
 
 Parameters = Mapping[str, str]
 HISTORY_ROWS: Final = 7
@@ -29,7 +30,8 @@ class Catalogue:
 
     def price(self, kind: Kind, zone: str, *, is_protected: bool) -> float:
         """Return the spot market's current price in CNY an hour."""
-        return self.prices.get((kind.name, zone), spot_price(kind, zone, is_protected=is_protected))
+        usual = self.prices.get((kind.name, zone), spot_price(kind, zone, is_protected=is_protected))
+        return usual * self._faults.spot_plan.price_factor(zone)
 
     def describe_instance_types(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeInstanceTypes; a type that does not exist is left out."""
@@ -122,7 +124,8 @@ class Catalogue:
                 raise ApiError("PriceNotFound", "The price of your queried resource is not found.")
             is_protected = parameters.get("SpotDuration", "1") != "0"
             now = self.price(kind, parameters["ZoneId"], is_protected=is_protected)
-        parts = [("instanceType", now, kind.price), ("systemDisk", 0.056, 0.056)]
+        disk = disk_price(parameters)
+        parts = [("instanceType", now, kind.price), ("systemDisk", disk, disk)]
         details = [
             {"Resource": name, "TradePrice": price, "OriginalPrice": full, "DiscountPrice": full - price}
             for name, price, full in parts

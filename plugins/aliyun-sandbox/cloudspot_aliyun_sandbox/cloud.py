@@ -14,6 +14,7 @@ from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
 from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
@@ -62,8 +63,13 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
         self._keys = RoleKeys(secrets.token_hex(16))
+        self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
         self._trail: Trail | None = None
+
+    def follow(self, plan: SpotPlan) -> None:
+        """Follow the plan; see EmulatedCloud."""
+        self.faults.spot_plan = plan
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""

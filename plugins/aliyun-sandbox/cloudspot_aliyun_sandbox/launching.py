@@ -1,6 +1,7 @@
 """Which RunInstances requests the emulated ECS refuses, and how many machines it has for one.
 
-Source: API reference, RunInstances, parameters and error codes (checked 2026-11).
+Source: API reference, RunInstances and CreateInstance, parameters and error codes (as of 2026-01-15; checked
+2026-11); the code for too many security groups is from memory.
 """
 
 from __future__ import annotations
@@ -14,31 +15,29 @@ from datetime import datetime, timezone
 from typing import Final
 
 from cloudspot.emulation.api_faults import Faults
-from cloudspot_aliyun_sandbox.account import Account, Place
+from cloudspot_aliyun_sandbox.account import DEFAULT_RESOURCE_GROUP, Account, Place
 from cloudspot_aliyun_sandbox.catalogue import Catalogue
 from cloudspot_aliyun_sandbox.machines import Machines
 from cloudspot_aliyun_sandbox.market import KINDS, Kind, zones_of
 from cloudspot_aliyun_sandbox.rpc import ApiError, nested
+from cloudspot_aliyun_sandbox.systemdisks import check_disk
 
 Parameters = Mapping[str, str]
 MAX_USER_DATA_BYTES: Final = 32768
 TOKEN_SECONDS: Final = 600.0
 """How long a token is honoured: as long as the plugin believes, and no longer."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
+MAX_GROUPS: Final = 5
+"""The most security groups of a network interface ("Security group limits"; from memory)."""
+MAX_IN_SET: Final = 20
+"""The most machines of a deployment set of the strategy Availability in one zone ("Improve business
+availability by using deployment sets"; checked 2026-11)."""
 MAX_TAGS: Final = 20
 """The most tags of an instance."""
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _PATTERN: Final = re.compile(r"(.*)\[(\d*),?(\d*)\](.*)")
 _NAME: Final = re.compile(r"[A-Za-z一-鿿][\w:.\-一-鿿]{1,127}")
 _HOST_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
-_CATEGORIES: Final = {
-    "cloud",
-    "cloud_efficiency",
-    "cloud_ssd",
-    "cloud_essd",
-    "cloud_auto",
-    "cloud_essd_entry",
-}
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,9 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
         )
     _check_network(parameters, place)
     _check_spot(parameters)
-    _check_disk(parameters, int(str(image["Size"])))
-    _check_metadata(parameters)
+    check_disk(parameters, int(str(image["Size"])))
+    check_metadata(parameters)
+    _check_bandwidth(parameters)
     _check_user_data(parameters.get("UserData", ""))
     _check_role(parameters, account)
     if "KeyPairName" in parameters and parameters["KeyPairName"] not in place.key_pairs:
@@ -103,6 +103,9 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
         raise ApiError("InvalidKeyPairName.NotFound", message, status=404)
     if "DeploymentSetId" in parameters and parameters["DeploymentSetId"] not in place.deployment_sets:
         raise ApiError("DeploymentSet.NotFound", "The specified deployment set does not exist.", status=404)
+    if parameters.get("ResourceGroupId", DEFAULT_RESOURCE_GROUP) not in account.resource_groups:
+        message = "The ResourceGroup provided does not exist in our records."
+        raise ApiError("InvalidResourceGroup.NotFound", message, status=404)
     check_tags(nested(parameters, "Tag"))
     numbered_names(parameters, amount)
     if "AutoReleaseTime" in parameters:
@@ -177,6 +180,11 @@ def grant(
         used = sum(one.num_vcpus for one in alive if one.market == market)
         if used + wanted * kind.cpus > quota:
             raise ApiError("QuotaExceed.AfterpayInstance", "Living afterpay instances quota exceeded.")
+    in_set = parameters.get("DeploymentSetId")
+    others = sum(one.deployment_set == in_set and one.zone == zone for one in alive)
+    if in_set is not None and others + wanted > MAX_IN_SET:
+        message = "Instance quota in one deployment set exceeded."
+        raise ApiError("QuotaExceed.DeploymentSetInstanceQuotaFull", message, status=403)
     capacity = faults.capacity_of(zone, kind.name, market)
     if capacity is not None:
         used = sum((one.zone, one.instance_type, one.market) == (zone, kind.name, market) for one in alive)
@@ -248,6 +256,9 @@ def _check_network(parameters: Parameters, place: Place) -> None:
         named = [parameters["SecurityGroupId"]]
     if not named:
         raise ApiError("MissingParameter", "The input parameter SecurityGroupId is mandatory.")
+    if len(named) > MAX_GROUPS:
+        message = f"The maximum number of security groups of an instance is {MAX_GROUPS}."
+        raise ApiError("InstanceSecurityGroupLimitExceeded", message, status=403)
     for one in named:
         if one not in place.groups:
             message = "The SecurityGroupId provided does not exist in our records."
@@ -278,33 +289,32 @@ def _check_spot(parameters: Parameters) -> None:
         )
 
 
-def _check_disk(parameters: Parameters, image_gib: int) -> None:
-    category = parameters.get("SystemDisk.Category", "cloud_efficiency")
-    if category not in _CATEGORIES:
-        raise ApiError(
-            "InvalidSystemDiskCategory.ValueNotSupported",
-            'The specified parameter "SystemDisk.Category" is not valid.',
-        )
-    if "SystemDisk.PerformanceLevel" in parameters and category != "cloud_essd":
-        raise ApiError("InvalidPerformanceLevel.Malformed", "The specified PerformanceLevel is not valid.")
-    size = parameters.get("SystemDisk.Size", str(max(40, image_gib)))
-    if not size.isdigit() or int(size) > 2048:
-        message = "The specified parameter SystemDisk.Size is more than the max size"
-        raise ApiError("InvalidSystemDiskSize.MoreThanMaxSize", message, status=404)
-    if int(size) < max(20, image_gib):
-        message = "The specified parameter SystemDisk.Size is less than the image size."
-        raise ApiError("InvalidSystemDiskSize.LessThanImageSize", message, status=404)
+def check_metadata(parameters: Parameters) -> None:
+    """Refuse values of the metadata service's options that it does not have.
 
-
-def _check_metadata(parameters: Parameters) -> None:
+    Raises:
+        ApiError: 400.
+    """
     for name, allowed in (
-        ("HttpEndpoint", {"enabled", "disabled"}),
-        ("HttpTokens", {"optional", "required"}),
+        ("HttpEndpoint", ("enabled", "disabled")),
+        ("HttpTokens", ("optional", "required")),
+        ("InstanceMetadataTags", ("enabled", "disabled")),
     ):
-        if parameters.get(name, min(allowed)) not in allowed:
-            raise ApiError("InvalidParameter", f"The specified parameter {name} is not valid.")
+        if parameters.get(name, allowed[0]) not in allowed:
+            message = f"The specified {name} not supported, you can use {' or '.join(allowed)}."
+            raise ApiError(f"Invalid{name}.NotSupported", message)
     if not 1 <= int(parameters.get("HttpPutResponseHopLimit", 1)) <= 64:
-        raise ApiError("InvalidParameter", "The specified parameter HttpPutResponseHopLimit is not valid.")
+        raise ApiError(
+            "InvalidHttpPutResponseHopLimit.NotSupported",
+            "The specified HttpPutResponseHopLimit not supported, "
+            "more than 1 and less than 64 is reasonable.",
+        )
+
+
+def _check_bandwidth(parameters: Parameters) -> None:
+    if not 0 <= int(parameters.get("InternetMaxBandwidthOut", 0)) <= 100:
+        message = "The specified parameter InternetMaxBandwidthOut is not valid."
+        raise ApiError("InvalidInternetMaxBandwidthOut.Malformed", message)
 
 
 def _check_user_data(encoded: str) -> None:

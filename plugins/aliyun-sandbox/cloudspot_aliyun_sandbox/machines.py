@@ -104,6 +104,10 @@ class Machines:
         self._clock = clock
         self._late_tags: list[tuple[float, str, dict[str, str]]] = []
 
+    def console(self, machine: Machine) -> str:
+        """Return what the machine has printed so far."""
+        return self._host.console(machine.id)
+
     def make(
         self,
         parameters: Mapping[str, str],

@@ -1,4 +1,8 @@
-"""The emulated market: instance types, zones and made-up prices, the same in every process."""
+"""The emulated market: instance types, zones and made-up prices, the same in every process.
+
+A part of the real types. The sizes are from ECS documentation, "GPU-accelerated compute-optimized instance
+families" and "Overview of instance families" (checked 2026-11); which zones sell them is made up as well.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,32 @@ _KINDS: Final = (
     Kind("ecs.g8y.large", 2, 8, 0.46, architecture="ARM"),
     Kind("ecs.g8y.xlarge", 4, 16, 0.92, architecture="ARM"),
     Kind("ecs.gn6i-c4g1.xlarge", 4, 15, 11.63, "NVIDIA T4", 1),
+    Kind("ecs.gn6i-c8g1.2xlarge", 8, 31, 14.0, "NVIDIA T4", 1),
+    Kind("ecs.gn6i-c16g1.4xlarge", 16, 62, 16.41, "NVIDIA T4", 1),
+    Kind("ecs.gn6i-c24g1.6xlarge", 24, 93, 17.18, "NVIDIA T4", 1),
+    Kind("ecs.gn6i-c40g1.10xlarge", 40, 155, 22.1, "NVIDIA T4", 1),
+    Kind("ecs.gn6i-c24g1.12xlarge", 48, 186, 34.36, "NVIDIA T4", 2),
+    Kind("ecs.gn6i-c24g1.24xlarge", 96, 372, 68.72, "NVIDIA T4", 4),
     Kind("ecs.gn6v-c8g1.2xlarge", 8, 32, 26.46, "NVIDIA V100", 1),
+    Kind("ecs.gn6v-c8g1.4xlarge", 16, 64, 52.92, "NVIDIA V100", 2),
+    Kind("ecs.gn6v-c8g1.8xlarge", 32, 128, 105.84, "NVIDIA V100", 4),
+    Kind("ecs.gn6v-c8g1.16xlarge", 64, 256, 211.68, "NVIDIA V100", 8),
+    Kind("ecs.gn6v-c10g1.20xlarge", 82, 336, 219.5, "NVIDIA V100", 8),
     Kind("ecs.gn7i-c8g1.2xlarge", 8, 30, 9.5, "NVIDIA A10", 1),
     Kind("ecs.gn7i-c16g1.4xlarge", 16, 60, 10.0, "NVIDIA A10", 1),
-    Kind("ecs.gn7i-c56g2.14xlarge", 56, 346, 24.4, "NVIDIA A10", 2),
+    Kind("ecs.gn7i-c32g1.8xlarge", 32, 188, 12.7, "NVIDIA A10", 1),
+    Kind("ecs.gn7i-c48g1.12xlarge", 48, 310, 15.1, "NVIDIA A10", 1),
+    Kind("ecs.gn7i-c56g1.14xlarge", 56, 346, 16.4, "NVIDIA A10", 1),
+    Kind("ecs.gn7i-c32g1.16xlarge", 64, 376, 25.4, "NVIDIA A10", 2),
+    Kind("ecs.gn7i-c32g1.32xlarge", 128, 752, 50.8, "NVIDIA A10", 4),
+    Kind("ecs.gn7i-8x.16xlarge", 64, 256, 72.0, "NVIDIA A10", 8),
     Kind("ecs.gn7-c12g1.3xlarge", 12, 94, 29.0, "NVIDIA A100", 1),
+    Kind("ecs.gn7-c13g1.13xlarge", 52, 378, 116.0, "NVIDIA A100", 4),
+    Kind("ecs.gn7-c13g1.26xlarge", 104, 756, 232.0, "NVIDIA A100", 8),
     Kind("ecs.gn7e-c16g1.4xlarge", 16, 125, 34.7, "NVIDIA A100 80G", 1),
+    Kind("ecs.gn7e-c16g1.8xlarge", 32, 250, 69.4, "NVIDIA A100 80G", 2),
+    Kind("ecs.gn7e-c16g1.16xlarge", 64, 500, 138.8, "NVIDIA A100 80G", 4),
+    Kind("ecs.gn7e-c16g1.32xlarge", 128, 1000, 277.6, "NVIDIA A100 80G", 8),
     Kind("ecs.ebmgn7e.32xlarge", 128, 1024, 301.0, "NVIDIA A100 80G", 8),
 )
 KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in _KINDS}

@@ -16,24 +16,29 @@ RIGHTS: Final[Mapping[str, str]] = {
     "AbortMultipartUpload": "oss:AbortMultipartUpload",
     "AppendObject": "oss:PutObject",
     "CompleteMultipartUpload": "oss:PutObject",
+    "CopyObject": "oss:PutObject",
     "DeleteBucket": "oss:DeleteBucket",
+    "DeleteMultipleObjects": "oss:DeleteObject",
     "DeleteObject": "oss:DeleteObject",
     "GetBucketInfo": "oss:GetBucketInfo",
     "GetBucketLifecycle": "oss:GetBucketLifecycle",
     "GetBucketVersioning": "oss:GetBucketVersioning",
     "GetObject": "oss:GetObject",
+    "GetObjectMeta": "oss:GetObject",
     "HeadObject": "oss:GetObject",
     "InitiateMultipartUpload": "oss:PutObject",
     "ListBuckets": "oss:ListBuckets",
     "ListMultipartUploads": "oss:ListMultipartUploads",
+    "ListObjects": "oss:ListObjects",
     "ListObjectsV2": "oss:ListObjects",
+    "ListParts": "oss:ListParts",
     "PutBucket": "oss:PutBucket",
     "PutBucketLifecycle": "oss:PutBucketLifecycle",
     "PutBucketVersioning": "oss:PutBucketVersioning",
     "PutObject": "oss:PutObject",
     "UploadPart": "oss:PutObject",
 }
-"""The right that each action takes."""
+"""The right that each action takes; to copy takes that to read the source too."""
 _LIST = frozenset(
     {
         "list-type",
@@ -49,15 +54,19 @@ _LIST = frozenset(
 _PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
     "AbortMultipartUpload": frozenset({"uploadId"}),
     "AppendObject": frozenset({"append", "position"}),
-    "CompleteMultipartUpload": frozenset({"uploadId"}),
+    "CompleteMultipartUpload": frozenset({"uploadId", "encoding-type"}),
+    "DeleteMultipleObjects": frozenset({"delete", "encoding-type"}),
     "GetBucketInfo": frozenset({"bucketInfo"}),
     "GetBucketLifecycle": frozenset({"lifecycle"}),
     "GetBucketVersioning": frozenset({"versioning"}),
-    "InitiateMultipartUpload": frozenset({"uploads"}),
+    "GetObjectMeta": frozenset({"objectMeta"}),
+    "InitiateMultipartUpload": frozenset({"uploads", "encoding-type"}),
     "ListBuckets": frozenset({"prefix", "marker", "max-keys"}),
     "ListMultipartUploads": frozenset({"uploads", "prefix", "encoding-type", "max-uploads"})
     | {"delimiter", "key-marker", "upload-id-marker"},
+    "ListObjects": frozenset({"prefix", "delimiter", "marker", "max-keys", "encoding-type"}),
     "ListObjectsV2": _LIST,
+    "ListParts": frozenset({"uploadId", "max-parts", "part-number-marker", "encoding-type"}),
     "PutBucketLifecycle": frozenset({"lifecycle"}),
     "PutBucketVersioning": frozenset({"versioning"}),
     "UploadPart": frozenset({"uploadId", "partNumber"}),
@@ -82,11 +91,12 @@ _ALWAYS = frozenset({"x-oss-content-sha256", "x-oss-date", "x-oss-security-token
 _WRITE = frozenset({"x-oss-forbid-overwrite"})
 _HEADERS: Final[Mapping[str, frozenset[str]]] = {
     "CompleteMultipartUpload": _WRITE,
+    "CopyObject": _WRITE | {"x-oss-copy-source", "x-oss-metadata-directive"},
     "GetObject": frozenset({"x-oss-range-behavior"}),
     "InitiateMultipartUpload": _WRITE,
     "PutObject": _WRITE,
 }
-_META = frozenset({"AppendObject", "InitiateMultipartUpload", "PutObject"})
+_META = frozenset({"AppendObject", "CopyObject", "InitiateMultipartUpload", "PutObject"})
 """The actions that accept ``x-oss-meta-`` headers."""
 
 
@@ -164,13 +174,17 @@ def _action(request: OssRequest) -> str:
             "versioning": {"GET": "GetBucketVersioning", "PUT": "PutBucketVersioning"},
             "lifecycle": {"GET": "GetBucketLifecycle", "PUT": "PutBucketLifecycle"},
             "uploads": {"GET": "ListMultipartUploads"},
+            "delete": {"POST": "DeleteMultipleObjects"},
             "list-type": {"GET": "ListObjectsV2"},
         }.items():
             if name in query:
                 return actions.get(method, "")
+        if method == "GET" and query.keys() <= _PARAMETERS["ListObjects"] | SIGNING:
+            return "ListObjects"
         return {"PUT": "PutBucket", "DELETE": "DeleteBucket"}.get(method, "")
     if "uploadId" in query:
         return {
+            "GET": "ListParts",
             "PUT": "UploadPart",
             "POST": "CompleteMultipartUpload",
             "DELETE": "AbortMultipartUpload",
@@ -179,6 +193,10 @@ def _action(request: OssRequest) -> str:
         return (
             "InitiateMultipartUpload" if "uploads" in query else "AppendObject" if "append" in query else ""
         )
+    if method == "HEAD" and "objectMeta" in query:
+        return "GetObjectMeta"
+    if method == "PUT" and "x-oss-copy-source" in request.headers:
+        return "CopyObject"
     return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}.get(
         method, ""
     )

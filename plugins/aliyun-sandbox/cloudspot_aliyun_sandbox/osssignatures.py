@@ -31,8 +31,8 @@ _V4 = re.compile(
 )
 _CREDENTIAL = re.compile(r"([^/]+)/(\d{8})/([a-z0-9-]+)/oss/aliyun_v4_request")
 _SUBRESOURCES: Final = frozenset(
-    {"append", "bucketInfo", "lifecycle", "partNumber", "position", "security-token", "uploadId"}
-    | {"uploads", "versioning", "continuation-token"}
+    {"append", "bucketInfo", "delete", "lifecycle", "objectMeta", "partNumber", "position", "security-token"}
+    | {"uploadId", "uploads", "versioning", "continuation-token"}
 )
 """The known parameters that a signature of version 1 covers."""
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket
+from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket, Multipart, Stored, etag_of
 from cloudspot_aliyun_sandbox.osserrors import OssRefusal
 
 
@@ -89,35 +89,80 @@ def uploads(bucket: HeldBucket) -> bytes:
     )
 
 
-def initiated(bucket: str, key: str, upload_id: str) -> bytes:
+def initiated(bucket: str, key: str, upload_id: str, query: Mapping[str, str]) -> bytes:
     """Return InitiateMultipartUpload's answer."""
     return _document(
         "InitiateMultipartUploadResult",
-        f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload_id}</UploadId>",
+        f"{_encoding(query)}<Bucket>{bucket}</Bucket><Key>{_shown(key, query)}</Key>"
+        f"<UploadId>{upload_id}</UploadId>",
     )
 
 
-def completed(bucket: str, key: str, etag: str) -> bytes:
+def completed(bucket: str, key: str, etag: str, query: Mapping[str, str]) -> bytes:
     """Return CompleteMultipartUpload's answer."""
+    shown = _shown(key, query)
     return _document(
         "CompleteMultipartUploadResult",
-        f"<Location>http://{bucket}/{escape(key)}</Location><Bucket>{bucket}</Bucket>"
-        f'<Key>{escape(key)}</Key><ETag>"{etag}"</ETag>',
+        f"{_encoding(query)}<Location>http://{bucket}/{shown}</Location><Bucket>{bucket}</Bucket>"
+        f'<Key>{shown}</Key><ETag>"{etag}"</ETag>',
     )
+
+
+def copied(stored: Stored) -> bytes:
+    """Return CopyObject's answer."""
+    return _document(
+        "CopyObjectResult",
+        f'<LastModified>{_time(stored.modified_at)}</LastModified><ETag>"{stored.etag}"</ETag>',
+    )
+
+
+def uploaded_parts(bucket: str, key: str, upload: Multipart, query: Mapping[str, str], limit: int) -> bytes:
+    """Return a page of ListParts."""
+    after = int(query.get("part-number-marker") or 0)
+    left = [number for number in sorted(upload.parts) if number > after]
+    listed = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><LastModified>{_time(upload.started_at)}</LastModified>"
+        f'<ETag>"{etag_of(upload.parts[number])}"</ETag><Size>{len(upload.parts[number])}</Size></Part>'
+        for number in left[:limit]
+    )
+    return _document(
+        "ListPartsResult",
+        f"{_encoding(query)}<Bucket>{bucket}</Bucket><Key>{_shown(key, query)}</Key>"
+        f"<UploadId>{query['uploadId']}</UploadId><StorageClass>Standard</StorageClass>"
+        f"<PartNumberMarker>{after}</PartNumberMarker>"
+        f"<NextPartNumberMarker>{max(left[:limit], default=after)}</NextPartNumberMarker>"
+        f"<MaxParts>{limit}</MaxParts><IsTruncated>{str(len(left) > limit).lower()}</IsTruncated>{listed}",
+    )
+
+
+def keys_to_delete(body: bytes) -> tuple[list[str], bool]:
+    """Return the keys that DeleteMultipleObjects names, and whether it wants no list of them."""
+    root = read(body)
+    return [one.findtext("Key") or "" for one in root.iter("Object")], root.findtext("Quiet") == "true"
+
+
+def deleted(keys: Iterable[str], query: Mapping[str, str]) -> bytes:
+    """Return DeleteMultipleObjects' answer."""
+    listed = "".join(f"<Deleted><Key>{_shown(key, query)}</Key></Deleted>" for key in keys)
+    return _document("DeleteResult", _encoding(query) + listed)
 
 
 def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
-    """Return a page of ListObjectsV2: keys in byte order, those that share a delimited prefix as one."""
+    """Return a page of ListObjects, of either version.
+
+    Keys are in byte order, those that share a delimited prefix as one.
+    """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    is_encoded = query.get("encoding-type") == "url"
+    is_second = query.get("list-type") == "2"
     token = query.get("continuation-token", "")
+    after = query.get("start-after" if is_second else "marker", "")
     try:
-        after = base64.b64decode(token).decode() if token else query.get("start-after", "")
+        after = base64.b64decode(token).decode() if token else after
     except ValueError:
         raise OssRefusal(400, "InvalidArgument", "The continuation token is not valid.") from None
 
     def shown(text: str) -> str:
-        return quote(text, safe="") if is_encoded else escape(text)
+        return _shown(text, query)
 
     entries: list[str] = []
     common: list[str] = []
@@ -134,7 +179,7 @@ def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
             break
         if folder:
             common.append(folder)
-            last = folder + "\U0010ffff"
+            last = folder
             continue
         held = bucket.objects[key]
         entries.append(
@@ -143,19 +188,30 @@ def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
             "<StorageClass>Standard</StorageClass></Contents>"
         )
         last = key
-    following = base64.b64encode(last.encode()).decode("ascii")
+    if is_second:
+        following = base64.b64encode(last.encode()).decode("ascii")
+        start = f"<StartAfter>{shown(query.get('start-after', ''))}</StartAfter>"
+        start += f"<KeyCount>{len(entries) + len(common)}</KeyCount>"
+        end = f"<NextContinuationToken>{following}</NextContinuationToken>"
+    else:
+        start, end = f"<Marker>{shown(after)}</Marker>", f"<NextMarker>{shown(last)}</NextMarker>"
     return _document(
         "ListBucketResult",
-        f"<Name>{bucket.name}</Name><Prefix>{shown(prefix)}</Prefix>"
-        f"<StartAfter>{shown(query.get('start-after', ''))}</StartAfter><MaxKeys>{limit}</MaxKeys>"
-        f"<Delimiter>{shown(delimiter)}</Delimiter>"
-        + ("<EncodingType>url</EncodingType>" if is_encoded else "")
-        + f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>"
-        + (f"<NextContinuationToken>{following}</NextContinuationToken>" if is_truncated else "")
-        + f"<KeyCount>{len(entries) + len(common)}</KeyCount>"
+        f"<Name>{bucket.name}</Name><Prefix>{shown(prefix)}</Prefix>{start}<MaxKeys>{limit}</MaxKeys>"
+        f"<Delimiter>{shown(delimiter)}</Delimiter>{_encoding(query)}"
+        f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>"
+        + (end if is_truncated else "")
         + "".join(entries)
         + "".join(f"<CommonPrefixes><Prefix>{shown(each)}</Prefix></CommonPrefixes>" for each in common),
     )
+
+
+def _encoding(query: Mapping[str, str]) -> str:
+    return "<EncodingType>url</EncodingType>" if query.get("encoding-type") == "url" else ""
+
+
+def _shown(text: str, query: Mapping[str, str]) -> str:
+    return quote(text, safe="") if query.get("encoding-type") == "url" else escape(text)
 
 
 def _document(root: str, inner: str) -> bytes:

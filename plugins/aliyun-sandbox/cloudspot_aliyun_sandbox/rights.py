@@ -18,7 +18,8 @@ FREE: Final = frozenset({"sts:GetCallerIdentity"})
 def rights_of(call: Call) -> frozenset[str]:
     """Return the rights that the call took, such as ``ecs:RunInstances``."""
     if call.service == "oss":
-        return frozenset({RIGHTS.get(call.action, f"oss:{call.action}")})
+        right = RIGHTS.get(call.action, f"oss:{call.action}")
+        return frozenset({right, RIGHTS["GetObject"]} if call.action == "CopyObject" else {right})
     rights = {f"{call.service}:{call.action}"}
     if "RamRoleName" in call.parameters:
         rights.add("ram:PassRole")

@@ -1,5 +1,6 @@
 """The RPC style of Alibaba Cloud's control plane: signatures verified, parameters known by name and type.
 
+A request is signed by version 2 (in its parameters) or by version 3 (in headers: see acs3.py).
 Sources: ECS developer reference, "Request syntax and signature method V2 for RPC APIs", "Common error
 codes"; the SDK's own request classes, which name every parameter (checked 2026-11). From memory: the HTTP
 status of some of the common errors.
@@ -22,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 from cloudspot.emulation.role_credentials import RoleKeys
+from cloudspot_aliyun_sandbox import acs3
 
 MAX_SKEW_SECONDS: Final = 15 * 60.0
 VERSIONS: Final = {"2014-05-26": "Ecs", "2015-04-01": "Sts", "2015-05-01": "Ram", "2016-04-28": "Vpc"}
@@ -63,7 +65,7 @@ _SIMPLE: Final = {
     "Integer": re.compile(r"-?\d{1,10}"),
     "Long": re.compile(r"-?\d{1,19}"),
     "Float": re.compile(r"-?\d+(?:\.\d+)?"),
-    "Boolean": re.compile(r"true|false"),
+    "Boolean": re.compile(r"true|false|True|False"),
 }
 
 
@@ -86,9 +88,28 @@ def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
     pairs = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     if str(environ.get("CONTENT_TYPE", "")).startswith("application/x-www-form-urlencoded"):
         pairs += parse_qsl(body.decode(), keep_blank_values=True)
+    if acs3.is_acs3(environ):
+        pairs += _parameters_in_headers(acs3.read(environ, body))
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ApiError("InvalidParameter", "A parameter is given twice.")
+    return found
+
+
+def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
+    """Return what version 3 has in headers, as version 2 has it in parameters."""
+    if signed is None:
+        raise ApiError("IncompleteSignature", "The Authorization header cannot be read.")
+    found = [("AccessKeyId", signed.key)]
+    for name, header in (
+        ("Action", "x-acs-action"),
+        ("SecurityToken", "x-acs-security-token"),
+        ("SignatureNonce", "x-acs-signature-nonce"),
+        ("Timestamp", "x-acs-date"),
+        ("Version", "x-acs-version"),
+    ):
+        if signed.headers.get(header):
+            found.append((name, signed.headers[header]))
     return found
 
 
@@ -100,17 +121,24 @@ class Gate:
         self._roles = roles
         self._nonces: set[str] = set()
 
-    def check(self, method: str, parameters: Mapping[str, str], *, now: float) -> None:
+    def check(
+        self, environ: Mapping[str, Any], body: bytes, parameters: Mapping[str, str], *, now: float
+    ) -> None:
         """Refuse a request that is not signed correctly.
 
         Raises:
             ApiError: as the real one words it.
         """
-        for name in _REQUIRED:
+        signed = acs3.read(environ, body) if acs3.is_acs3(environ) else None
+        for name in _REQUIRED if signed is None else ("SignatureNonce", "Timestamp"):
             if not parameters.get(name):
                 raise ApiError(f"Missing{name}", f"{name} is mandatory for this action.")
-        if parameters["SignatureMethod"] != "HMAC-SHA1" or parameters["SignatureVersion"] != "1.0":
-            raise ApiError("InvalidParameter", "Specified signature method is not valid.")
+        if signed is None:
+            if parameters["SignatureMethod"] != "HMAC-SHA1" or parameters["SignatureVersion"] != "1.0":
+                raise ApiError("InvalidParameter", "Specified signature method is not valid.")
+        elif signed.unsigned or not signed.is_body_as_signed:
+            what = f"header {signed.unsigned[0]} is not signed" if signed.unsigned else "body is another"
+            raise ApiError("IncompleteSignature", f"The request's {what}.")
         try:
             at = datetime.strptime(parameters["Timestamp"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
         except ValueError:
@@ -122,8 +150,13 @@ class Gate:
         if secret is None:
             raise ApiError("InvalidAccessKeyId.NotFound", "Specified access key is not found.", status=404)
         self._check_token(key, parameters.get("SecurityToken"), now)
-        text = string_to_sign(method, parameters)
-        if not hmac.compare_digest(sign(text, secret), parameters["Signature"]):
+        if signed is None:
+            text = string_to_sign(str(environ["REQUEST_METHOD"]), parameters)
+            expected, given = sign(text, secret), parameters["Signature"]
+        else:
+            text = signed.text
+            expected, given = acs3.sign(text, secret), signed.signature
+        if not hmac.compare_digest(expected, given):
             raise ApiError(
                 "SignatureDoesNotMatch",
                 f"Specified signature is not matched with our calculation. server string to sign is:{text}",
@@ -160,8 +193,10 @@ def sign(text: str, secret: str) -> str:
     return base64.b64encode(hmac.new(f"{secret}&".encode(), text.encode(), hashlib.sha1).digest()).decode()
 
 
-def check_names(action: str, product: str, parameters: Mapping[str, str]) -> None:
+def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dict[str, str]:
     """Refuse parameters that are unknown or of a wrong type: stricter than the real service.
+
+    Returns them with booleans in small letters; the second generation's Python SDK writes ``True``.
 
     Raises:
         ApiError: there is no such action, or a parameter is wrong.
@@ -169,6 +204,7 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> Non
     known = _known(action) if product == "Ecs" else dict.fromkeys(_OTHERS.get(action, ()), "String")
     if known is None or (product != "Ecs" and action not in _OTHERS):
         raise ApiError("InvalidAction.NotFound", f"Specified api {action} is not found.", status=404)
+    found = dict(parameters)
     for name, value in parameters.items():
         if name in COMMON:
             continue
@@ -178,6 +214,9 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> Non
         pattern = _SIMPLE.get(kind)
         if pattern is not None and not pattern.fullmatch(value):
             raise ApiError("InvalidParameter", f"{name} must be of type {kind}: got {value!r}")
+        if kind == "Boolean":
+            found[name] = value.lower()
+    return found
 
 
 def nested(parameters: Mapping[str, str], name: str) -> list[Any]:

@@ -6,6 +6,7 @@ are not for the control plane go to the application inside.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,10 @@ _HANDLED_FILTERS: Final = {
     "Status",
     "ZoneId",
 }
+
+
+CONSOLE_BYTES: Final = 64 << 10
+"""How much of a console is kept here; ECS does not say how much it keeps."""
 
 
 class StrictEcs:
@@ -97,6 +102,7 @@ class StrictEcs:
             "DescribeSpotPriceHistory": catalogue.describe_spot_price_history,
             "DescribeVSwitches": account.describe_vswitches,
             "GetCallerIdentity": self._get_caller_identity,
+            "GetInstanceConsoleOutput": self._get_console_output,
             "GetRole": account.get_role,
             "ModifyInstanceMetadataOptions": self._modify_metadata_options,
             "RunInstances": self._run_instances,
@@ -114,7 +120,7 @@ class StrictEcs:
         error: ApiError | None = None
         try:
             parameters = read_parameters(environ, body)
-            answer = self._answer(environ["REQUEST_METHOD"], parameters)
+            answer = self._answer(environ, body, parameters)
             status, content = 200, answer_body(answer)
         except ApiError as refused:
             error, status, content = refused, refused.status, error_body(refused)
@@ -140,7 +146,7 @@ class StrictEcs:
         with self.machines.lock:
             self.machines.refresh()
 
-    def _answer(self, method: str, parameters: Parameters) -> Mapping[str, Any]:
+    def _answer(self, environ: Mapping[str, Any], body: bytes, parameters: Parameters) -> Mapping[str, Any]:
         action, version = parameters.get("Action", ""), parameters.get("Version", "")
         product = VERSIONS.get(version)
         if product is None:
@@ -148,14 +154,14 @@ class StrictEcs:
         if parameters.get("Format", "JSON").upper() != "JSON":
             raise ApiError("SandboxNotImplemented", "the emulated ECS answers only in JSON")
         # Callers sign by the real time, whatever clock the machines live by.
-        self._gate.check(method, parameters, now=time.time())
+        self._gate.check(environ, body, parameters, now=time.time())
         self._check_key(parameters["AccessKeyId"])
         if product == "Ecs" and self.faults.is_throttled():
             raise ApiError("Throttling.User", "Request was denied due to user flow control.")
         injected = self.faults.take(action)
         if injected is not None and not injected.happens:
             raise ApiError(injected.code, injected.message, status=injected.status)
-        check_names(action, product, parameters)
+        parameters = check_names(action, product, parameters)
         self._authorize(product, action)
         handler = self._handlers.get(action)
         if handler is None:
@@ -163,7 +169,7 @@ class StrictEcs:
         with self.machines.lock:
             self.machines.refresh()
             region = parameters.get("RegionId", "")
-            if product in {"Ecs", "Vpc"}:
+            if product in {"Ecs", "Vpc"} and (region or action != "DescribeRegions"):
                 self.account.place(region)
             answer = handler(parameters, region)
         if injected is not None:
@@ -229,6 +235,20 @@ class StrictEcs:
         if token:
             self._taken[region, token] = launching.Taken(request, tuple(made), self._clock())
         return {"InstanceIdSets": {"InstanceIdSet": made}}
+
+    def _get_console_output(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        wanted = parameters.get("InstanceId", "")
+        machine = next((one for one in self.machines.known(region) if one.id == wanted), None)
+        if machine is None:
+            raise ApiError(
+                "InvalidInstanceId.NotFound", "The specified InstanceId does not exist.", status=404
+            )
+        text = self.machines.console(machine)
+        return {
+            "InstanceId": machine.id,
+            "ConsoleOutput": base64.b64encode(text.encode()[-CONSOLE_BYTES:]).decode(),
+            "LastUpdateTime": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock() + 8 * 3600)),
+        }
 
     def _describe_instances(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         unknown = {
@@ -307,6 +327,7 @@ class StrictEcs:
 
     def _modify_metadata_options(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         machine = self._machine(parameters.get("InstanceId", ""))
+        launching.check_metadata(parameters)
         # An option that is not named falls back to its default.
         defaults = {"HttpEndpoint": "enabled", "HttpTokens": "optional"}
         machine.metadata |= {name: parameters.get(name, value) for name, value in defaults.items()}
@@ -317,10 +338,14 @@ class StrictEcs:
 
     def _delete_deployment_set(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         place, wanted = self.account.place(region), parameters.get("DeploymentSetId", "")
+        if not wanted:
+            raise ApiError("MissingParameter", 'The input parameter "DeploymentSetId" is mandatory.')
+        if wanted not in place.deployment_sets:  # from memory: the reference names no code for this
+            raise ApiError("InvalidDeploymentSetId.NotFound", "The specified DeploymentSetId does not exist.")
         if any(one.deployment_set == wanted for one in self.machines.alive()):
-            message = "The specified deployment set still has instances."
-            raise ApiError("DependencyViolation", message, status=403)
-        place.deployment_sets.pop(wanted, None)
+            message = "There are still instance(s) in the specified DeploymentSetId."
+            raise ApiError("DependencyViolation.NotEmpty", message, status=403)
+        del place.deployment_sets[wanted]
         return {}
 
     def _get_caller_identity(self, parameters: Parameters, region: str) -> Mapping[str, Any]:

@@ -19,12 +19,14 @@ from datetime import datetime, timezone
 from email.utils import format_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.role_credentials import RoleKeys
 from cloudspot_aliyun_sandbox import ossxml
 from cloudspot_aliyun_sandbox.ossbuckets import MAX_KEY_BYTES, NAME, HeldBucket, Multipart, Stored, etag_of
 from cloudspot_aliyun_sandbox.osserrors import REQUEST_ID, OssRefusal
+from cloudspot_aliyun_sandbox.ossreads import CONDITIONS, check_conditions, range_of
 from cloudspot_aliyun_sandbox.ossrequests import RIGHTS, OssRequest, parse_request
 from cloudspot_aliyun_sandbox.osssignatures import Signature, check_signature, read_signature
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_PART_NUMBER = 10_000
 MAX_PAGE = 1000
+_CHUNKED = frozenset({"AppendObject", "PutObject", "UploadPart"})
 _Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -70,7 +73,9 @@ class StrictOss:
             host = f"{request.bucket}.oss-{request.region or 'cn'}.aliyuncs.com".lstrip(".")
             status, body = refusal.status, refusal.body(host)
             headers = {"Content-Type": "application/xml", **refusal.headers}
-            if request.method == "HEAD":
+            if status == HTTPStatus.NOT_MODIFIED:
+                body = b""
+            elif request.method == "HEAD":
                 headers["x-oss-err"] = base64.b64encode(body).decode("ascii")
         self._record(request, code)
         headers = {"x-oss-request-id": REQUEST_ID, "Content-Length": str(len(body)), **headers}
@@ -126,7 +131,7 @@ class StrictOss:
             raise OssRefusal(
                 405, "MethodNotAllowed", "The specified method is not allowed against this resource."
             )
-        for name in ("if-match", "if-none-match"):
+        for name in CONDITIONS:
             if name in request.headers and request.method in {"PUT", "POST"}:
                 raise OssRefusal(
                     501,
@@ -134,10 +139,13 @@ class StrictOss:
                     "A header you provided implies functionality that is not implemented.",
                     details={"Header": name},
                 )
+        if request.query.get("encoding-type", "") not in {"", "url"}:
+            raise OssRefusal(400, "InvalidArgument", "Invalid Encoding Method specified in Request.")
         unknown = request.unknown()
         if unknown is not None:
             raise OssRefusal(400, "InvalidArgument", f"unknown parameter or header: {unknown}")
-        if request.bucket in self.foreign_buckets or RIGHTS[request.action] in self._faults.denied:
+        is_denied = self._faults.is_denied(RIGHTS[request.action], request.access_key)
+        if request.bucket in self.foreign_buckets or is_denied:
             raise OssRefusal(403, "AccessDenied", "You have no right to access this object.")
         if request.key and (len(request.key.encode()) > MAX_KEY_BYTES or request.key.startswith(("/", "\\"))):
             raise OssRefusal(400, "InvalidObjectName", "The specified object is not valid.")
@@ -205,18 +213,22 @@ class StrictOss:
         return _xml(bucket.lifecycle)
 
     def _list(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
-        query = request.query
-        limit = query.get("max-keys") or "100"
-        if query.get("list-type") != "2" or not limit.isdigit() or not 1 <= int(limit) <= MAX_PAGE:
-            raise OssRefusal(
-                400, "InvalidArgument", "Argument max-keys must be an integer between 1 and 1000."
-            )
-        if query.get("encoding-type", "") not in {"", "url"}:
-            raise OssRefusal(400, "InvalidArgument", "Invalid Encoding Method specified in Request.")
-        return _xml(ossxml.listing(bucket, query, int(limit)))
+        if request.query.get("list-type", "2") != "2":
+            raise OssRefusal(400, "InvalidArgument", "Argument list-type must be 2.")
+        return _xml(ossxml.listing(bucket, request.query, _limit(request, "max-keys", 100)))
 
     def _list_uploads(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         return _xml(ossxml.uploads(bucket))
+
+    def _delete_many(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
+        if "content-md5" not in request.headers:
+            raise OssRefusal(400, "InvalidArgument", "Missing Some Required Arguments.")
+        keys, is_quiet = ossxml.keys_to_delete(request.body)
+        if not 1 <= len(keys) <= MAX_PAGE:
+            raise OssRefusal(400, "MalformedXML", "The XML you provided was not well-formed.")
+        for key in keys:
+            bucket.objects.pop(key, None)
+        return _xml(ossxml.deleted(() if is_quiet else keys, request.query))
 
     # --- objects ----------------------------------------------------------------------------------
 
@@ -232,6 +244,7 @@ class StrictOss:
 
     def _get(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         stored = _find(bucket, request.key)
+        check_conditions(request, stored)
         headers = {
             "Accept-Ranges": "bytes",
             "Content-Type": stored.content_type,
@@ -243,17 +256,37 @@ class StrictOss:
         }
         if stored.kind == "Appendable":
             headers["x-oss-next-append-position"] = str(len(stored.data))
+        if request.action == "GetObjectMeta":
+            headers = {name: headers[name] for name in ("ETag", "Last-Modified")}
         if request.method == "HEAD":
             return 200, {**headers, "Content-Length": str(len(stored.data))}, b""
         size = len(stored.data)
         asked = request.headers.get("range")
         is_standard = request.headers.get("x-oss-range-behavior") == "standard"
-        found = _range_of(asked, size, is_standard=is_standard) if asked else None
+        found = range_of(asked, size, is_standard=is_standard) if asked else None
         if found is None:
             return 200, headers, stored.data
         start, end = found
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         return 206, headers, stored.data[start:end]
+
+    def _copy(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
+        if RIGHTS["GetObject"] in self._faults.denied:
+            raise OssRefusal(403, "AccessDenied", "You have no right to access this object.")
+        name, _, key = unquote(request.headers["x-oss-copy-source"]).removeprefix("/").partition("/")
+        origin = self.buckets.get(name)
+        if origin is None or origin.region != bucket.region or name in self.foreign_buckets:
+            raise OssRefusal(403, "AccessDenied", "Target object does not reside in the same data center.")
+        source = _find(origin, key)
+        directive = request.headers.get("x-oss-metadata-directive", "COPY")
+        if directive not in {"COPY", "REPLACE"}:
+            raise OssRefusal(400, "InvalidArgument", "x-oss-metadata-directive must be COPY or REPLACE.")
+        kept = source.content_type, source.meta
+        described = kept if directive == "COPY" else (_type_of(request), request.meta)
+        copy = Stored(source.data, source.etag, "Normal", self._now(), *described)
+        stored = bucket.write(request.key, copy, forbid_overwrite=_forbids(request))
+        status, headers, body = _xml(ossxml.copied(stored))
+        return status, {**_written(stored), **headers}, body
 
     def _delete(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         bucket.objects.pop(request.key, None)
@@ -278,7 +311,13 @@ class StrictOss:
     def _begin(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         upload_id = randomness.token_hex(16).upper()
         bucket.uploads[upload_id] = Multipart(request.key, _type_of(request), request.meta, self._now())
-        return _xml(ossxml.initiated(bucket.name, request.key, upload_id))
+        return _xml(ossxml.initiated(bucket.name, request.key, upload_id, request.query))
+
+    def _list_parts(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
+        upload, limit = _upload_of(request, bucket), _limit(request, "max-parts", MAX_PAGE)
+        if not (request.query.get("part-number-marker") or "0").isdigit():
+            raise OssRefusal(400, "InvalidArgument", "part-number-marker must be an integer.")
+        return _xml(ossxml.uploaded_parts(bucket.name, request.key, upload, request.query, limit))
 
     def _part(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         upload = _upload_of(request, bucket)
@@ -298,7 +337,7 @@ class StrictOss:
             request.key, bucket.joined(upload, listed, now=self._now()), forbid_overwrite=_forbids(request)
         )
         del bucket.uploads[request.query["uploadId"]]
-        status, headers, body = _xml(ossxml.completed(bucket.name, request.key, stored.etag))
+        status, headers, body = _xml(ossxml.completed(bucket.name, request.key, stored.etag, request.query))
         return status, {**_written(stored), **headers}, body
 
     def _abort(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
@@ -322,16 +361,21 @@ _METHODS: Mapping[str, str] = {
     "AbortMultipartUpload": "_abort",
     "AppendObject": "_append",
     "CompleteMultipartUpload": "_complete",
+    "CopyObject": "_copy",
     "DeleteBucket": "_delete_bucket",
+    "DeleteMultipleObjects": "_delete_many",
     "DeleteObject": "_delete",
     "GetBucketInfo": "_bucket_info",
     "GetBucketLifecycle": "_lifecycle",
     "GetBucketVersioning": "_versioning",
     "GetObject": "_get",
+    "GetObjectMeta": "_get",
     "HeadObject": "_get",
     "InitiateMultipartUpload": "_begin",
     "ListMultipartUploads": "_list_uploads",
+    "ListObjects": "_list",
     "ListObjectsV2": "_list",
+    "ListParts": "_list_parts",
     "PutBucketLifecycle": "_lifecycle",
     "PutBucketVersioning": "_versioning",
     "PutObject": "_put",
@@ -344,11 +388,19 @@ def _read_body(request: OssRequest) -> bytes:
     if length is None:
         if request.method in {"PUT", "POST"} and "transfer-encoding" not in request.headers:
             raise OssRefusal(411, "MissingContentLength", "You must provide the Content-Length HTTP header.")
-        if "transfer-encoding" in request.headers:
-            raise OssRefusal(501, "NotImplemented", "this emulation takes no chunked bodies")
-        return b""
-    body: bytes = request.environ["wsgi.input"].read(int(length))
+        if "transfer-encoding" not in request.headers:
+            return b""
+        if request.action not in _CHUNKED or not request.environ.get("wsgi.input_terminated"):
+            raise OssRefusal(501, "NotImplemented", "this emulation takes no chunked body here")
+    body: bytes = request.environ["wsgi.input"].read(-1 if length is None else int(length))
     return body
+
+
+def _limit(request: OssRequest, name: str, default: int) -> int:
+    text = request.query.get(name) or str(default)
+    if not text.isdigit() or not 1 <= int(text) <= MAX_PAGE:
+        raise OssRefusal(400, "InvalidArgument", f"Argument {name} must be an integer between 1 and 1000.")
+    return int(text)
 
 
 def _check_digest(request: OssRequest) -> None:
@@ -389,25 +441,6 @@ def _upload_of(request: OssRequest, bucket: HeldBucket) -> Multipart:
             details={"UploadId": request.query["uploadId"]},
         )
     return upload
-
-
-def _range_of(text: str, size: int, *, is_standard: bool) -> tuple[int, int] | None:
-    """Return the range's start and end (exclusive); None: the whole object is sent instead."""
-    unit, _, span = text.partition("=")
-    first, dash, last = span.partition("-")
-    if unit != "bytes" or not dash or not (first or last) or not (first + last).isdigit():
-        return None
-    start = int(first) if first else max(0, size - int(last))
-    end = int(last) + 1 if first and last else size
-    if end <= start < size:
-        return None
-    if start >= size:
-        if not is_standard:
-            return None
-        raise OssRefusal(416, "InvalidRange", "The requested range cannot be satisfied.")
-    if end > size and not is_standard:
-        return None
-    return start, min(end, size)
 
 
 def _written(stored: Stored) -> dict[str, str]:

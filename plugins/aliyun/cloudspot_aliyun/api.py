@@ -98,8 +98,12 @@ def read_pages(
     *,
     path: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer."""
-    token = ""
+    """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer.
+
+    Raises:
+        TransientError: the listing leads back to a page that was read, so nobody knows what is in it.
+    """
+    token, seen = "", set[str]()
     while True:
         more = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
         answer = read(clients, what, action, {**parameters, **more})
@@ -107,6 +111,9 @@ def read_pages(
         token = str(answer.get("NextToken") or "")
         if not token:
             return
+        if token in seen:
+            raise TransientError(f"{what}: {action} repeats a page; try again later")
+        seen.add(token)
 
 
 def read_numbered_pages(

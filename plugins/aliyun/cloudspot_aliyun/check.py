@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from cloudspot.errors import CloudspotError
-from cloudspot.model import CheckResult, Offer, Resources
+from cloudspot.model import CheckResult, InstanceState, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun.api import ask, caller
@@ -37,6 +37,7 @@ def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) 
     attempt("role", lambda: _role(clients, options))
     for market, offer in cheapest_by_market(lines.attempt_offers(provisioner, resources, remark=_taken)):
         attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, offer))
+    attempt("console", lambda: _console(provisioner))
     return lines.results()
 
 
@@ -48,6 +49,16 @@ def _taken(offer: Offer) -> str:
 def _role(clients: AliyunClients, options: AliyunOptions) -> str:
     is_seen = check_role(clients, options)
     return options.role + ("" if is_seen else " (not checked: the right ram:GetRole is missing)")
+
+
+def _console(provisioner: EcsProvisioner) -> str:
+    """Try a right that the policy limits to cloudspot's own machines: this takes such a machine."""
+    right = "ecs:GetInstanceConsoleOutput"
+    machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
+    if not machines:
+        return f"not tried: there is no machine of cloudspot's to try {right} on"
+    provisioner.console(machines[0])
+    return f"{right} is granted"
 
 
 def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -> str:

@@ -1,12 +1,14 @@
 """Deployment sets that put the nodes of a job on separate hosts (strategy ``Availability``).
 
 A set is found by its name, which a launch's stored request holds; ECS chooses its id.
-Source: API reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); the codes are from memory.
+Source: API reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); all codes but that of a set
+that is not empty are from memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, QuotaError, TransientError
@@ -15,10 +17,17 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.request import deployment_set_name
 
+
+class _GoneError(CloudspotError):
+    """There is no such set."""
+
+
 _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
-    "DependencyViolation": TransientError,
+    "DependencyViolation.NotEmpty": TransientError,
     "IncorrectDeploymentSetStatus": TransientError,
-    "DeploymentSet.NotEmpty": TransientError,
+    # Another driver has removed it.
+    "DeploymentSet.NotFound": _GoneError,
+    "InvalidDeploymentSetId.NotFound": _GoneError,
 }
 
 
@@ -49,7 +58,8 @@ def remove(clients: AliyunClients, job_id: str, *, store_url: str) -> None:
     for one in _named(clients, deployment_set_name(job_id, store_url)):
         wanted = {"DeploymentSetId": str(one["DeploymentSetId"])}
         what = "removing the job's deployment set"
-        read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)
+        with suppress(_GoneError):
+            read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)
 
 
 def _named(clients: AliyunClients, name: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import threading
@@ -70,7 +71,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(options, clients)
+        super().__init__(options, clients, monotonic=monotonic)
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._checked_key: str | None = None
@@ -101,7 +102,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 lambda: ask(self._clients, "RunInstances", parameters, region=body.region)
             )
         except ERRORS.raised as error:
-            raise refusal(error, body) from error
+            raise self._unless_new(refusal(error, body)) from error
         ids = items(answer, "InstanceIdSets", "InstanceIdSet")
         return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
 
@@ -170,6 +171,17 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             failures += self._release(ids[start : start + MAX_IDS])
         if failures:
             raise next((one for one in failures if not isinstance(one, TransientError)), failures[0])
+
+    def console(self, instance: Instance) -> str:
+        """Return what the machine has printed since its start, until it is released; see Provisioner.
+
+        "The last time an instance was started, restarted, or shut down", in Base64 (ECS API reference,
+        GetInstanceConsoleOutput, checked 2026-11).
+        """
+        what = f"reading the console of {instance.id} (ecs:GetInstanceConsoleOutput)"
+        answer = read(self._clients, what, "GetInstanceConsoleOutput", {"InstanceId": instance.id})
+        output = base64.b64decode(str(answer.get("ConsoleOutput") or ""))
+        return output.decode("utf-8", errors="replace")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
         if self._options.deployment_set == "auto":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
+from xml.etree.ElementTree import ParseError
 
 import oss2.exceptions as oss
 import requests
@@ -30,6 +31,7 @@ class _AliyunErrors(SdkErrors):
         ClientException,
         requests.RequestException,
         urllib3.exceptions.HTTPError,
+        ParseError,
     )
     secrets = re.compile(
         r"(?:x-oss-(?:signature|credential|security-token)|security-token|OSSAccessKeyId|Signature)=[^&\s\"']+"
@@ -133,6 +135,8 @@ class _AliyunErrors(SdkErrors):
             return TransientError(f"{what}: the connection broke: {self.innermost(error)}")
         if isinstance(error, oss.InconsistentError):
             return TransientError(f"{what}: the bytes arrived changed: {self.one_line(str(error.body))}")
+        if isinstance(error, ParseError):
+            return TransientError(f"{what}: the answer cannot be read")
         said = str(getattr(error, "body", error))
         return CloudspotError(f"{what}: {self.one_line(without_urls(said))}")
 

@@ -26,7 +26,12 @@ def fetch(store_url: str, key: str, path: Path) -> None:
     }
     base = f"{METADATA}/latest/meta-data/"
     here = read(base + "region-id", token).strip()
-    role = read(base + "ram/security-credentials/", token).strip()
+    try:
+        role = read(base + "ram/security-credentials/", token).strip()
+    except HTTPError as error:
+        if error.code != 404:
+            raise
+        raise OSError("this machine has no RAM role; see providers.aliyun.role") from None
     keys = json.loads(read(f"{base}ram/security-credentials/{role}", token))
     endpoint = os.environ.get("OSS_ENDPOINT", "").rstrip("/")
     if endpoint and "://" not in endpoint:
@@ -49,7 +54,8 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             # The bucket may be in another region than the machine: OSS says in which.
             other = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
             if other is None or other[1] == region or endpoint:
-                raise OSError(f"OSS answered {error.code} to {name}: {said[:300]}") from None
+                code = re.search("<Code>(.*?)</Code>", said)
+                raise OSError(f"OSS answered {error.code} {code[1] if code else said[:300]}") from None
             region = other[1]
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Sequence
 from typing import Final
 
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.machinetypes import fitting_types
+from cloudspot.plugin.priceparts import with_extras
 from cloudspot_aliyun.clients import AliyunClients
-from cloudspot_aliyun.lookups import check_names, check_region, find_groups, find_image, find_network
+from cloudspot_aliyun.lookups import Image, check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, named_types, stock
 from cloudspot_aliyun.options import AliyunOptions, field_error
 from cloudspot_aliyun.pricing import (
+    BILLING,
     SpotPrice,
     asked_spot_price,
+    disk_price,
     on_demand_price,
     release_rates,
     spot_prices,
 )
+from cloudspot_aliyun.request import system_disk
 
 STOCK_SECONDS: Final = 60.0
 """How long stock and spot prices are kept: a controller that waits for capacity asks every few seconds."""
@@ -26,6 +33,20 @@ MAX_CANDIDATES: Final = 8
 """How many of the smallest types that fit and are sold are compared by price, at a call each."""
 MAX_TYPES: Final = 4
 """How many of the cheapest are offered: more would cost more calls than they bring chances."""
+
+DRIVER_SETUP: Final = (
+    "apt-get update && apt-get install -y ubuntu-drivers-common python3-venv && "
+    "ubuntu-drivers install --gpgpu && modprobe nvidia && "
+    "python3 -m venv .venv && .venv/bin/pip install torch"
+)
+"""What brings a GPU's driver and PyTorch to a bare Ubuntu (Ubuntu Server documentation, "NVIDIA drivers
+installation"; from memory, and not tried on a machine). Its own Python lets pip install nothing."""
+NO_DRIVER: Final = (
+    "Alibaba Cloud's Ubuntu 24.04, the default image, has neither a GPU driver nor PyTorch. "
+    "Name an image that has both in providers.aliyun.image, or install them on every machine, with "
+    f"run.python = '.venv/bin/python' and run.setup = '{DRIVER_SETUP}'"
+)
+_log = logging.getLogger("cloudspot.aliyun.offers")
 
 Stock = dict[tuple[str, str], bool]
 
@@ -43,6 +64,8 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         options, clients = self._options, self._clients
         region = self._cache.get("region", lambda: check_region(clients))
         image = self._cache.get("image", lambda: find_image(clients, options))
+        if resources.accelerator and not (options.image or options.image_family):
+            self._cache.get("warning", lambda: _log.warning("%s", NO_DRIVER), seconds=math.inf)
         network = self._cache.get("network", lambda: find_network(clients, options))
         groups = self._cache.get("groups", lambda: find_groups(clients, options, network.vpc))
         self._cache.get("names", lambda: check_names(clients, options))
@@ -55,6 +78,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             ("rates", *(one.name for one in types)),
             lambda: release_rates(clients, [one.name for one in types]),
         )
+        disk = self._disk(resources, image, [one.name for one in types])
         found: list[tuple[Offer, bool]] = []
         for one in types:
             by_zone = self._spot_prices(one.name)
@@ -87,11 +111,25 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                         price_per_hour=spot.price if spot and market is Market.SPOT else on_demand,
                         on_demand_price_per_hour=on_demand,
                         currency=currency,
+                        billing=BILLING,
                         details={**details, "release_rate": rate} if rate else details,
                     )
-                    found.append((offer, has_some))
+                    is_given = one.name in options.on_demand_prices
+                    found.append((with_extras(offer, {"disk": None if is_given else disk}), has_some))
         live = {offer.market for offer, has_some in found if has_some}
         return tuple(offer for offer, has_some in found if has_some or offer.market not in live)
+
+    def spot_price(self, offer: Offer) -> float | None:
+        """Return the newest price of the type in the zone, at most ``max_price``; None: there is none.
+
+        ECS releases a machine whose market price exceeds its limit, so none is billed above it (ECS user
+        guide, "Preemptible instances"; checked 2026-11).
+        """
+        name, zone = offer.instance_type, offer.zone
+        found = self._spot_prices(name).get(zone) or self._asked_spot_price(name, zone)
+        if found is None:
+            return None
+        return min(found.price, self._options.max_price or found.price)
 
     def _types(
         self, resources: Resources, architecture: str, zones: set[str], in_stock: dict[Market, Stock]
@@ -150,6 +188,23 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             ),
             seconds=STOCK_SECONDS,
         )
+
+    def _disk(self, resources: Resources, image: Image, names: Sequence[str]) -> float | None:
+        """Return what the system disk costs an hour; None: ECS does not tell.
+
+        A public address costs nothing by itself: it is billed by its traffic (API reference, RunInstances,
+        InternetChargeType; checked 2026-11).
+        """
+        options, clients = self._options, self._clients
+        name = next((one for one in names if one not in options.on_demand_prices), None)
+        if name is None:
+            return None  # Whoever gives prices by hand may not ask for any.
+
+        def ask() -> float | None:
+            disk = system_disk(options, image_gib=image.size_gib, resources=resources)
+            return disk_price(clients, name, disk)
+
+        return self._if_known(("disk", image.size_gib, resources.disk_bytes), ask)
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
         """Return the price of an hour by pay-as-you-go, and its currency."""

@@ -12,6 +12,8 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 DEFAULT_IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 """Alibaba Cloud's public image of Ubuntu 24.04, the newest of its family."""
 DEFAULT_ROLE: Final = "cloudspot-node"
+MAX_GROUPS: Final = 5
+"""The most security groups of a machine ("Security group limits"; from memory)."""
 MAX_OWN_TAGS: Final = 8
 """How many of an instance's 20 tags are kept for cloudspot's own."""
 
@@ -103,7 +105,7 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     market's, and the machine may be taken at any time."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """An hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may not ask
-    ECS for prices; what stands here is not asked for there."""
+    ECS for prices; what stands here is not asked for there, and no disk is added to it."""
     currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
     """Of the prices; left out: what ECS answers, which is CNY for accounts of mainland China."""
     deployment_set: str | None = None
@@ -129,6 +131,9 @@ def check_options(options: AliyunOptions) -> None:
         raise field_error("image_family", "has no effect beside image; leave one of them out")
     if options.max_price is not None and round(options.max_price, 3) != options.max_price:
         raise field_error("max_price", f"expected at most three decimals, got {options.max_price:g}")
+    if len(options.security_groups) > MAX_GROUPS:
+        given = len(options.security_groups)
+        raise field_error("security_groups", f"a machine has at most {MAX_GROUPS}, got {given}")
     if options.disk_performance is not None and options.disk_type != "cloud_essd":
         raise field_error("disk_performance", 'works with disk_type = "cloud_essd" only')
     _CHECKS.require_unique(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import oss2.models
 
+from cloudspot.plugin.bucket import told
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_aliyun.ossbucket import WRITER, OssBucket
@@ -27,6 +28,7 @@ class OssUploadRequests(PartedRequests):
         self._key = key
         self._full = bucket.full(key)
         self._condition = {FORBID_OVERWRITE: "true"} if if_absent else {}
+        self._verb = "create" if if_absent else "write"
 
     def begin(self, writer: str) -> str:
         with self._bucket.asking("write", self._key) as client:
@@ -41,23 +43,25 @@ class OssUploadRequests(PartedRequests):
         ):
             answer = client.upload_part(self._full, upload_id, number, body, headers=headers)
             check(answer.headers)
-        return oss2.models.PartInfo(number, answer.etag)
+            return oss2.models.PartInfo(number, told(answer.etag, "an ETag"))
 
     def complete(self, upload_id: str, parts: Sequence[oss2.models.PartInfo]) -> None:
-        with self._bucket.asking("write", self._key) as client:
+        with self._bucket.asking(self._verb, self._key) as client:
             answer = client.complete_multipart_upload(
                 self._full, upload_id, list(parts), headers=self._condition
             )
+            told(b"<ETag>" in answer.resp.read() or None, "an ETag")
         self._bucket.check_create(answer.headers)
 
     def put(self, writer: str, data: memoryview) -> None:
         with (
-            self._bucket.asking("write", self._key) as client,
+            self._bucket.asking(self._verb, self._key) as client,
             payload(data, f"{self._bucket.url}: {self._key}") as (body, headers, check),
         ):
             more = {WRITER: writer, "Content-Type": BINARY, **self._condition}
             answer = client.put_object(self._full, body, headers={**headers, **more})
             check(answer.headers)
+            told(answer.etag, "an ETag")
         self._bucket.check_create(answer.headers)
 
     def drop(self, upload_id: str) -> None:

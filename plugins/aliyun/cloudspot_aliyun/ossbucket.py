@@ -18,7 +18,7 @@ import oss2.credentials
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
@@ -72,7 +72,7 @@ class OssBucket(Bucket):
         "list": f"oss:ListObjects{_OTHERS_BUCKET}",
         "read": f"oss:GetObject{_OTHERS_BUCKET}",
         "sign for": f"oss:GetObject{_OTHERS_BUCKET}",
-        "write": f"oss:PutObject{_OTHERS_BUCKET}",
+        **dict.fromkeys(("write", "create"), f"oss:PutObject{_OTHERS_BUCKET}"),
         "delete": f"oss:DeleteObject{_OTHERS_BUCKET}",
     }
     how_to_create: ClassVar[str] = "ossutil mb oss://"
@@ -126,7 +126,8 @@ class OssBucket(Bucket):
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(name)
         writer = str(answer.headers.get(WRITER, ""))
-        return Described(answer.content_length, _moment(answer.last_modified), writer)
+        modified_at = _moment(told(answer.last_modified, "a time"))
+        return Described(told(answer.content_length, "a size"), modified_at, writer)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
@@ -139,14 +140,16 @@ class OssBucket(Bucket):
         return Download(answer.resp.response.raw, answer.content_length, is_partial, verify)
 
     def list_names(
-        self, client: Any, prefix: str, *, after: str | None, limit: int
-    ) -> tuple[Sequence[Listed], bool]:
-        answer = client.list_objects_v2(prefix=prefix, start_after=after or "", max_keys=limit)
+        self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
+    ) -> tuple[Sequence[Listed], str | None]:
+        answer = client.list_objects_v2(
+            prefix=prefix, start_after=after or "", continuation_token=token or "", max_keys=limit
+        )
         found = [Listed(one.key, one.size, _moment(one.last_modified)) for one in answer.object_list]
-        return found, bool(answer.is_truncated)
+        return found, str(answer.next_continuation_token) if answer.is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:
-        client.delete_object(name)
+        told(client.delete_object(name).status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)
@@ -173,7 +176,7 @@ class OssBucket(Bucket):
             oss2.ProviderAuthV4(self._keys),
             oss_endpoint(region, is_internal=is_internal),
             self.name,
-            session=oss2.Session(pool_size=MAX_CONNECTIONS),
+            session=_Session(pool_size=MAX_CONNECTIONS),
             connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
             app_name=USER_AGENT,
             enable_crc=False,  # We compute it ourselves, about forty times as fast.
@@ -185,6 +188,23 @@ class OssBucket(Bucket):
             f"store {self.url}: bucket {self.name!r} has {state}: OSS then ignores that a write must only "
             "create, and two writers could both win; use a bucket that never had versioning"
         )
+
+
+class _Session(oss2.Session):  # type: ignore[misc]
+    """Takes for a success only what OSS has answered."""
+
+    def do_request(self, req: Any, timeout: Any) -> Any:
+        """Make a request; see oss2.
+
+        Raises:
+            NotTold: the answer lacks the request id, which all of OSS's have ("Common response headers",
+                checked 2026-11).
+        """
+        answer = super().do_request(req, timeout)
+        if answer.status < HTTPStatus.BAD_REQUEST and not answer.request_id:
+            answer.response.close()
+            raise NotTold("a request id")
+        return answer
 
 
 class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]

@@ -30,6 +30,8 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "OperationDenied.NoStock": CapacityError,
     "OperationDenied.ResourceControl": CapacityError,
     "OperationDenied.ZoneNotAllowed": CapacityError,
+    # The job's deployment set is full in this zone, and may have room in another.
+    "QuotaExceed.DeploymentSetInstanceQuotaFull": CapacityError,
     "QuotaExceeded.PrivateIpAddress": CapacityError,
     "ResourceNotAvailable": CapacityError,
     "Zone.NotOnSale": CapacityError,
@@ -114,4 +116,6 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
         found = QuotaError(f"{what}: {ERRORS.shown(error)}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
     option = None if field is None else f"providers.aliyun.{field}"
-    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)
+    return launch_refusal(
+        found, option=option, role_option="providers.aliyun.role", quota_advice=_QUOTA_ADVICE
+    )

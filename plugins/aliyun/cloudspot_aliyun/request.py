@@ -10,17 +10,22 @@ from typing import Any, Final
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest, Market
-from cloudspot.plugin.launchrequests import boot_disk_gib, pack_script
+from cloudspot.model import InstanceGroup, LaunchRequest, Market, Resources
+from cloudspot.plugin.launchrequests import disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
 from cloudspot_aliyun import names, tags
-from cloudspot_aliyun.options import AliyunOptions
+from cloudspot_aliyun.options import AliyunOptions, field_error
 
 MAX_USER_DATA_BYTES: Final = 32768
 """Raw, before base64 (ECS user guide, "Instance user data", checked 2026-11; it used to be 16 KB)."""
 MAX_AMOUNT: Final = 100
 """Machines of one RunInstances call (API reference; checked 2026-11)."""
+MAX_IN_SET: Final = 20
+"""Machines of a deployment set in one zone ("Improve business availability by using deployment sets",
+strategy Availability; checked 2026-11)."""
 MIN_DISK_GIB: Final = 20
+LEAST_GIB: Final = {"PL2": 461, "PL3": 1261}
+"""The smallest cloud_essd of a performance level (API reference, CreateDisk; checked 2026-11)."""
 RELEASE_GRACE_SECONDS: Final = 1800.0
 """The machine's own timer comes first and ends it in good order, even if the machine is made ten minutes
 after the decision, by whoever sends the request again, and the clock is a quarter of an hour slow: ECS
@@ -53,10 +58,17 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
     are sent again later, and ECS refuses a token with other parameters.
 
     Raises:
-        SpecError: the boot script is too long for ECS, even compressed, or there are too many machines.
+        SpecError: the boot script is too long for ECS, even compressed; there are too many machines, or too
+            many for a deployment set; or the disk is too small for its performance.
     """
     if group.num_nodes > MAX_AMOUNT:
         raise SpecError(f"nodes: ECS launches at most {MAX_AMOUNT} machines at once; got {group.num_nodes}")
+    if options.deployment_set is not None and group.num_nodes > MAX_IN_SET:
+        raise field_error(
+            "deployment_set",
+            f"a set holds at most {MAX_IN_SET} machines in a zone, and this launch has {group.num_nodes}; "
+            "leave it out, or ask for fewer nodes",
+        )
     details = group.offer.details
     parameters: dict[str, Any] = {
         "InstanceType": group.offer.instance_type,
@@ -70,7 +82,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         "HostName": names.host_name(group.job_id, group.launch, group.num_nodes),
         "InstanceChargeType": "PostPaid",
         **_market(options, group.offer.market),
-        "SystemDisk": _system_disk(options, group),
+        "SystemDisk": system_disk(options, image_gib=int(details["image_gib"]), resources=group.resources),
         "RamRoleName": options.role,
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
@@ -146,8 +158,20 @@ def _market(options: AliyunOptions, market: Market) -> dict[str, Any]:
     return spot
 
 
-def _system_disk(options: AliyunOptions, group: InstanceGroup) -> dict[str, Any]:
-    size_gib = max(boot_disk_gib(group, wanted_bytes=options.disk), MIN_DISK_GIB)
+def system_disk(options: AliyunOptions, *, image_gib: int, resources: Resources) -> dict[str, Any]:
+    """Return the system disk that a request asks for, as ECS names its parameters.
+
+    Raises:
+        SpecError: it is too small for its performance.
+    """
+    size_gib = max(disk_gib(image_gib, resources, wanted_bytes=options.disk), MIN_DISK_GIB)
+    least = LEAST_GIB.get(options.disk_performance or "", 0)
+    if size_gib < least:
+        raise field_error(
+            "disk_performance",
+            f"a disk of {options.disk_performance} has at least {least} GiB, and this one would have "
+            f"{size_gib}; set providers.aliyun.disk",
+        )
     disk = {"Category": options.disk_type, "Size": str(size_gib)}
     if options.disk_performance is not None:
         disk["PerformanceLevel"] = options.disk_performance

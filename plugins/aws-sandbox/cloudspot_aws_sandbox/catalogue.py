@@ -53,12 +53,14 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
     return _page("InstanceTypes", found, parameters, most=100)
 
 
-def describe_spot_price_history(parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+def describe_spot_price_history(
+    parameters: Mapping[str, Any], region: str, price_factor: Callable[[str], float]
+) -> Mapping[str, Any]:
     """Answer DescribeSpotPriceHistory with the price that is in force."""
     products = set(parameters.get("ProductDescriptions", _PRODUCTS)) & _PRODUCTS
     named = parameters.get("InstanceTypes")
     rows = [
-        _row(INSTANCE_TYPES[offering["InstanceType"]], offering["Location"], min(products))
+        _row(INSTANCE_TYPES[offering["InstanceType"]], offering["Location"], min(products), price_factor)
         for offering in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
         if products
         and (named is None or offering["InstanceType"] in named)
@@ -68,12 +70,14 @@ def describe_spot_price_history(parameters: Mapping[str, Any], region: str) -> M
     return _page("SpotPriceHistory", rows, parameters, most=1000)
 
 
-def _row(type_: Mapping[str, Any], zone: str, product: str) -> dict[str, Any]:
+def _row(
+    type_: Mapping[str, Any], zone: str, product: str, price_factor: Callable[[str], float]
+) -> dict[str, Any]:
     return {
         "AvailabilityZone": zone,
         "InstanceType": type_["InstanceType"],
         "ProductDescription": product,
-        "SpotPrice": f"{prices.spot_price(type_, zone):.6f}",
+        "SpotPrice": f"{prices.spot_price(type_, zone, price_factor(zone)):.6f}",
         "Timestamp": datetime(2026, 11, 1, tzinfo=timezone.utc),
     }
 

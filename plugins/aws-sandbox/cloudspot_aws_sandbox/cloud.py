@@ -18,10 +18,11 @@ from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
 from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.rights import resource_of, rights_of
+from cloudspot_aws_sandbox.rights import NODE_LOGS, is_allowed, resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
@@ -65,11 +66,16 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
         self._keys = RoleKeys(secrets.token_hex(16))
+        self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
         self._trail: Trail | None = None
         self._ec2: StrictEc2 | None = None
         self._ticker: threading.Thread | None = None
         self._is_over = threading.Event()
+
+    def follow(self, plan: SpotPlan) -> None:
+        """Follow the plan; see EmulatedCloud."""
+        self.faults.spot_plan = plan
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -97,7 +103,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         keys = self._keys
         moto = DomainDispatcherApplication(create_backend_app)
         known = Secrets({self._access_key: self._secret_key}, keys)
-        logs = StrictLogs(moto, faults=self.faults, secrets=known)
+        logs = StrictLogs(moto, faults=self.faults, secrets=known, is_granted=self._may_log)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
         self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults)
         self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
@@ -153,6 +159,20 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         assert self._ec2 is not None
         while not self._is_over.wait(1.0):
             self._ec2.run_schedules()
+
+    def _may_log(self, key: str, right: str, group: str) -> bool:
+        """Return whether the account's owner, or the machines' role by its policies, may do that to a group.
+
+        A role without a policy of its own has docs/aws/policy-node.json.
+        """
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.iam.models import iam_backends
+
+        if not self._keys.is_role_key(key):
+            return True
+        role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(NODE_ROLE)
+        arn = f"arn:aws:logs:{REGION}:{DEFAULT_ACCOUNT_ID}:log-group:{group}"
+        return is_allowed(list(role.policies.values()) or [NODE_LOGS], right, arn)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""

@@ -134,14 +134,14 @@ def _check_credits(specification: Mapping[str, Any] | None, type_: Mapping[str, 
         raise ApiError("InvalidParameterValue", "Value for parameter cpuCredits is invalid")
 
 
-def check_price(parameters: Mapping[str, Any], zone: str) -> None:
+def check_price(parameters: Mapping[str, Any], zone: str, price_factor: float) -> None:
     """Refuse a spot request that bids less than the market asks.
 
     Raises:
         ApiError: SpotMaxPriceTooLow.
     """
     limit = parameters.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
-    price = prices.spot_price(INSTANCE_TYPES[parameters["InstanceType"]], zone)
+    price = prices.spot_price(INSTANCE_TYPES[parameters["InstanceType"]], zone, price_factor)
     if limit is not None and float(limit) < price:
         raise ApiError(
             "SpotMaxPriceTooLow",

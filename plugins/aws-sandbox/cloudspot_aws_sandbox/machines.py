@@ -21,6 +21,8 @@ from cloudspot.plugin import machinetags
 
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
+POST_SECONDS: Final = 240.0
+"""How long after a start or an end the console is posted: "shortly" (EC2 API reference, GetConsoleOutput)."""
 _STATES: Final = {
     InstanceState.PENDING: ("pending", 0),
     InstanceState.RUNNING: ("running", 16),
@@ -54,6 +56,10 @@ class Machine:
     visible_at: float
     state: InstanceState = InstanceState.PENDING
     ended_at: float | None = None
+    posted: str = ""
+    """What was posted of its console after its last transition."""
+    post_at: float = 0.0
+    """When that is posted, which happens once; 0: it was."""
 
     @property
     def is_alive(self) -> bool:
@@ -141,6 +147,10 @@ class Machines:
         machine = self.by_id.get(instance_id)
         return machine is not None and self._clock() >= machine.visible_at and self._is_shown(machine)
 
+    def console(self, machine: Machine) -> str:
+        """Return what the machine has printed so far."""
+        return self._host.console(machine.id)
+
     def alive(self) -> list[Machine]:
         """Return the machines that have not ended."""
         return [one for one in self.by_id.values() if one.is_alive]
@@ -217,8 +227,12 @@ class Machines:
         )
 
     def _follow(self, machine: Machine, status: MachineStatus) -> None:
+        if machine.post_at and self._clock() >= machine.post_at:
+            machine.posted, machine.post_at = self.console(machine), 0.0
         if machine.state is InstanceState.ENDED:
             return
+        if status.state is not machine.state and status.state is not InstanceState.SHUTTING_DOWN:
+            machine.post_at = self._clock() + POST_SECONDS
         machine.state = status.state
         if status.state is InstanceState.ENDED:
             machine.ended_at = self._clock()
@@ -227,6 +241,8 @@ class Machines:
         self._show(machine)
         if status.state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
             reason = status.end_reason or EndReason.LOST
+            if reason is EndReason.RECLAIMED and _left_early(status):
+                reason = EndReason.SELF
             code, text = _REASONS.get(reason, _REASONS[EndReason.LOST])
             machine.instance.state_reason = StateReason(f"{code}: {text}", code)
             at = datetime.fromtimestamp(self._clock(), timezone.utc)
@@ -247,3 +263,9 @@ class Machines:
             if not self._is_shown(machine):
                 reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
                 reservations.pop(machine.reservation.id, None)
+
+
+def _left_early(status: MachineStatus) -> bool:
+    """Return whether the machine shut itself down before its notice was over: such a machine is charged."""
+    deadline, ended = status.notice_deadline, status.ended_at
+    return deadline is not None and ended is not None and ended < deadline

@@ -18,6 +18,8 @@ _ON_DEMAND: Final[Mapping[str, float]] = {
     "p4d.24xlarge": 32.7726,
     "p5.48xlarge": 98.32,
 }
+VOLUMES: Final[Mapping[str, float]] = {"gp2": 0.1, "gp3": 0.08, "io1": 0.125, "io2": 0.125}
+"""USD a month of a GiB, by the kind of EBS volume."""
 _A_CPU: Final = 0.048
 _A_GPU: Final = 0.7
 
@@ -33,7 +35,7 @@ def on_demand_price(type_: Mapping[str, Any]) -> float:
     return round(_A_CPU / 2 * cpus + 0.006 * float(memory_gib) + _A_GPU * gpus, 4)
 
 
-def spot_price(type_: Mapping[str, Any], zone: str) -> float:
-    """Return the spot price in USD an hour: a quarter to a half of the on-demand price, by zone."""
+def spot_price(type_: Mapping[str, Any], zone: str, factor: float = 1.0) -> float:
+    """Return the spot price in USD an hour: a quarter to a half of on-demand, times ``factor``."""
     digest = hashlib.sha256(f"{type_['InstanceType']}/{zone}".encode()).digest()
-    return round(on_demand_price(type_) * (0.25 + digest[0] / 1024), 6)
+    return round(on_demand_price(type_) * (0.25 + digest[0] / 1024) * factor, 6)

@@ -6,6 +6,9 @@ CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
 
 from __future__ import annotations
 
+import fnmatch
+import json
+from collections.abc import Sequence
 from typing import Final
 
 from cloudspot.emulation.api_faults import Call
@@ -14,6 +17,24 @@ from cloudspot_aws_sandbox.s3requests import RIGHTS
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
 """The actions that need no right."""
 
+NODE_LOGS: Final = json.dumps(
+    {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": [
+                    "logs:CreateLogGroup",
+                    "logs:CreateLogStream",
+                    "logs:GetLogEvents",
+                    "logs:PutLogEvents",
+                    "logs:PutRetentionPolicy",
+                ],
+                "Resource": "arn:aws:logs:*:*:log-group:/cloudspot/*",
+            }
+        ]
+    }
+)
+"""What docs/aws/policy-node.json lets a machine do with log groups."""
 _PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateSchedule"})
 
 
@@ -41,3 +62,17 @@ def resource_of(call: Call, *, account: str) -> str:
             f":log-stream:{stream}" if stream else ""
         )
     return "*"
+
+
+def is_allowed(policies: Sequence[str], right: str, arn: str) -> bool:
+    """Return whether one of the policies (JSON) grants a right on a resource; denials are not understood."""
+    statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
+    return any(
+        one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], arn)
+        for one in statements
+    )
+
+
+def _matches(patterns: str | Sequence[str], text: str) -> bool:
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    return any(fnmatch.fnmatchcase(text, one) for one in listed)

@@ -39,6 +39,8 @@ class S3Request:
     action: str
     body: bytes = b""
     """The content to store, without the framing of ``aws-chunked``."""
+    checksum: tuple[str, str] | None = None
+    """The name and the value of the checksum that was sent with the content."""
     region: str = ""
     access_key: str = ""
 

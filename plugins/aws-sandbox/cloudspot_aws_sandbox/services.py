@@ -16,6 +16,13 @@ from cloudspot_aws_sandbox.images import IMAGE_ID
 from cloudspot_aws_sandbox.query import ApiError
 
 PRICE_LIST_REGIONS: Final = ("us-east-1", "eu-central-1", "ap-south-1")
+_FIELDS: Final = frozenset(
+    {
+        *("capacitystatus", "instanceType", "marketoption", "operatingSystem", "preInstalledSw"),
+        *("productFamily", "regionCode", "tenancy", "volumeApiName"),
+    }
+)
+"""Some of what products can be filtered by."""
 PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
 """AWS's public parameters that name images."""
 DEFAULT_QUOTA: Final = 256
@@ -24,38 +31,58 @@ SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
 
 
 def get_products(request: Mapping[str, Any], region: str) -> dict[str, Any]:
-    """Answer the price list's GetProducts for one EC2 instance type.
+    """Answer the price list's GetProducts for one EC2 instance type, or one kind of EBS volume.
 
     Raises:
-        ApiError: there is no price list service in this region.
+        ApiError: there is no price list service in this region, or products have no such field.
     """
     if region not in PRICE_LIST_REGIONS:
         raise ApiError("ServiceUnavailableException", f"no price list service in {region}", status=503)
     wanted = {one["Field"]: one["Value"] for one in request.get("Filters", ())}
-    described = INSTANCE_TYPES.get(wanted.get("instanceType", ""))
-    if request.get("ServiceCode") != "AmazonEC2" or described is None:
+    unknown = sorted({*wanted} - _FIELDS)
+    if unknown:
+        raise ApiError("InvalidParameterException", f"Invalid Filter Field: {unknown[0]}")
+    if request.get("ServiceCode") != "AmazonEC2":
         return {"FormatVersion": "aws_v1", "PriceList": []}
-    product = {
-        "product": {
-            "productFamily": "Compute Instance",
-            "attributes": {**wanted, "vcpu": str(described["VCpuInfo"]["DefaultVCpus"])},
-            "sku": "SANDBOX00000000A",
-        },
+    if "volumeApiName" in wanted:
+        found = _volume_products(wanted)
+    else:
+        described = INSTANCE_TYPES.get(wanted.get("instanceType", ""))
+        found = [] if described is None else [_product(wanted, "Hrs", prices.on_demand_price(described))]
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(one) for one in found]}
+
+
+def _volume_products(wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the products of a kind of volume: its size has a price, and so has what it performs."""
+    price = prices.VOLUMES.get(wanted["volumeApiName"])
+    if price is None:
+        return []
+    products = (("Storage", "GB-Mo", price), ("System Operation", "IOPS-Mo", 0.005))
+    return [
+        _product({**wanted, "productFamily": family}, unit, each)
+        for family, unit, each in products
+        if wanted.get("productFamily", family) == family
+    ]
+
+
+def _product(attributes: Mapping[str, str], unit: str, price: float) -> dict[str, Any]:
+    family = attributes.get("productFamily", "Compute Instance")
+    return {
+        "product": {"productFamily": family, "attributes": dict(attributes), "sku": "SANDBOX00000000A"},
         "serviceCode": "AmazonEC2",
         "terms": {
             "OnDemand": {
                 "SANDBOX00000000A.JRTCKXETXF": {
                     "priceDimensions": {
                         "SANDBOX00000000A.JRTCKXETXF.6YS6EN2CT7": {
-                            "unit": "Hrs",
-                            "pricePerUnit": {"USD": f"{prices.on_demand_price(described):.10f}"},
+                            "unit": unit,
+                            "pricePerUnit": {"USD": f"{price:.10f}"},
                         }
                     }
                 }
             }
         },
     }
-    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(product)]}
 
 
 def get_parameter(request: Mapping[str, Any]) -> dict[str, Any] | None:

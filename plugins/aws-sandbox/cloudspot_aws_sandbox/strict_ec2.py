@@ -6,6 +6,7 @@ recorded. Calls of other services pass through to the application inside.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -48,6 +49,8 @@ Environ = dict[str, Any]
 App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 Answer = tuple[int, str, bytes]
 
+CONSOLE_BYTES: Final = 64 << 10
+"""How much of a console is kept (EC2 API reference, GetConsoleOutput, checked 2026-11)."""
 _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
@@ -77,6 +80,7 @@ class StrictEc2:
         self._inner = inner
         self._secrets = secrets
         self._now = now
+        self._clock = clock
         self._groups = PlacementGroups(self.machines)
         self._experiments = Experiments(self.machines)
         self._schedules = Schedules(self._terminate_instances, clock)
@@ -87,9 +91,12 @@ class StrictEc2:
             "CreateTags": self._create_tags,
             "DeletePlacementGroup": self._groups.delete,
             "DescribeInstanceTypes": describe_instance_types,
+            "GetConsoleOutput": self._get_console_output,
             "DescribePlacementGroups": self._groups.describe,
             "DescribeSpotInstanceRequests": self._describe_spot_requests,
-            "DescribeSpotPriceHistory": describe_spot_price_history,
+            "DescribeSpotPriceHistory": lambda parameters, region: describe_spot_price_history(
+                parameters, region, self.faults.spot_plan.price_factor
+            ),
             "TerminateInstances": self._terminate_instances,
         }
 
@@ -207,7 +214,7 @@ class StrictEc2:
         request = launching.comparable(parameters)
         if taken is not None:
             return self._replay(environ, taken, request, region)
-        launching.check_price(parameters, zone)
+        launching.check_price(parameters, zone, self.faults.spot_plan.price_factor(zone))
         granted = launching.grant(parameters, zone, self.machines, self.faults)
         counts = {"MinCount": str(granted), "MaxCount": str(granted)}
         placed = launching.subnet_form(parameters, region, zone)
@@ -304,6 +311,20 @@ class StrictEc2:
                 for one in ids
             ]
         }
+
+    def _get_console_output(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        instance_id = parameters["InstanceId"]
+        self._require([instance_id])
+        machine = self.machines.by_id[instance_id]
+        if parameters.get("Latest"):
+            if INSTANCE_TYPES[machine.instance_type].get("Hypervisor") != "nitro":
+                raise ApiError("UnsupportedOperation", "This instance type does not support Latest.")
+            text = self.machines.console(machine) if machine.is_alive else ""
+        else:
+            text = machine.posted
+        output = base64.b64encode(text.encode()[-CONSOLE_BYTES:]).decode()
+        answer = {"InstanceId": instance_id, "Timestamp": datetime.fromtimestamp(self._clock(), timezone.utc)}
+        return {**answer, "Output": output} if output else answer
 
     def _describe_spot_requests(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         wanted = parameters.get("SpotInstanceRequestIds")

@@ -38,14 +38,17 @@ class StrictLogs:
         *,
         faults: Faults,
         secrets: Mapping[str, str],
+        is_granted: Callable[[str, str, str], bool] | None = None,
         page_events: int = MAX_BATCH_EVENTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
+        """``is_granted``, if given, says whether a key has a right (``logs:PutLogEvents``) to a log group."""
         self.page_events = page_events
         """The most events on a page of GetLogEvents."""
         self._app = app
         self._faults = faults
         self._secrets = secrets
+        self._is_granted = is_granted
         self._now = now
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -65,10 +68,11 @@ class StrictLogs:
             injected = self._faults.take(action)
             if injected is not None and not injected.happens:
                 raise ApiError(injected.code, injected.message, status=injected.status)
-            if f"logs:{action}" in self._faults.denied:
-                raise ApiError(
-                    "AccessDeniedException", f"User is not authorized to perform: logs:{action}", status=400
-                )
+            right, group = f"logs:{action}", str(parameters.get("logGroupName", ""))
+            is_granted = self._is_granted is None or self._is_granted(access_key, right, group)
+            if right in self._faults.denied or not is_granted:
+                message = f"User is not authorized to perform: {right} on resource: log-group:{group}"
+                raise ApiError("AccessDeniedException", message, status=400)
             if action == "PutLogEvents":
                 _check_batch(parameters["logEvents"])
             if action == "GetLogEvents":

@@ -104,12 +104,13 @@ class StrictS3:
             with self._writes:
                 self._check_condition(request)
                 answer = self._forward(request)
+                self._take_note(request, *answer)
         elif request.action == "GetObject":
             with self._writes:  # moto closes a replaced object's content while others still read it.
                 answer = self._forward(request)
         else:
             answer = self._forward(request)
-        self._take_note(request, *answer)
+            self._take_note(request, *answer)
         if injected is not None:
             raise ApiError(injected.code, injected.message, status=injected.status)
         return answer
@@ -155,7 +156,8 @@ class StrictS3:
                 f"expecting '{region}'",
             )
         right = RIGHTS.get(request.action)
-        if request.bucket in self.foreign_buckets or right in self._faults.denied:
+        is_denied = self._faults.is_denied(right, request.access_key)
+        if request.bucket in self.foreign_buckets or is_denied:
             raise ApiError("AccessDenied", "Access Denied", status=403)
         # A caller who may not list does not learn that an object is missing either.
         if (
@@ -198,6 +200,7 @@ class StrictS3:
                     "BadDigest",
                     f"The {name.upper()} you specified did not match the calculated checksum.",
                 )
+        request.checksum = next((one for one in found.items() if one[0] != "md5"), None)
         return body
 
     def _check_request(self, request: S3Request) -> None:
@@ -253,11 +256,15 @@ class StrictS3:
     def _take_note(
         self, request: S3Request, status: str, headers: list[tuple[str, str]], body: bytes
     ) -> None:
-        """Remember a multipart upload's parts; moto's own records lack sizes and checksums."""
+        """Remember the checksum of an object, and an upload's parts; moto's own records lack them."""
         if not status.startswith("2"):
             return
         with self._lock:
-            if request.action == "CreateMultipartUpload":
+            if request.action == "PutObject" and request.checksum is not None:
+                stored = self._object(request)
+                stored.checksum_algorithm, stored.checksum_value = request.checksum
+                stored.checksum_type = "FULL_OBJECT"
+            elif request.action == "CreateMultipartUpload":
                 upload_id = _texts(body, "UploadId")[0]
                 algorithm = request.header("x-amz-checksum-algorithm")
                 self._uploads[upload_id] = _Multipart(algorithm.lower() if algorithm else None)

@@ -9,11 +9,12 @@ from typing import Any, Final
 import botocore.exceptions
 import msgspec
 
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws.clients import AwsClients, caller
+from cloudspot_aws.cloudwatch import GROUP_PREFIX
 from cloudspot_aws.ec2 import Ec2Provisioner
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import check_profile, check_region, named_types
@@ -58,10 +59,15 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
     on_a_machine = partial(_on_a_machine, provisioner, clients)
     attempt("tagging", partial(on_a_machine, "create_tags", "ec2:CreateTags"))
     attempt("ending", partial(on_a_machine, "terminate_instances", "ec2:TerminateInstances"))
+    attempt("console", partial(on_a_machine, "get_console_output", "ec2:GetConsoleOutput"))
     if options.placement_group == "auto":
         attempt("placement group", lambda: _placement_group(clients))
     if options.limit_role is not None:
         attempt("limit", lambda: _schedules(clients))
+    if options.logs == "cloudwatch" and options.log_group is not None:
+        group = options.log_group
+        statement = f'add "arn:aws:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
+        attempt("logs", lambda: _logs(clients, group), f"{statement} in docs/aws")
     return lines.results()
 
 
@@ -90,9 +96,13 @@ def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, r
     machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
     if not machines:
         return f"not tried: there is no machine of cloudspot's to try {right} on"
-    where = {"Resources": [machines[0].id], "Tags": [{"Key": "Name", "Value": "check"}]}
-    arguments = where if call == "create_tags" else {"InstanceIds": [machines[0].id]}
-    _dry_run(clients, call, right, **arguments)
+    machine = machines[0].id
+    arguments: dict[str, dict[str, Any]] = {
+        "create_tags": {"Resources": [machine], "Tags": [{"Key": "Name", "Value": "check"}]},
+        "get_console_output": {"InstanceId": machine},
+        "terminate_instances": {"InstanceIds": [machine]},
+    }
+    _dry_run(clients, call, right, **arguments[call])
     return f"{right} is granted"
 
 
@@ -111,6 +121,21 @@ def _schedules(clients: AwsClients) -> str:
     with ERRORS.translated("listing schedules (providers.aws.limit_role)"):
         clients.client("scheduler").list_schedules(NamePrefix="cloudspot-", MaxResults=1)
     return "schedules may be listed"
+
+
+def _logs(clients: AwsClients, group: str) -> str:
+    """Read the group, as the submitter does; only a machine could try whether its role may write there."""
+    doubt = (
+        ""
+        if group.startswith(GROUP_PREFIX)
+        else f" (not checked: the machines' role; docs/aws/policy-node.json has {GROUP_PREFIX}* only)"
+    )
+    try:
+        with ERRORS.translated("reading providers.aws.log_group", {"ResourceNotFoundException": SpecError}):
+            clients.client("logs").describe_log_streams(logGroupName=group, limit=1)
+    except SpecError:
+        return f"{group} does not exist yet, and the first node makes it{doubt}"
+    return f"{group} may be read{doubt}"
 
 
 def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> None:

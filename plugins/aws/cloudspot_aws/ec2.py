@@ -66,7 +66,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         try:
             answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
         except ERRORS.raised as error:
-            raise refusal(self._clients, error, body) from error
+            raise self._unless_new(refusal(self._clients, error, body)) from error
         created = self._taken_in(answer["Instances"])
         self._limit(created)
         return created
@@ -111,6 +111,25 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         ids = list(dict.fromkeys(instance_ids))
         for start in range(0, len(ids), MAX_IDS):
             self._terminate(ids[start : start + MAX_IDS])
+
+    def console(self, instance: Instance) -> str:
+        """Return the newest output, or what EC2 has posted of it; see Provisioner.
+
+        Nitro machines tell the newest. Of others, and of ended ones, EC2 has what it posted "shortly after an
+        instance transition state", for an hour at least (EC2 API reference, GetConsoleOutput, checked
+        2026-11).
+        """
+        client = self._clients.client("ec2")
+        with ERRORS.translated(f"reading the console of {instance.id} (ec2:GetConsoleOutput)"):
+            try:
+                answer = client.get_console_output(InstanceId=instance.id, Latest=True)
+            except botocore.exceptions.ClientError as error:
+                if ERRORS.code_of(error) != "UnsupportedOperation":
+                    raise
+                answer = {}
+            if not answer.get("Output"):
+                answer = client.get_console_output(InstanceId=instance.id)
+        return str(answer.get("Output", ""))  # botocore has decoded it
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove the job's placement groups and limits; see Provisioner."""

@@ -121,6 +121,8 @@ class _AwsErrors(SdkErrors):
             reason = self.innermost(error.kwargs.get("error") or error)
             where = f"no answer from {host}" if host else "the connection broke"
             return TransientError(f"{what}: {where}: {reason}")
+        if isinstance(error, boto.FlexibleChecksumError):
+            return TransientError(f"{what}: the bytes changed on the way (their checksum differs)")
         if isinstance(error, (boto.NoRegionError, boto.ProfileNotFound, boto.ParamValidationError)):
             return SpecError(f"{what}: {self.one_line(str(error))}")
         return CloudspotError(f"{what}: {self.one_line(str(error))}")

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from datetime import datetime, timezone
 from http.client import HTTPResponse
 from pathlib import Path
@@ -34,8 +35,9 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             # The bucket may be in another region than the machine: S3 says in which.
             other = error.headers.get("x-amz-bucket-region")
             if other in {None, region} or endpoint:
-                detail = error.read()[:300].decode("utf-8", "replace")
-                raise OSError(f"S3 answered {error.code} to {name}: {detail}") from None
+                said = error.read()[:2000].decode("utf-8", "replace")
+                code = re.search("<Code>(.*?)</Code>", said)
+                raise OSError(f"S3 answered {error.code} {code[1] if code else said[:300]}") from None
             region = str(other)
 
 
@@ -45,8 +47,13 @@ def read_role() -> dict[str, str]:
     with ask(f"{METADATA}/latest/api/token", lifetime, "PUT") as answer:
         token = {"X-aws-ec2-metadata-token": answer.read().decode()}
     url = f"{METADATA}/latest/meta-data/iam/security-credentials/"
-    with ask(url, token) as answer:
-        role = answer.read().decode().strip()
+    try:
+        with ask(url, token) as answer:
+            role = answer.read().decode().strip()
+    except HTTPError as error:
+        if error.code != 404:
+            raise
+        raise OSError("this machine has no role; see providers.aws.instance_profile") from None
     with ask(url + role, token) as answer:
         credentials: dict[str, str] = json.loads(answer.read())
     return credentials

@@ -6,10 +6,11 @@ the option's name, AuthError with the missing right, and TransientError when AWS
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import boto3
 import botocore.exceptions
@@ -33,6 +34,14 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     size_gib: int
 
 
+class Subnet(msgspec.Struct, frozen=True, kw_only=True):
+    """Where machines of a zone run."""
+
+    id: str
+    is_public: bool
+    """Its machines get a public address unless they are launched without."""
+
+
 class InstanceType(MachineType, frozen=True, kw_only=True):
     """An instance type; its accelerator is named as EC2 does, such as ``A10G``."""
 
@@ -46,6 +55,8 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
     """Its processors slow down once their credits are spent, or cost more than its price."""
     has_ena: bool
     """It has the network interface of all types since 2017; older ones are Xen machines."""
+    is_special: bool
+    """It has a part of a GPU or another kind of accelerator (Neuron, FPGA, media), or is of the T family."""
 
     def boots(self, image: Image) -> bool:
         """Return whether the image starts on it."""
@@ -129,8 +140,8 @@ def _read_parameter(clients: AwsClients, name: str) -> str:
     return value
 
 
-def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
-    """Return a subnet's id for each zone in which machines may run."""
+def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, Subnet]:
+    """Return a subnet for each zone in which machines may run."""
     client = clients.client("ec2")
     if options.subnets:
         named = ", ".join(options.subnets)
@@ -147,7 +158,9 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, str]:
         why = "a job's nodes, which may be in several zones, reach each other within one only"
         raise field_error("subnets", f"those named are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {why}")
     pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in found]
-    return one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
+    public = {str(one["SubnetId"]) for one in found if one.get("MapPublicIpOnLaunch")}
+    chosen = one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
+    return {zone: Subnet(id=one, is_public=one in public) for zone, one in chosen.items()}
 
 
 def check_names(clients: AwsClients, options: AwsOptions) -> None:
@@ -249,6 +262,10 @@ def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[s
     return zones
 
 
+_OTHER_ACCELERATORS: Final = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
+"""Where DescribeInstanceTypes tells of what is not a GPU (botocore's InstanceTypeInfo; checked 2026-11)."""
+
+
 def _to_type(described: Mapping[str, Any]) -> InstanceType:
     gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
     gpu = gpus[0] if gpus else {}
@@ -265,4 +282,9 @@ def _to_type(described: Mapping[str, Any]) -> InstanceType:
         boot_modes=tuple(described.get("SupportedBootModes") or ("legacy-bios", "uefi")),
         is_burstable=bool(described.get("BurstablePerformanceSupported")),
         has_ena=(described.get("NetworkInfo") or {}).get("EnaSupport") != "unsupported",
+        # A type with a part of a GPU tells of one whose count is 0.
+        is_special=any(described.get(one) for one in _OTHER_ACCELERATORS)
+        or (bool(gpus) and not gpu.get("Count"))
+        # All of the T family are burstable but the newest, of which the list says that it is not.
+        or re.match(r"t\d", str(described["InstanceType"])) is not None,
     )

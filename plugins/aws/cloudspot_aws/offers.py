@@ -8,12 +8,15 @@ from typing import Final
 
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
+from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
+from cloudspot.plugin.priceparts import Extras, with_extras
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import (
     Image,
     InstanceType,
+    Subnet,
     all_types,
     check_names,
     check_region,
@@ -23,7 +26,14 @@ from cloudspot_aws.lookups import (
     zones_of_types,
 )
 from cloudspot_aws.options import AwsOptions, field_error
-from cloudspot_aws.pricing import on_demand_price
+from cloudspot_aws.pricing import (
+    ADDRESS_PRICE,
+    BILLING,
+    INCLUDED_IOPS,
+    INCLUDED_THROUGHPUT,
+    disk_price,
+    on_demand_price,
+)
 
 SPOT_PRICE_SECONDS: Final = 60.0
 """How long spot prices are kept: a controller that waits for capacity asks every few seconds."""
@@ -52,30 +62,40 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         spot = self._spot_prices(names)
         found = []
         for one in types:
+            disk = self._disk(resources, image, region, one.name)
             on_demand = self._on_demand_price(region, one.name)
             for zone in sorted(zones[one.name] & set(subnets)):
+                extras = {**disk, **self._address(subnets[zone], one.name)}
                 details = {
                     "region": region,
                     "image": image.id,
                     "image_gib": str(image.size_gib),
                     "root_device": image.root_device,
-                    "subnet": subnets[zone],
+                    "subnet": subnets[zone].id,
                     **({"is_burstable": "yes"} if one.is_burstable else {}),
                 }
                 prices = {Market.SPOT: spot.get((one.name, zone)), Market.ON_DEMAND: on_demand}
                 found += [
-                    Offer(
-                        instance_type=one.name,
-                        zone=zone,
-                        market=market,
-                        price_per_hour=price,
-                        on_demand_price_per_hour=on_demand,
-                        details=details,
+                    with_extras(
+                        Offer(
+                            instance_type=one.name,
+                            zone=zone,
+                            market=market,
+                            price_per_hour=price,
+                            on_demand_price_per_hour=on_demand,
+                            billing=BILLING,
+                            details=details,
+                        ),
+                        extras,
                     )
                     for market, price in prices.items()
                     if price is not None and market.value in one.markets
                 ]
         return tuple(found)
+
+    def spot_price(self, offer: Offer) -> float | None:
+        """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
+        return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
         options, clients = self._options, self._clients
@@ -89,8 +109,9 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                     raise field_error("instance_types", why)
             return self._clustering([one for one in types if one.fits(resources)])
         known = self._cache.get("all types", lambda: all_types(clients, image.architecture))
-        # One that is burstable or older is bought only by its name.
-        able = [one for one in known if one.boots(image) and one.has_ena and not one.is_burstable]
+        # One that is burstable, older or special is bought only by its name.
+        plain = [one for one in known if one.has_ena and not one.is_burstable and not one.is_special]
+        able = [one for one in plain if one.boots(image)]
         candidates = self._clustering(fitting_types(able, resources))[:MAX_CANDIDATES]
         prices = self._spot_prices(tuple(one.name for one in candidates))
         cheapest = {
@@ -116,6 +137,32 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         if given is not None:
             return given
         return self._cache.get(("price", name), lambda: on_demand_price(self._clients, region, name))
+
+    def _disk(self, resources: Resources, image: Image, region: str, name: str) -> Extras:
+        """Return what the root disk of a machine of the type costs.
+
+        Whoever gives the type's price by hand may not read the price list, so it is not asked for disks.
+        """
+        options = self._options
+        has_more = (
+            options.disk_type in {"io1", "io2"}
+            or (options.disk_iops or 0) > INCLUDED_IOPS
+            or (options.disk_throughput or 0) > INCLUDED_THROUGHPUT
+        )
+        performance: Extras = {"disk performance": None} if has_more else {}
+        if name in options.on_demand_prices:
+            return {"disk": None, **performance}
+        kind = options.disk_type
+        each = self._if_known(("disk", kind), lambda: disk_price(self._clients, region, kind))
+        size = disk_gib(image.size_gib, resources, wanted_bytes=options.disk)
+        return {"disk": None if each is None else size * each, **performance}
+
+    def _address(self, subnet: Subnet, name: str) -> Extras:
+        """Return what the public address of a machine costs, if it gets one."""
+        given = self._options.public_ip
+        if not (subnet.is_public if given is None else given):
+            return {}
+        return {"address": None if name in self._options.on_demand_prices else ADDRESS_PRICE}
 
     def _spot_prices(self, names: tuple[str, ...]) -> dict[tuple[str, str], float]:
         """Return the newest spot price in USD an hour by (type, zone)."""

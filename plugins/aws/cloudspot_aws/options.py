@@ -13,8 +13,8 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 DEFAULT_IMAGE: Final = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"
 )
-"""AWS's Deep Learning AMI with PyTorch, by its public parameter (DLAMI developer guide, "Finding the ID
-of a DLAMI", checked 2026-11)."""
+"""AWS's Deep Learning AMI with PyTorch and an NVIDIA driver, by its public parameter (DLAMI developer guide,
+"Finding the ID of a DLAMI", and the release notes of 2026-03-17: driver 580; checked 2026-11)."""
 DEFAULT_TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 """Where that image has PyTorch (its release notes, ``python_location``)."""
 DEFAULT_INSTANCE_PROFILE: Final = "cloudspot-node"
@@ -106,7 +106,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """USD an hour that a spot machine may cost at most; left out: the on-demand price, as EC2 does it."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
-    price list; what stands here is not asked for there."""
+    price list; what stands here is not asked for there, and no disk or address is added to it."""
     placement_group: str | None = None
     """``"auto"`` puts the nodes of a job of several into a cluster placement group, which is made for the job
     in each zone that it uses and removed with it; another name is one of yours. For nodes that talk much:
@@ -114,7 +114,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logs: Literal["cloudwatch", "bucket"] = "cloudwatch"
     """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints."""
     log_group: str | None = None
-    """The CloudWatch log group, which jobs then share; left out: ``/cloudspot/JOB``."""
+    """The CloudWatch log group, which jobs then share; left out: ``/cloudspot/JOB``. The policies in the docs
+    cover what begins with ``/cloudspot/``; another must be added to both."""
     log_retention_days: int = 30
     """How long CloudWatch keeps the lines of a group that cloudspot has made."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1

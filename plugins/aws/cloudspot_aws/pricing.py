@@ -1,4 +1,4 @@
-"""What an instance type costs on demand, by AWS's price list.
+"""What instance types cost on demand, and what their disks and addresses cost, by AWS's price list.
 
 Source: AWS Price List Query API, GetProducts; only three regions have endpoints (checked 2026-11).
 """
@@ -10,15 +10,29 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.model import Billing
+from cloudspot.plugin.priceparts import HOURS_A_MONTH
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.options import field_error
 
+BILLING: Final = Billing(minimum_seconds=60.0, free_if_reclaimed_seconds=3600.0)
+"""Linux on EC2: by the second, at least a minute. A spot instance that EC2 interrupts within its first hour
+is free, but not its volume and address; one that ends itself at the notice is not. SUSE's own images, which
+are billed by the hour, are not told apart (EC2 user guide, "Billing for interrupted Spot Instances"; AWS news
+of 2017-10-02, "Per-Second Billing for EC2 Instances and EBS Volumes"; checked 2026-11)."""
 _ENDPOINTS: Final = (
     (("eu-", "me-", "af-", "il-"), "eu-central-1"),
     (("ap-",), "ap-south-1"),
 )
 _DEFAULT_ENDPOINT: Final = "us-east-1"
+ADDRESS_PRICE: Final = 0.005
+"""USD an hour of a public IPv4 address in use, in every region (aws.amazon.com/vpc/pricing, "Public IPv4
+Address"; checked 2026-11)."""
+INCLUDED_IOPS: Final = 3000
+INCLUDED_THROUGHPUT: Final = 125
+"""What the price of a gp3's size includes, in operations and MiB a second (aws.amazon.com/ebs/pricing;
+checked 2026-11)."""
 
 
 def endpoint_region(region: str) -> str:
@@ -42,14 +56,10 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
         "capacitystatus": "Used",
         "marketoption": "OnDemand",
     }
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     try:
-        with ERRORS.translated(f"asking AWS's price list for {instance_type}"):
-            client = clients.client("pricing", region=endpoint_region(region))
-            answer = client.get_products(ServiceCode="AmazonEC2", Filters=filters)
+        prices = _ask(clients, region, instance_type, wanted, unit="Hrs")
     except AuthError as error:
         raise AuthError(f"{error}; or give the price in providers.aws.on_demand_prices") from error
-    prices = [price for text in answer["PriceList"] if (price := _usd_an_hour(text)) is not None]
     if not prices:
         raise field_error(
             "on_demand_prices",
@@ -58,8 +68,30 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     return min(prices)
 
 
-def _usd_an_hour(text: str) -> float | None:
-    """Return the price in one product's JSON text; None: it is not a price per hour."""
+def disk_price(clients: AwsClients, region: str, disk_type: str) -> float | None:
+    """Return what a GiB of an EBS volume costs, in USD an hour; None: the price list has no such volume.
+
+    The names are from public code that asks for them (checked 2026-11).
+
+    Raises:
+        AuthError: the right ``pricing:GetProducts`` is missing.
+    """
+    wanted = {"productFamily": "Storage", "volumeApiName": disk_type, "regionCode": region}
+    prices = _ask(clients, region, f"{disk_type} volumes", wanted, unit="GB-Mo")
+    return min(prices) / HOURS_A_MONTH if prices else None
+
+
+def _ask(clients: AwsClients, region: str, what: str, wanted: Mapping[str, str], *, unit: str) -> list[float]:
+    """Return the price list's prices per unit, in USD."""
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    with ERRORS.translated(f"asking AWS's price list for {what}"):
+        client = clients.client("pricing", region=endpoint_region(region))
+        answer = client.get_products(ServiceCode="AmazonEC2", Filters=filters)
+    return [price for text in answer["PriceList"] if (price := _usd(text, unit)) is not None]
+
+
+def _usd(text: str, unit: str) -> float | None:
+    """Return the price in one product's JSON text; None: it is not a price per unit."""
     try:
         product: Mapping[str, Any] = json.loads(text)
         dimensions = [
@@ -67,7 +99,7 @@ def _usd_an_hour(text: str) -> float | None:
             for term in product["terms"]["OnDemand"].values()
             for dimension in term["priceDimensions"].values()
         ]
-        prices = [float(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == "Hrs"]
+        prices = [float(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == unit]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CloudspotError(f"the answer of AWS's price list cannot be read: {error!r}") from error
     return next((price for price in prices if price > 0), None)

@@ -74,7 +74,9 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
         field = next((name for word, name in _WORDS if word in said), field)
     found = ERRORS.translation(error, what, LAUNCH_CODES)
     option = None if field is None else f"providers.aws.{field}"
-    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)
+    return launch_refusal(
+        found, option=option, role_option="providers.aws.instance_profile", quota_advice=_QUOTA_ADVICE
+    )
 
 
 def denied_action(clients: AwsClients, error: BaseException) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cloudspot.plugin.bucket import told
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_aws.s3bucket import WRITER, S3Bucket
@@ -26,28 +27,32 @@ class S3UploadRequests(PartedRequests):
         self._key = key
         self._target = {"Bucket": bucket.name, "Key": bucket.full(key)}
         self._condition = {"IfNoneMatch": "*"} if if_absent else {}
+        self._verb = "create" if if_absent else "write"
 
     def begin(self, writer: str) -> str:
         with self._bucket.asking("write", self._key) as client:
             answer = client.create_multipart_upload(
                 **self._target, ChecksumAlgorithm="CRC32", Metadata={WRITER: writer}
             )
-        return str(answer["UploadId"])
+            return str(told(answer.get("UploadId"), "an upload's id"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
         with self._bucket.asking("write", self._key) as client, payload(part) as what:
             answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **what)
-        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": what["ChecksumCRC32"]}
+            etag = told(answer.get("ETag"), "an ETag")
+        return {"PartNumber": number, "ETag": etag, "ChecksumCRC32": what["ChecksumCRC32"]}
 
     def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:
-        with self._bucket.asking("write", self._key) as client:
-            client.complete_multipart_upload(
+        with self._bucket.asking(self._verb, self._key) as client:
+            answer = client.complete_multipart_upload(
                 **self._target, UploadId=upload_id, MultipartUpload={"Parts": list(parts)}, **self._condition
             )
+            told(answer.get("ETag"), "an ETag")
 
     def put(self, writer: str, data: memoryview) -> None:
-        with self._bucket.asking("write", self._key) as client, payload(data) as what:
-            client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
+        with self._bucket.asking(self._verb, self._key) as client, payload(data) as what:
+            answer = client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
+            told(answer.get("ETag"), "an ETag")
 
     def drop(self, upload_id: str) -> None:
         with self._bucket.asking("write", self._key) as client:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
@@ -38,7 +38,7 @@ class S3Bucket(Bucket):
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
     errors = ERRORS
     kinds: ClassVar[Mapping[str, type[CloudspotError]]] = {
-        **dict.fromkeys(("PreconditionFailed", "412"), ObjectExists),
+        "PreconditionFailed": ObjectExists,
         **dict.fromkeys(("NoSuchKey", "404"), ObjectMissing),
         **dict.fromkeys(("InvalidRange", "416"), RangeBeyondEnd),
         # Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
@@ -52,7 +52,7 @@ class S3Bucket(Bucket):
         "list": f"s3:ListBucket{_OTHERS_BUCKET}",
         "read": f"s3:GetObject{_OTHERS_BUCKET}",
         "sign for": f"s3:GetObject{_OTHERS_BUCKET}",
-        "write": f"s3:PutObject{_OTHERS_BUCKET}",
+        **dict.fromkeys(("write", "create"), f"s3:PutObject{_OTHERS_BUCKET}"),
         "delete": f"s3:DeleteObject{_OTHERS_BUCKET}",
     }
     how_to_create: ClassVar[str] = "aws s3 mb s3://"
@@ -91,25 +91,40 @@ class S3Bucket(Bucket):
 
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(Bucket=self.name, Key=name)
+        told(answer.get("ETag"), "an ETag")
         writer = answer.get("Metadata", {}).get(WRITER, "")
-        return Described(answer["ContentLength"], answer["LastModified"], writer)
+        size = told(answer.get("ContentLength"), "a size")
+        return Described(size, told(answer.get("LastModified"), "a time"), writer)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        options = {} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
-        answer = client.get_object(Bucket=self.name, Key=name, **options)
-        status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        return Download(answer["Body"], answer["ContentLength"], status == HTTPStatus.PARTIAL_CONTENT)
+        # S3 tells no checksum of a range, and botocore would compute one for nothing.
+        mode = {"ChecksumMode": "ENABLED"} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
+        answer = client.get_object(Bucket=self.name, Key=name, **mode)
+        body, status = answer["Body"], answer["ResponseMetadata"]["HTTPStatusCode"]
+
+        def verify(_: memoryview) -> None:
+            if span is None:
+                body.read(1)  # At the end botocore compares the checksum of what it has read.
+
+        if not answer.get("ETag"):
+            body.close()
+            raise NotTold("an ETag")
+        is_partial = status == HTTPStatus.PARTIAL_CONTENT
+        return Download(body, answer.get("ContentLength"), is_partial, verify)
 
     def list_names(
-        self, client: Any, prefix: str, *, after: str | None, limit: int
-    ) -> tuple[Sequence[Listed], bool]:
-        start = {} if after is None else {"StartAfter": after}
-        answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **start)
+        self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
+    ) -> tuple[Sequence[Listed], str | None]:
+        start = {"StartAfter": after, "ContinuationToken": token}
+        given = {name: value for name, value in start.items() if value is not None}
+        answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **given)
+        is_truncated = told(answer.get("IsTruncated"), "whether more follows")
         found = [Listed(one["Key"], one["Size"], one["LastModified"]) for one in answer.get("Contents", ())]
-        return found, bool(answer.get("IsTruncated"))
+        return found, answer.get("NextContinuationToken", "") if is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:
-        client.delete_object(Bucket=self.name, Key=name)
+        status = client.delete_object(Bucket=self.name, Key=name)["ResponseMetadata"]["HTTPStatusCode"]
+        told(status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.generate_presigned_url(

@@ -15,7 +15,9 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
+from cloudspot.errors import SpecError
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
 from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
@@ -75,13 +77,19 @@ class EmulatedGcp(EmulatedCloud):
     fetch_shutdown_script: ClassVar[str] = _FETCH.format("shutdown-script")
 
     def __init__(self) -> None:
-        self.faults = Faults()
+        self.faults = Faults(is_machine=_is_machine)
         """What goes wrong, and every call that came; see :class:`Faults`."""
         self._tokens = MachineTokens(secrets.token_hex(16))
         self._server: Server | None = None
         self._trail: Trail | None = None
         self._key_file = Path()
         self._gcloud = Path()
+
+    def follow(self, plan: SpotPlan) -> None:
+        """Follow the plan, which has no prices: Google's change at most once a day; see EmulatedCloud."""
+        if any(one.price is not None for one in plan.spells):
+            raise SpecError("price: Google's spot prices do not change within a day")
+        self.faults.spot_plan = plan
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the project, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -102,7 +110,7 @@ class EmulatedGcp(EmulatedCloud):
         self._make_bucket(identities.issue(SUBMITTER))
         self._trail = Trail(
             directory / "requests.jsonl",
-            is_machine=lambda email: email == NODE,
+            is_machine=_is_machine,
             rights=rights_of,
             resource=resource_of,
         )
@@ -165,3 +173,7 @@ class EmulatedGcp(EmulatedCloud):
         with opener.open(request, timeout=60) as answer:
             answer.read()
         self.faults.calls.clear()
+
+
+def _is_machine(email: str) -> bool:
+    return email == NODE

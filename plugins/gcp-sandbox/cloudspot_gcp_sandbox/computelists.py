@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloudspot.emulation.api_faults import Faults
+from cloudspot.model import InstanceState
 from cloudspot_gcp_sandbox import catalogue
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
-from cloudspot_gcp_sandbox.catalogue import BASE, CREATED, IMAGES, ZONES, number_of, zone_names
+from cloudspot_gcp_sandbox.catalogue import BASE, CREATED, ZONES, number_of, zone_names
 from cloudspot_gcp_sandbox.filters import matching, page
 from cloudspot_gcp_sandbox.launching import Site
 from cloudspot_gcp_sandbox.machines import Machines
@@ -17,6 +18,11 @@ from cloudspot_gcp_sandbox.operations import Operations
 
 Values = Sequence[Mapping[str, Any]]
 Handler = Callable[[Mapping[str, str], Mapping[str, Any], Mapping[str, Any], str], Mapping[str, Any]]
+
+
+SERIAL_BYTES = 1 << 20
+"""How much of a serial port's output is kept (Compute Engine API reference, instances.getSerialPortOutput,
+checked 2026-11). That only a running machine has any is from memory."""
 
 
 class Lists:
@@ -55,6 +61,7 @@ class Lists:
             "compute.images.getFromFamily": lambda path, *_: self._image(path, by="family"),
             "compute.images.list": self._images,
             "compute.globalOperations.aggregatedList": self._all_operations,
+            "compute.instances.getSerialPortOutput": self._serial_port,
         }
         for name, of_zone in zonal.items():
             found |= self._of_places(name, "zone", zone_names(), of_zone)
@@ -154,6 +161,26 @@ class Lists:
     def _instances_in(self, zone: str) -> Values:
         return [self._machines.show(one) for one in self._machines.shown() if one.zone == zone]
 
+    def _serial_port(self, path: Mapping[str, str], query: Mapping[str, Any], *_: Any) -> Mapping[str, Any]:
+        shown = [one for one in self._machines.shown() if one.zone == path["zone"]]
+        machine = next((one for one in shown if path["instance"] in {one.name, one.id}), None)
+        where = f"projects/{self._site.project}/zones/{path['zone']}/instances/{path['instance']}"
+        if machine is None:
+            raise ApiError(404, "notFound", f"The resource '{where}' was not found")
+        if machine.state is not InstanceState.RUNNING:
+            raise ApiError(400, "resourceNotReady", f"The resource '{where}' is not ready")
+        # The other ports are for debuggers; images write to the first.
+        data = self._machines.console(machine).encode() if int(query.get("port", 1)) == 1 else b""
+        oldest, start = max(0, len(data) - SERIAL_BYTES), int(query.get("start", 0))
+        start = min(max(oldest, len(data) + start if start < 0 else start), len(data))
+        return {
+            "kind": "compute#serialPortOutput",
+            "contents": data[start:].decode("utf-8", "replace"),
+            "start": str(start),
+            "next": str(len(data)),
+            "selfLink": f"{BASE}{where}/serialPort",
+        }
+
     def _policies_in(self, region: str) -> Values:
         start = f"regions/{region}/"
         return [value for path, value in sorted(self._site.policies.items()) if path.startswith(start)]
@@ -212,7 +239,7 @@ class Lists:
 
     def _image(self, path: Mapping[str, str], *, by: str) -> Mapping[str, Any]:
         asked = path["image" if by == "name" else "family"]
-        for image in reversed(IMAGES):
+        for image in reversed(self._site.images):
             if image.project == path["project"] and asked == getattr(image, by):
                 return catalogue.image_value(image)
         kind = "images/" if by == "name" else "images/family/"
@@ -220,7 +247,9 @@ class Lists:
         raise ApiError(404, "notFound", f"The resource '{resource}' was not found")
 
     def _images(self, path: Mapping[str, str], query: Mapping[str, Any], *_: Any) -> Mapping[str, Any]:
-        own = [catalogue.image_value(image) for image in IMAGES if image.project == path["project"]]
+        own = [
+            catalogue.image_value(image) for image in self._site.images if image.project == path["project"]
+        ]
         return self._list("images", lambda _: own)(path, query, {}, "")
 
 

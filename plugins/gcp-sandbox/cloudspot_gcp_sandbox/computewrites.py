@@ -19,6 +19,7 @@ from cloudspot_gcp_sandbox.launching import (
     NAME,
     Site,
     bad,
+    check_attached,
     check_labels,
     check_metadata,
     check_properties,
@@ -118,6 +119,7 @@ class Writes:
         place = check_properties(properties, self._site, region=region, where="resource.instanceProperties")
         if "zone" in path:
             action, scope, zones = "compute.instances.bulkInsert", f"zones/{path['zone']}", [path["zone"]]
+            check_attached(properties, path["zone"], "resource.instanceProperties")
         else:
             action, scope = "compute.regionInstances.bulkInsert", f"regions/{region}"
             zones = zones_for(body, region)
@@ -175,6 +177,7 @@ class Writes:
             raise ApiError(409, "alreadyExists", f"The resource '{target}' already exists")
         if not is_in(MACHINE_TYPES[properties["machineType"]], zone):
             raise bad("resource.machineType", properties["machineType"], f"It is not available in {zone}.")
+        check_attached(properties, zone, "resource")
         granted, errors = grant(properties, zone, 1, self._machines, self._faults)
         if not granted:
             return self._told_insert(name, zone, "", caller, errors)

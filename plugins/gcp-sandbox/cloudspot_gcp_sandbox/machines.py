@@ -114,6 +114,10 @@ class Machines:
         self._project = project
         self._numbers = itertools.count(1)
 
+    def console(self, machine: Machine) -> str:
+        """Return what the machine has printed so far."""
+        return self._host.console(machine.host_id)
+
     def start(
         self, name: str, zone: str, properties: Mapping[str, Any], addresses: Mapping[str, str]
     ) -> Machine:
@@ -373,9 +377,15 @@ class Machines:
                 "scheduling": value["scheduling"],
                 "service-accounts": value["serviceAccounts"],
                 "tags": value["tags"].get("items", []),
+                "access-configs": [
+                    {"external-ip": one["natIP"], "type": one.get("type", "ONE_TO_ONE_NAT")}
+                    for one in value["networkInterfaces"][0].get("accessConfigs", ())
+                ],
+                "disk-name": value["disks"][0]["deviceName"],
             },
             tags=metadata,
             market=Market(machine.market),
+            notice_seconds=machine.notice_seconds,
             is_bare=BARE_IMAGE in image,
             job=job,
         )

@@ -2,14 +2,16 @@
 
 Sources: Compute Engine documentation, "About VM metadata", "Predefined metadata keys", "View and query VM
 metadata" (the header, ``recursive``, ``alt``, ``wait_for_change``, ``last_etag``, ``timeout_sec``, refused
-X-Forwarded-For), "Authenticate workloads to Google APIs" (checked 2026-11). From memory: the redirect to a
-directory's last slash, names in camelCase in recursive answers, texts of errors. The real one ignores
-unknown parameters; here they are refused.
+X-Forwarded-For), "Authenticate workloads to Google APIs"; what Google's guest agents read and in which form:
+GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). From memory:
+the redirect to a directory's last slash, texts of errors, guest attributes that are switched off. The real
+one ignores unknown parameters; here they are refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import re
 import threading
@@ -26,7 +28,32 @@ VERSION: Final = "v1"
 MAX_WAIT_SECONDS: Final = 3600.0
 RENEWED_BEFORE_SECONDS: Final = 300.0
 """A token with no more time left than this is replaced at the next request."""
-_PARAMETERS: Final = frozenset({"alt", "last_etag", "recursive", "scopes", "timeout_sec", "wait_for_change"})
+_PARAMETERS: Final = frozenset(
+    {
+        "alt",
+        "audience",
+        "format",
+        "last_etag",
+        "licenses",
+        "recursive",
+        "scopes",
+        "timeout_sec",
+        "wait_for_change",
+    }
+)
+_LISTS: Final = frozenset(
+    {
+        "access-configs",
+        "disks",
+        "forwarded-ips",
+        "forwarded-ipv6s",
+        "ip-aliases",
+        "licenses",
+        "network-interfaces",
+        "target-instance-ips",
+    }
+)
+"""The directories that are lists in recursive answers."""
 _PAGE: Final = """\
 <!DOCTYPE html>
 <html lang=en>
@@ -67,6 +94,8 @@ class GceMetadata(MetadataService):
     def answer(self, request: Request) -> Answer:
         """Answer one request; a long poll takes its time."""
         path, _, query = request.path.partition("?")
+        if request.method == "PUT" and path.startswith(f"/{ROOT}/{VERSION}/instance/guest-attributes/"):
+            return _refuse(403, "Guest attributes endpoint access is disabled.")
         if request.method not in {"GET", "HEAD"}:
             return _refuse(405, f"The request method <code>{request.method}</code> is inappropriate.")
         # A request through a proxy is not the machine's own.
@@ -86,7 +115,7 @@ class GceMetadata(MetadataService):
         if parts == [ROOT]:
             return _make(f"{VERSION}/\n", "application/text")
         is_directory = path.endswith("/")
-        if asked.get("wait_for_change") == "true":
+        if _is_set(asked, "wait_for_change"):
             return self._wait(parts[2:], asked, is_directory=is_directory)
         return self._look(parts[2:], asked, is_directory=is_directory)
 
@@ -109,8 +138,11 @@ class GceMetadata(MetadataService):
 
     def _look(self, parts: Sequence[str], asked: Mapping[str, str], *, is_directory: bool) -> Answer:
         missing = _refuse(404, "The requested URL was not found on this server.")
-        if parts[:2] == ["instance", "service-accounts"] and len(parts) == 4 and parts[3] == "token":
-            return self._give_token(parts[2], asked) or missing
+        if parts[:2] == ["instance", "service-accounts"] and len(parts) == 4:
+            if parts[3] == "token":
+                return self._give_token(parts[2], asked) or missing
+            if parts[3] == "identity":
+                return self._give_identity(parts[2], asked) or missing
         node: Any = self._tree()
         for part in parts:
             if not isinstance(node, Mapping) or part not in node:
@@ -120,7 +152,7 @@ class GceMetadata(MetadataService):
             if not is_directory:
                 where = "/".join(("", ROOT, VERSION, *parts, ""))
                 return _refuse(301, "Moved.", {"Location": f"http://metadata.google.internal{where}"})
-            if asked.get("recursive") == "true":
+            if _is_set(asked, "recursive"):
                 return _recursive(node, asked, is_raw=parts[-1:] == ["attributes"])
             names = (f"{name}/" if isinstance(node[name], Mapping) else name for name in sorted(node))
             return _make("".join(f"{name}\n" for name in names), "application/text")
@@ -149,6 +181,38 @@ class GceMetadata(MetadataService):
         value = {"access_token": token, "expires_in": int(expires_at - now), "token_type": "Bearer"}
         return _make(json.dumps(value), "application/json")
 
+    def _give_identity(self, account: str, asked: Mapping[str, str]) -> Answer | None:
+        """Return who the machine is, as a JWT. Google's would be signed with a key that all can look up."""
+        known = {**self._accounts(), "default": self._default_account()}
+        found = known.get(account)
+        if found is None:
+            return None
+        if not asked.get("audience"):
+            return _refuse(400, "non-empty audience parameter required")
+        facts, now = self.view.facts, int(self._now())
+        claims: dict[str, Any] = {
+            "aud": asked["audience"],
+            "azp": str(facts["id"]),
+            "email": found["email"],
+            "email_verified": True,
+            "exp": now + 3600,
+            "iat": now,
+            "iss": "https://accounts.google.com",
+            "sub": str(facts["id"]),
+        }
+        if asked.get("format") == "full":
+            claims["google"] = {
+                "compute_engine": {
+                    "instance_id": str(facts["id"]),
+                    "instance_name": facts["name"],
+                    "project_id": facts["project-id"],
+                    "project_number": facts["numeric-project-id"],
+                    "zone": facts["zone"],
+                }
+            }
+        tokens = MachineTokens(str(facts["token-seed"]))
+        return _make(tokens.identity(claims), "text/html")
+
     def _tree(self) -> Tree:
         facts = self.view.facts
         project = {
@@ -167,27 +231,46 @@ class GceMetadata(MetadataService):
         facts = self.view.facts
         number, scheduling = facts["numeric-project-id"], facts["scheduling"]
         is_spot = scheduling.get("provisioningModel") == "SPOT"
+        public = facts.get("access-configs", ())
         interface = {
-            "access-configs": {},
+            "access-configs": {str(i): one for i, one in enumerate(public)},
+            "dhcpv6-refresh": "",
             "dns-servers": "169.254.169.254",
+            "forwarded-ips": {},
+            "forwarded-ipv6s": {},
+            "gateway": str(ipaddress.ip_interface(f"{facts['ip']}/20").network[1]),
             "ip": facts["ip"],
+            "ip-aliases": {},
             "mac": "42:01:" + ":".join(f"{int(part):02x}" for part in facts["ip"].split(".")),
             "mtu": 1460,
             "network": f"projects/{number}/networks/default",
+            "subnetmask": "255.255.240.0",
+            "target-instance-ips": {},
+        }
+        disk = {
+            "device-name": facts.get("disk-name", "persistent-disk-0"),
+            "index": 0,
+            "interface": "SCSI",
+            "mode": "READ_WRITE",
+            "type": "PERSISTENT-BALANCED",
         }
         accounts = self._accounts()
         return {
             "attributes": self.view.tags,
             "cpu-platform": "Intel Cascade Lake",
             "description": "",
+            "disks": {"0": disk},
+            "guest-attributes": {},
             "hostname": facts["hostname"],
             "id": facts["id"],
             "image": facts["image"],
+            "licenses": {"0": {"id": "5926592092274602096"}},
             "machine-type": f"projects/{number}/machineTypes/{facts['machine-type']}",
             "maintenance-event": facts.get("maintenance-event", "NONE"),
             "name": facts["name"],
             "network-interfaces": {"0": interface},
             "preempted": _flag(self.view.notice is not None and is_spot),
+            "remaining-cpu-time": -1,
             "scheduling": {
                 "automatic-restart": _flag(bool(scheduling.get("automaticRestart"))),
                 "on-host-maintenance": scheduling.get("onHostMaintenance", "MIGRATE"),
@@ -195,6 +278,7 @@ class GceMetadata(MetadataService):
             },
             "service-accounts": {**accounts, "default": self._default_account()} if accounts else {},
             "tags": list(facts.get("tags", ())),
+            "virtual-clock": {"drift-token": "0"},
             "zone": f"projects/{number}/zones/{facts['zone']}",
         }
 
@@ -217,13 +301,18 @@ def _problem(asked: Mapping[str, str]) -> str | None:
     if unknown:
         return f"Unknown parameter {unknown[0]}."
     for name in ("recursive", "wait_for_change"):
-        if asked.get(name, "false") not in {"true", "false"}:
+        if asked.get(name, "false").lower() not in {"true", "false"}:
             return f"Invalid value for {name}."
     if asked.get("alt", "json") not in {"json", "text"}:
         return "Invalid value for alt."
     if not re.fullmatch(r"[0-9]{1,6}", asked.get("timeout_sec", "0")):
         return "Invalid value for timeout_sec."
     return None
+
+
+def _is_set(asked: Mapping[str, str], name: str) -> bool:
+    """Return whether a flag is set; Google's own Python clients write ``True``."""
+    return asked.get(name, "").lower() == "true"
 
 
 def _recursive(node: Tree, asked: Mapping[str, str], *, is_raw: bool) -> Answer:
@@ -237,7 +326,7 @@ def _value(node: Any, *, is_raw: bool = False, name: str = "") -> Any:
     if not isinstance(node, Mapping):
         # In a recursive answer, lines of text are a list.
         return node.splitlines() if name in {"scopes", "aliases", "dns-servers"} else node
-    if name in {"network-interfaces", "access-configs"}:
+    if name in _LISTS:
         return [_value(node[key]) for key in sorted(node)]
     is_raw = is_raw or name in {"attributes", "service-accounts"}
     return {

@@ -31,6 +31,9 @@ _FAMILIES: Final = {
     "G2 Instance": (0.0249, 0.0029),
     "A2 Instance": (0.0316, 0.0042),
     "A3 Instance": (0.0298, 0.0025),
+    "A3Plus Instance": (0.0269, 0.0023),
+    "A3Ultra Instance": (0.0291, 0.0025),
+    "G4 Instance": (0.0242, 0.0029),
 }
 _GPUS: Final = {
     "Nvidia Tesla T4 GPU": 0.35,
@@ -39,7 +42,23 @@ _GPUS: Final = {
     "Nvidia Tesla A100 GPU": 2.93,
     "Nvidia Tesla A100 80GB GPU": 3.93,
     "Nvidia H100 80GB GPU": 9.8,
+    "Nvidia H100 80GB Plus GPU": 10.3,
+    "H200 141GB GPU": 9.1,
+    "RTX 6000 96GB": 3.0,
+    "Nvidia Tesla P100 GPU": 1.46,
+    "Nvidia Tesla P4 GPU": 0.6,
 }
+# USD a month of a GiB in the cheapest region, and how many of them are free in the Americas.
+_DISKS: Final = {
+    "Storage PD Capacity": (0.04, 30),
+    "SSD backed PD Capacity": (0.17, 0),
+    "Balanced PD Capacity": (0.1, 0),
+    "Regional Balanced PD Capacity": (0.2, 0),
+    "Hyperdisk Balanced Capacity": (0.08, 0),
+    "Hyperdisk Balanced IOPS": (0.005, 0),
+}
+_ADDRESSES: Final = {"Standard": 0.005, "Spot Preemptible": 0.0025}
+_FREE_HOURS: Final = 744
 _DEARER: Final = {"us-central1": 1.0, "us-east1": 1.0, "europe-west4": 1.1, "asia-east1": 1.16}
 
 
@@ -81,6 +100,18 @@ def _skus() -> Iterator[dict[str, Any]]:
                 price * factor * _spot_part(gpu, region),
                 "h",
             )
+        for disk, (price, free) in _DISKS.items():
+            is_plain = place == "Americas"
+            name = disk if is_plain else f"{disk} in {place}"
+            num_free = free if is_plain else 0
+            yield _sku(
+                name, region, "SSD", "OnDemand", price * factor, "GiBy.mo", family="Storage", free=num_free
+            )
+    for vm, price in _ADDRESSES.items():
+        name = f"External IP Charge on a {vm} VM"
+        usage = "OnDemand" if vm == "Standard" else "Preemptible"
+        yield _sku(name, "global", "IpAddress", usage, price, "h", family="Network", free=_FREE_HOURS)
+    yield _sku("Static Ip Charge", "global", "IpAddress", "OnDemand", 0.01, "h", family="Network", free=1)
 
 
 def _spot_part(name: str, region: str) -> float:
@@ -88,7 +119,17 @@ def _spot_part(name: str, region: str) -> float:
     return 0.25 + hashlib.sha256(f"{name}/{region}".encode()).digest()[0] / 1700
 
 
-def _sku(description: str, region: str, group: str, usage: str, price: float, unit: str) -> dict[str, Any]:
+def _sku(
+    description: str,
+    region: str,
+    group: str,
+    usage: str,
+    price: float,
+    unit: str,
+    *,
+    family: str = "Compute",
+    free: int = 0,
+) -> dict[str, Any]:
     number = hashlib.sha256(f"{description}/{region}/{usage}".encode()).hexdigest()[:12].upper()
     sku_id = "-".join(number[i : i + 4] for i in range(0, 12, 4))
     return {
@@ -97,7 +138,7 @@ def _sku(description: str, region: str, group: str, usage: str, price: float, un
         "description": description,
         "category": {
             "serviceDisplayName": "Compute Engine",
-            "resourceFamily": "Compute",
+            "resourceFamily": family,
             "resourceGroup": group,
             "usageType": usage,
         },
@@ -107,19 +148,21 @@ def _sku(description: str, region: str, group: str, usage: str, price: float, un
                 "effectiveTime": "2026-11-01T00:00:00Z",
                 "pricingExpression": {
                     "usageUnit": unit,
-                    "tieredRates": [
-                        {
-                            "startUsageAmount": 0,
-                            "unitPrice": {
-                                "currencyCode": "USD",
-                                "units": str(int(price)),
-                                "nanos": round((price - int(price)) * 1e9),
-                            },
-                        }
-                    ],
+                    "tieredRates": [_rate(0, 0.0), _rate(free, price)] if free else [_rate(0, price)],
                 },
                 "currencyConversionRate": 1,
             }
         ],
         "serviceProviderName": "Google",
+    }
+
+
+def _rate(start: int, price: float) -> dict[str, Any]:
+    return {
+        "startUsageAmount": start,
+        "unitPrice": {
+            "currencyCode": "USD",
+            "units": str(int(price)),
+            "nanos": round((price - int(price)) * 1e9),
+        },
     }

@@ -72,6 +72,11 @@ def _launch_rights(parameters: Mapping[str, Any]) -> set[str]:
         found |= {"compute.instances.setLabels"}
     if any(one.get("initializeParams", {}).get("labels") for one in properties.get("disks", ())):
         found |= {"compute.disks.setLabels"}
+    # Everybody may use the images of Google's projects.
+    own = f"projects/{parameters.get('project')}/"
+    sources = [one.get("initializeParams", {}).get("sourceImage", "") for one in properties.get("disks", ())]
+    if any(own in source for source in sources):
+        found |= {"compute.images.useReadOnly"}
     if properties.get("tags"):
         found |= {"compute.instances.setTags"}
     if properties.get("serviceAccounts"):

@@ -21,7 +21,7 @@ from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp_sandbox import prices
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.batch import answer_batch
-from cloudspot_gcp_sandbox.catalogue import ZONES, zone_names
+from cloudspot_gcp_sandbox.catalogue import IMAGES, ZONES, zone_names
 from cloudspot_gcp_sandbox.computelists import Lists
 from cloudspot_gcp_sandbox.computewrites import Writes
 from cloudspot_gcp_sandbox.discovery import Matched, api
@@ -73,6 +73,7 @@ class StrictCompute:
             },
             service_accounts=[f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"],
             policies={},
+            images=IMAGES,
         )
         self._identities = identities
         self._inner = inner

@@ -128,7 +128,7 @@ class StrictStorage:
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
             wanted.append("storage.objects.list")  # Otherwise the caller does not learn that it is missing.
         for right in wanted:
-            if right in self._faults.denied:
+            if self._faults.is_denied(right, caller):
                 resource = "object" if "object" in right else "bucket"
                 raise ApiError(
                     403,

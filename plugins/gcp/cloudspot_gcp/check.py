@@ -25,6 +25,7 @@ PERMISSIONS: Final = (
     "compute.instances.create",
     "compute.instances.delete",
     "compute.instances.get",
+    "compute.instances.getSerialPortOutput",
     "compute.instances.list",
     "compute.instances.setLabels",
     "compute.instances.setMetadata",
@@ -61,9 +62,15 @@ def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Seq
     return lines.results()
 
 
-def wanted_permissions(options: GcpOptions) -> list[str]:
-    """Return the permissions that a launch with these options needs."""
+def wanted_permissions(options: GcpOptions, project: str) -> list[str]:
+    """Return the permissions that a launch with these options needs in the project.
+
+    One's own images need one more ("REST Resource: instances", insert, IAM permissions; checked 2026-11);
+    whether another project grants it cannot be asked here.
+    """
     found = set(PERMISSIONS)
+    if options.image_or_default.startswith(f"projects/{project}/"):
+        found.add("compute.images.useReadOnly")
     if options.public_ip:
         found.add("compute.subnetworks.useExternalIp")
     if options.network_tags:
@@ -98,7 +105,7 @@ def _clock(clients: GcpClients) -> str:
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:
     """Ask Resource Manager, whom everybody may ask about their own permissions."""
-    wanted = wanted_permissions(options)
+    wanted = wanted_permissions(options, clients.project)
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
         with ERRORS.translated("asking for the permissions"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -35,13 +36,16 @@ from cloudspot_gcp.lookups import ask, wanted_regions
 from cloudspot_gcp.offers import GcpOfferFinder
 from cloudspot_gcp.operations import wait_for_region
 from cloudspot_gcp.options import GcpOptions, region_of
-from cloudspot_gcp.refusals import MIN_COUNT, causes_of, failure, launching, refusal
-from cloudspot_gcp.request import ComputeRequest, render_request, request_id
+from cloudspot_gcp.refusals import MIN_COUNT, NoticeRefusedError, causes_of, failure, launching, refusal
+from cloudspot_gcp.request import ComputeRequest, render_request, request_id, without_notice
 
 UNREACHABLE: Final = "UNREACHABLE"
 """The warning in place of a zone's part of a listing, in an answer that counts as good all the same."""
 PAGE: Final = 500
 """The most items on a page of a listing."""
+CONSOLE_BYTES: Final = 64 << 10
+"""How much of a console is asked for; a negative start counts from the end (Compute Engine API reference,
+instances.getSerialPortOutput, checked 2026-11)."""
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
 """The targets' names are compared here: the API's own filter cannot match a part of a URL."""
 
@@ -49,6 +53,8 @@ _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResou
 """Another operation is making or ending it ("Troubleshooting VM creation")."""
 _LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": TransientError}
 """Also a machine that does not show yet, and one whose attributes somebody else has just changed."""
+
+_log = logging.getLogger("cloudspot.gcp.compute")
 
 
 class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
@@ -68,6 +74,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         self._lock = threading.Lock()
         self._stores: dict[str, str] = {}
         """The stores whose machines were seen, by ``store_digest``."""
+        self._has_notice = True
+        """Nobody was told yet that Compute Engine gives no notice."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self._options, group)
@@ -75,12 +83,27 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
         """Create the machines of the request by one bulk insert, or none.
 
-        This waits for its operation: only that tells whether there is capacity.
+        This waits for its operation: only that tells whether there is capacity. A launch that is refused for
+        the notice that it asks for is sent again without, under an id that follows from the token, too.
         """
         body = decode_request(request, ComputeRequest)
         self._learn_store(body.store_url)
         if body.made_placement_policy is not None:
             placement.make(self._clients, body)
+        try:
+            return self._create(body, token)
+        except NoticeRefusedError as error:
+            with self._lock:
+                is_new, self._has_notice = self._has_notice, False
+            if is_new:
+                _log.warning(
+                    "%s; launching without: machines hear of a reclaim 30 seconds ahead at best "
+                    "(providers.gcp.preemption_notice = 0 avoids the refused request)",
+                    error,
+                )
+            return self._create(without_notice(body), f"{token} without notice")
+
+    def _create(self, body: ComputeRequest, token: str) -> tuple[Instance, ...]:
         operation = self._bulk_insert(body, token)
         operation = wait_for_region(self._clients, body.region, operation, launching(body))
         causes = causes_of(operation)
@@ -130,6 +153,19 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
         self._delete(targets, "deleting machines")
 
+    def console(self, instance: Instance) -> str:
+        """Return the end of what the machine has written to its first serial port; see Provisioner.
+
+        Images write what their boot and their startup script print to it. It is gone with the machine.
+        """
+        place = place_of_id(instance.id)
+        if place is None:
+            return ""
+        what = f"reading the serial port of {place.instance}"
+        with ERRORS.translated(what, _LATER):
+            answer = self._ask_about(place, "get_serial_port_output", port=1, start=-CONSOLE_BYTES)
+        return str(answer.contents)
+
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Delete what the job has left: stopped machines and placement policies; see Provisioner.
 
@@ -172,7 +208,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 lambda: self._clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
             )
         except ERRORS.raised as error:
-            raise refusal(error, body) from error
+            raise self._unless_new(refusal(error, body)) from error
 
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
         """Return the operations that insert the launch's machines, one each.

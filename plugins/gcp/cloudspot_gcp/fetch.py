@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from http.client import HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
@@ -24,9 +25,15 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         with ask(url, {"Authorization": f"Bearer {token}"}) as answer:
             path.write_bytes(answer.read())
     except HTTPError as error:
-        who = "Cloud Storage" if "/storage/v1/" in error.url else "the metadata server"
-        detail = error.read()[:300].decode("utf-8", "replace")
-        raise OSError(f"{who} answered {error.code} to {name}: {detail}") from None
+        said = error.read()[:2000].decode("utf-8", "replace")
+        if "/storage/v1/" in error.url:
+            message = re.search(r'"message": *"(.*?)"', said)
+            who, said = "Cloud Storage", message[1] if message else said
+        elif error.code == 404:
+            raise OSError("this machine has no service account; see providers.gcp.service_account") from None
+        else:
+            who = "the metadata server"
+        raise OSError(f"{who} answered {error.code} {said[:300]}") from None
 
 
 def ask(url: str, headers: dict[str, str]) -> HTTPResponse:

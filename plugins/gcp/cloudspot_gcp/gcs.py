@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.plugin.bucket import told
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_gcp.clients import TIMEOUT
-from cloudspot_gcp.gcsbucket import WRITER, GcsBucket
+from cloudspot_gcp.gcsbucket import WRITER, GcsBucket, fields_of
 from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
 
 UNIT_BYTES = 256 << 10
@@ -44,6 +45,7 @@ class GcsUploadRequests(PartedRequests):
         self._full = bucket.full(key)
         self._path = f"/upload/storage/v1/b/{quote(bucket.name, safe='')}/o"
         self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
+        self._verb = "create" if if_absent else "write"
         self._num_sent = 0
         self._start = 0
         """Where the part that is being sent begins."""
@@ -60,7 +62,7 @@ class GcsUploadRequests(PartedRequests):
             "metadata": {WRITER: writer},
         }
         body, content_type = multipart(data, described)
-        with self._bucket.asking("write", self._key), body:
+        with self._bucket.asking(self._verb, self._key), body:
             answer = self._bucket.send(
                 "POST",
                 self._path,
@@ -72,14 +74,14 @@ class GcsUploadRequests(PartedRequests):
 
     def begin(self, writer: str) -> str:
         """Begin a resumable upload; return its URL, which is its only credential."""
-        with self._bucket.asking("write", self._key):
+        with self._bucket.asking(self._verb, self._key):
             answer = self._bucket.send(
                 "POST",
                 self._path,
                 params={"uploadType": "resumable", "name": self._full, **self._condition},
                 json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: writer}},
             )
-        return str(answer.headers["Location"])
+            return str(told(answer.headers.get("Location"), "an upload's URL"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
         if number != self._num_sent + 1:
@@ -146,10 +148,9 @@ class GcsUploadRequests(PartedRequests):
         Raises:
             TransientError: the answer cannot be read, so the caller must look up whose object is there.
         """
-        with self._bucket.asking("write", self._key):
-            described = answer.json()
-        if not isinstance(described, dict) or "crc32c" not in described:
-            raise TransientError(f"{self._bucket.url}: the answer about {self._key} cannot be read")
+        with self._bucket.asking(self._verb, self._key):
+            described = fields_of(answer)
+            told(described.get("crc32c"), "a checksum")
         return described
 
     def _ask_with(self, upload_id: str, view: memoryview, start: int, total: int | None) -> Any:
@@ -162,7 +163,7 @@ class GcsUploadRequests(PartedRequests):
     def _ask(
         self, upload_id: str, data: memoryview | bytes, span: str, headers: dict[str, str] | None = None
     ) -> Any:
-        with self._bucket.asking("write", self._key), memoryview(data) as view, Body(view) as body:
+        with self._bucket.asking(self._verb, self._key), memoryview(data) as view, Body(view) as body:
             return self._bucket.send(
                 "PUT",
                 upload_id,

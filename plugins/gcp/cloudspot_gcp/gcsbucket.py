@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import google_crc32c
+from google.api_core.datetime_helpers import from_rfc3339
 from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import (
@@ -23,7 +24,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
+from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS, UNUSABLE
@@ -36,10 +37,14 @@ WRITER = "cloudspot-writer"
 _NO_BUCKET = "bucket does not exist"
 _CHANGED = "match calculated"
 """From Storage's words for a checksum that differs."""
-_LISTED = "items(name,size,updated),nextPageToken"
+_NOT_MET = "conditionNotMet"
+"""The one reason for a 412 that is about a write's own condition; another is orgPolicyConstraintFailed.
+Source: Cloud Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
+_OBJECT = "size,updated,metadata"
+# An empty listing has its kind and nothing else.
+_LISTED = "kind,items(name,size,updated),nextPageToken"
 _CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
 _KINDS: Mapping[int, type[CloudspotError]] = {
-    HTTPStatus.PRECONDITION_FAILED: ObjectExists,
     HTTPStatus.GONE: UploadGone,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: RangeBeyondEnd,
     HTTPStatus.TOO_MANY_REQUESTS: Passing,
@@ -65,6 +70,7 @@ class GcsBucket(Bucket):
         "list": "storage.objects.list",
         "read": "storage.objects.get",
         "write": "storage.objects.create, and storage.objects.delete to replace one",
+        "create": "storage.objects.create",
         "delete": "storage.objects.delete",
         "ask for": "storage.buckets.get",
         "sign for": "roles/iam.serviceAccountTokenCreator of the service account on itself",
@@ -90,7 +96,9 @@ class GcsBucket(Bucket):
             return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
         if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | ERRORS.throttled:
             return AuthError
-        return Passing if code in ERRORS.throttled else _KINDS.get(status)
+        if code in ERRORS.throttled:
+            return Passing
+        return ObjectExists if code == _NOT_MET else _KINDS.get(status)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
         found = super().translation(error, what)
@@ -99,16 +107,17 @@ class GcsBucket(Bucket):
         return found
 
     def head(self, client: Any, name: str) -> Described:
-        blob = client.blob(name)
-        blob.reload(retry=None, timeout=TIMEOUT)
-        return Described(blob.size, blob.updated, str((blob.metadata or {}).get(WRITER, "")))
+        found = fields_of(self.send("GET", self._path(name), params={"fields": _OBJECT}))
+        return Described(*_size_and_time(found), str((found.get("metadata") or {}).get(WRITER, "")))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        path = f"/storage/v1/b/{quote(self.name, safe='')}/o/{quote(name, safe='')}"
         headers = {"Accept-Encoding": "identity"}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1]}"
-        answer = self.send("GET", path, params={"alt": "media"}, headers=headers, stream=True)
+        answer = self.send("GET", self._path(name), params={"alt": "media"}, headers=headers, stream=True)
+        if "x-goog-generation" not in answer.headers:
+            answer.close()
+            raise NotTold("a generation")
         is_partial = answer.status_code == HTTPStatus.PARTIAL_CONTENT
 
         def verify(data: memoryview) -> None:
@@ -124,26 +133,25 @@ class GcsBucket(Bucket):
         return Download(answer.raw, int(length) if length.isdecimal() else None, is_partial, verify)
 
     def list_names(
-        self, client: Any, prefix: str, *, after: str | None, limit: int
-    ) -> tuple[Sequence[Listed], bool]:
-        listing = client.list_blobs(
-            prefix=prefix,
+        self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
+    ) -> tuple[Sequence[Listed], str | None]:
+        asked = {
+            "prefix": prefix,
             # Storage lists from a name on, inclusive. No key comes between ``after`` and the same with a
             # key's smallest character appended.
-            start_offset=None if after is None else f"{after} ",
-            page_size=limit,
-            fields=_LISTED,
-            retry=None,
-            timeout=TIMEOUT,
-        )
-        for page in listing.pages:
-            found = [Listed(blob.name, blob.size, blob.updated) for blob in page]
-            if found or listing.next_page_token is None:  # A page may be empty without being the last.
-                return found, listing.next_page_token is not None
-        return (), False
+            "startOffset": None if after is None else f"{after} ",
+            "pageToken": token,
+            "maxResults": limit,
+            "fields": _LISTED,
+        }
+        listing = fields_of(self.send("GET", self._path(), params=asked))
+        told(listing.get("kind"), "its kind")
+        found = [Listed(one["name"], *_size_and_time(one)) for one in listing.get("items", ())]
+        return found, listing.get("nextPageToken")
 
     def delete(self, client: Any, name: str) -> None:
-        client.blob(name).delete(retry=None, timeout=TIMEOUT)
+        answer = self.send("DELETE", self._path(name))
+        told(answer.status_code == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object; see Bucket.
@@ -174,6 +182,11 @@ class GcsBucket(Bucket):
             return (CheckResult(name="bucket settings", ok=False, detail=str(error)),)
         return check_settings(client, self.prefix)
 
+    def _path(self, name: str | None = None) -> str:
+        """Return the path of the bucket's objects, or of one of them."""
+        objects = f"/storage/v1/b/{quote(self.name, safe='')}/o"
+        return objects if name is None else f"{objects}/{quote(name, safe='')}"
+
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Make a request by the JSON API, with a bearer token, and return the ``requests.Response``.
 
@@ -201,3 +214,14 @@ class GcsBucket(Bucket):
                 "proxy or a login page in between?"
             )
         return answer
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """Return an answer's JSON fields; raise NotTold if it has none. To be used within ``asking``."""
+    value = answer.json()
+    return told(value if isinstance(value, dict) else None, "JSON fields")
+
+
+def _size_and_time(described: Mapping[str, Any]) -> tuple[int, datetime]:
+    updated = told(described.get("updated"), "a time")
+    return int(told(described.get("size"), "a size")), from_rfc3339(updated)

@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from google.api_core import exceptions as api
 
-from cloudspot.model import Resources
+from cloudspot.model import Offer, Resources
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import GcpClients
@@ -24,30 +24,26 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.listing import last_part
 from cloudspot_gcp.options import (
     DEFAULT_REGION,
+    DiskType,
     GcpOptions,
     field_error,
+    is_ai_zone,
     region_of,
     unknown_region,
     unknown_type,
 )
+from cloudspot_gcp.series import (
+    ATTACHING_SERIES,
+    count_to_attach,
+    has_part_of_gpu,
+    is_attachable,
+    markets_of,
+    series_of,
+    takes_disk,
+)
 
 NUM_TRIES: Final = 4
 """How often a request is tried that may be repeated."""
-ATTACHING_FAMILY: Final = "n1"
-"""The one family whose machines can have accelerators attached; others have them built in ("GPU machine
-types")."""
-ATTACHABLE: Final = frozenset(
-    {"nvidia-tesla-p100", "nvidia-tesla-p4", "nvidia-tesla-t4", "nvidia-tesla-v100"}
-)
-"""What can be attached; other accelerators are built into types of their own."""
-COUNTS: Final = (1, 2, 4, 8)
-"""How many of an accelerator can be attached, up to its own limit."""
-HYPERDISK_ONLY: Final = frozenset({"a4", "a4x", "c4", "c4a", "c4d", "h4d", "m4", "n4", "n4a", "n4d", "x4"})
-"""Families without Persistent Disk ("Hyperdisk", machine series support; from memory)."""
-COMPACT_FAMILIES: Final = frozenset(
-    {"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "c4", "c4d", "g2", "h3", "n2", "n2d"}
-)
-"""Families that a compact placement policy accepts ("About placement policies"; from memory)."""
 _IMAGE: Final = re.compile(r"projects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)")
 
 T = TypeVar("T")
@@ -69,14 +65,9 @@ class GcpMachineType(MachineType, frozen=True, kw_only=True):
     is_attached: bool = False
     """The accelerators are not the type's own."""
     is_shared: bool = False
-    """It has a share of its processors only, and may use more for a while."""
+    """It has a share of its processors only, and may use more for a while; or a share of an accelerator."""
     zones: tuple[str, ...] = ()
     """Where it can be had at all."""
-
-    @property
-    def family(self) -> str:
-        """Return such as ``n2``."""
-        return self.name.partition("-")[0]
 
     def is_called(self, accelerator: str) -> bool:
         """Return whether people mean this type's accelerator; see the function."""
@@ -131,7 +122,11 @@ def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
 
 
 def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
-    """Return the region's zones; refuse a region that does not exist."""
+    """Return the region's standard zones; refuse a region that does not exist.
+
+    A bulk insert puts no machine into an AI zone, and its list of locations may not name one (discovery
+    document, LocationPolicy.locations; checked 2026-11).
+    """
     own = {"project": clients.project}
 
     def call() -> tuple[str, ...]:
@@ -142,7 +137,7 @@ def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
             if region in known:
                 raise
             raise unknown_region("regions", region, known) from error
-        return tuple(sorted(map(last_part, found.zones)))
+        return tuple(sorted(zone for zone in map(last_part, found.zones) if not is_ai_zone(zone)))
 
     return ask(f"looking up the region {region}", call)
 
@@ -221,9 +216,14 @@ def named_types(
         regions = ", ".join(sorted(set(map(region_of, zones))))
         raise unknown_type("machine_types", unknown[0], known, where=regions)
     types = [found[name] for name in options.machine_types]
-    wrong = [one for one in types if (one.family in HYPERDISK_ONLY) != (options.disk_type[0] == "h")]
-    if wrong and wrong[0].family in HYPERDISK_ONLY:
-        raise field_error("disk_type", f'"{wrong[0].name}" takes "hyperdisk-balanced" only')
+    for one in types:
+        if not markets_of(one.name):
+            raise field_error("machine_types", f'"{one.name}" is only sold as capacity reserved beforehand')
+        if not takes_disk(one.name, options.disk_type):
+            able = [kind for kind in get_args(DiskType) if takes_disk(one.name, kind)]
+            raise field_error(
+                "disk_type", f'"{one.name}" cannot have "{options.disk_type}"; it takes {" or ".join(able)}'
+            )
     return _attached(clients, types, zones, resources)
 
 
@@ -232,15 +232,32 @@ def all_types(
 ) -> list[GcpMachineType]:
     """Return the zones' machine types, with the accelerators to attach.
 
-    Types with a shared core, and those that cannot have the kind of disk, are left out.
+    Types with a shared core, those that have to be reserved, and those that cannot have the kind of disk are
+    left out.
     """
-    is_hyperdisk = options.disk_type.startswith("hyperdisk")
     types = [
         one
         for one in _types_in(clients, zones, "isSharedCpu = false")
-        if (one.family in HYPERDISK_ONLY) == is_hyperdisk and not one.name.endswith("-metal")
+        if takes_disk(one.name, options.disk_type)
+        and markets_of(one.name)
+        and not one.name.endswith("-metal")
     ]
     return _attached(clients, types, zones, resources)
+
+
+def offered_type(clients: GcpClients, offer: Offer) -> GcpMachineType | None:
+    """Return the machine type of an offer, with the accelerators attached; None: it is there no more."""
+    details = offer.details
+    zone = details["zones"].partition(",")[0]
+    found = _types_in(clients, (zone,), f'(name = "{offer.instance_type}")')
+    if not found or "accelerator" not in details:
+        return found[0] if found else None
+    return msgspec.structs.replace(
+        found[0],
+        accelerator=details["accelerator"],
+        accelerator_count=int(details["accelerator_count"]),
+        is_attached=True,
+    )
 
 
 def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> list[GcpMachineType]:
@@ -265,7 +282,7 @@ def _to_type(described: Any, zone: str) -> GcpMachineType:
         memory_bytes=described.memory_mb * 2**20,
         accelerator=accelerators[0].guest_accelerator_type if accelerators else None,
         accelerator_count=accelerators[0].guest_accelerator_count if accelerators else 0,
-        is_shared=described.is_shared_cpu,
+        is_shared=described.is_shared_cpu or has_part_of_gpu(described.name),
         zones=(zone,),
     )
 
@@ -278,21 +295,37 @@ def _attached(
     Without its name nobody knows what to attach: then only types with accelerators of their own count.
     """
     wanted = resources.accelerator
-    if wanted is None or not any(one.family == ATTACHING_FAMILY for one in types):
+    attaching = [one for one in types if series_of(one.name) == ATTACHING_SERIES]
+    if wanted is None or not attaching:
         return list(types)
-    offered = _accelerators_in(clients, zones)
-    found: list[GcpMachineType] = []
-    for one in types:
-        if one.family != ATTACHING_FAMILY:
-            found.append(one)
-            continue
+    offered = {
+        name: places
+        for name, places in _accelerators_in(clients, zones).items()
+        if is_attachable(name) and is_called(name, wanted)
+    }
+    found = [one for one in types if one not in attaching]
+    for one in attaching:
         for name, places in offered.items():
-            count = next((n for n in COUNTS if n >= resources.accelerator_count), COUNTS[-1])
-            able = tuple(zone for zone in one.zones if places.get(zone, 0) >= count)
-            if able and name in ATTACHABLE and is_called(name, wanted):
+            counts = {
+                zone: count_to_attach(
+                    name,
+                    at_least=resources.accelerator_count,
+                    cpus=one.cpus,
+                    memory_bytes=one.memory_bytes,
+                    zone=zone,
+                )
+                for zone in one.zones
+            }
+            # The zones differ in whether they have it, never in how many accelerators it needs.
+            able = {zone: n for zone, n in counts.items() if n is not None and places.get(zone, 0) >= n}
+            if able:
                 found.append(
                     msgspec.structs.replace(
-                        one, accelerator=name, accelerator_count=count, is_attached=True, zones=able
+                        one,
+                        accelerator=name,
+                        accelerator_count=max(able.values()),
+                        is_attached=True,
+                        zones=tuple(able),
                     )
                 )
     return found

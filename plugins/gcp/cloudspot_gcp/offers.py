@@ -14,11 +14,12 @@ import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.plugin.cloudprovider import OfferFinder
+from cloudspot.plugin.cloudprovider import FAILURE_SECONDS, OfferFinder
+from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
+from cloudspot.plugin.priceparts import Extras, with_extras
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
-    COMPACT_FAMILIES,
     GcpMachineType,
     Image,
     all_types,
@@ -26,14 +27,13 @@ from cloudspot_gcp.lookups import (
     find_image,
     find_zones,
     named_types,
+    offered_type,
     wanted_regions,
 )
 from cloudspot_gcp.options import GcpOptions, field_error, subnetwork_region
-from cloudspot_gcp.pricing import PriceList, read_price_list
+from cloudspot_gcp.pricing import BILLING, PriceList, read_price_list
+from cloudspot_gcp.series import can_be_compact, markets_of
 
-FAILURE_SECONDS: Final = 60.0
-"""How long a price list that could not be read is not asked for again. Google changes spot prices at most
-once a month ("Spot VMs pricing"), so a list that was read is kept as long as other facts."""
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
@@ -82,20 +82,46 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                 details = self._details(one, region, image, account) | {"zones": ",".join(able)}
                 if others:
                     details["other_zones"] = ",".join(others)
+                extras = {
+                    market: self._extras(resources, image, region, market, price)
+                    for market, price in known.items()
+                }
                 found += [
-                    Offer(
-                        instance_type=one.name,
-                        zone=region,
-                        market=market,
-                        price_per_hour=price.usd,
-                        on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
-                        details={**details, "price_source": price.source},
+                    with_extras(
+                        Offer(
+                            instance_type=one.name,
+                            zone=region,
+                            market=market,
+                            price_per_hour=price.usd,
+                            on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
+                            billing=BILLING,
+                            details={**details, "price_source": price.source},
+                        ),
+                        extras[market],
+                        on_demand=extras[Market.ON_DEMAND],
                     )
                     for market, price in known.items()
+                    if market in markets_of(one.name)
                 ]
         if not found and unpriced:
             self._refuse_unpriced(*unpriced[0])
         return tuple(found)
+
+    def spot_price(self, offer: Offer) -> float | None:
+        """Return the price that ``offers`` finds now, at most an hour old; None: nobody tells one.
+
+        A price that came from the list is not replaced by the options' while the list cannot be read.
+
+        Raises:
+            AuthError: the list cannot be read for lack of a right.
+            TransientError: it cannot be read now.
+        """
+        prices = self._price_list()
+        if isinstance(prices, CloudspotError) and offer.details.get("price_source") != FROM_OPTIONS:
+            raise type(prices)(str(prices)) from prices
+        one = self._cache.get(("offered", offer.key), lambda: offered_type(self._clients, offer))
+        price = None if one is None else self._price(one, offer.zone, Market.SPOT)
+        return None if price is None else price.usd
 
     def _zones(self, region: str) -> tuple[str, ...]:
         return self._cache.get(("zones", region), lambda: find_zones(self._clients, region))
@@ -129,7 +155,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         """Return the types that can be placed close together, if that is wanted."""
         if self._options.placement_policy is None:
             return types
-        able = [one for one in types if one.family in COMPACT_FAMILIES]
+        able = [one for one in types if can_be_compact(one.name)]
         if types and not able and self._options.machine_types:
             raise field_error(
                 "placement_policy", f'"{types[0].name}" cannot be placed close together; leave it out'
@@ -167,8 +193,35 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         usd = table.get(f"{region}/{name}", table.get(name))
         return None if usd is None else _Price(usd, FROM_OPTIONS)
 
+    def _extras(
+        self, resources: Resources, image: Image, region: str, market: Market, machine: _Price
+    ) -> Extras:
+        """Return what the boot disk and the external address of a machine cost.
+
+        To a machine's price of the options nothing is added: nobody knows what it contains. A hyperdisk's
+        operations and throughput beyond those included cost extra, and more with its size ("Hyperdisk
+        pricing"; from memory).
+        """
+        options, prices = self._options, self._price_list()
+        kind = options.disk_type
+        disk: float | None = None
+        address: float | None = None
+        if isinstance(prices, PriceList) and machine.source == FROM_LIST:
+            size_gib = disk_gib(image.size_gib, resources, wanted_bytes=options.disk)
+            disk = prices.disk(kind, region, size_gib=size_gib)
+            address = prices.address(market)
+        return {
+            "disk": disk,
+            **({"disk performance": None} if kind.startswith("hyperdisk") else {}),
+            **({"address": address} if options.public_ip else {}),
+        }
+
     def _price_list(self) -> PriceList | CloudspotError:
-        """Return the price list, or why it cannot be read: the prices in the options may suffice."""
+        """Return the price list, or why it cannot be read: the prices in the options may suffice.
+
+        Google changes spot prices at most once a day ("Spot VMs", Pricing; checked 2026-11), so a list that
+        was read is kept for an hour, as other facts are.
+        """
 
         def read() -> PriceList | CloudspotError:
             try:

@@ -13,13 +13,16 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"
 )
-"""Google's Deep Learning VM image with PyTorch, by its family (Deep Learning VM documentation, "Choose an
-image"; from memory, not looked up)."""
+"""Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. It has
+had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation, "Choose an
+image", as of 2026-09-15, as a public note quotes it; checked 2026-11). That the Python with PyTorch is the
+system's, which is 3.10 as well, is an assumption."""
 DEFAULT_REGION: Final = "us-central1"
 """The region where nobody names one: the largest, and the cheapest for most machine types (from memory)."""
 DEFAULT_SERVICE_ACCOUNT: Final = "cloudspot-node"
 CLOUD_PLATFORM: Final = "https://www.googleapis.com/auth/cloud-platform"
 Price = Annotated[float, msgspec.Meta(gt=0)]
+DiskType = Literal["pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"]
 
 _REGION: Final = r"[a-z]+-[a-z]+\d{1,2}"
 _TYPE: Final = r"[a-z0-9]+(?:-[a-z0-9]+)+"
@@ -108,7 +111,7 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reach the bucket."""
     disk: Size = 0
     """The boot disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
-    disk_type: Literal["pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"] = "pd-balanced"
+    disk_type: DiskType = "pd-balanced"
     """The kind of disk. The newest machine types take hyperdisk-balanced only."""
     preemption_notice: Duration = 120.0
     """How long before its end a spot machine is to hear of a reclaim, 30 s besides: ``"120s"``, or 0 for what
@@ -116,7 +119,7 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region as in
     ``"europe-west4/g2-standard-8"``; for what Google's price list does not tell, or when it cannot be
-    read."""
+    read. No disk or address is added to it."""
     spot_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """The same on the spot market."""
     placement_policy: str | None = None
@@ -136,6 +139,14 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.image or DEFAULT_IMAGE
 
 
+def is_ai_zone(zone: str) -> bool:
+    """Return whether it is one such as ``us-central1-ai1a``, away from its region's standard zones.
+
+    Source: Compute Engine documentation, "AI zones" (checked 2026-11).
+    """
+    return re.fullmatch(r"ai\d+[a-z]", zone.rpartition("-")[2]) is not None
+
+
 def region_of(zone: str) -> str:
     """Return the region of a zone: ``us-central1`` of ``us-central1-a``."""
     return zone.rpartition("-")[0]
@@ -143,6 +154,10 @@ def region_of(zone: str) -> str:
 
 def check_options(options: GcpOptions) -> None:
     """Raise SpecError, which names the field, for what can be seen to be wrong without asking Google."""
+    for zone in filter(is_ai_zone, options.zones):
+        raise field_error(
+            "zones", f'"{zone}" is an AI zone, which cloudspot cannot use; name a standard zone'
+        )
     _CHECKS.require_valid_names(options)
     if options.regions:
         wrong = [zone for zone in options.zones if region_of(zone) not in options.regions]

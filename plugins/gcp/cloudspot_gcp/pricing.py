@@ -1,23 +1,29 @@
 """What machines cost: Google's price list (the Cloud Billing catalog), added up by machine type.
 
 Compute Engine has no price for a machine type: it bills vCPUs, memory and accelerators, each by family,
-region and market. Sources: Cloud Billing API, services.skus.list; "VM instance pricing"; the descriptions'
-wording is from public code that reads them (checked 2026-11).
+region and market; and beside them the disk by its size, and the external address by the machine's market.
+Sources: Cloud Billing API, services.skus.list; "VM instance pricing"; the descriptions' wording is from
+public code that reads them (checked 2026-11).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from cloudspot.model import Market
+from cloudspot.errors import CloudspotError
+from cloudspot.model import Billing, Market
+from cloudspot.plugin.priceparts import HOURS_A_MONTH
 from cloudspot_gcp.clients import GcpClients, endpoint
-from cloudspot_gcp.errors import ERRORS
-from cloudspot_gcp.lookups import GcpMachineType
+from cloudspot_gcp.lookups import GcpMachineType, ask
 
+BILLING: Final = Billing(minimum_seconds=60.0)
+"""By the second, at least a minute; no page that was found promises a preempted machine for nothing (Compute
+Engine, "VM instance pricing", Billing model; checked 2026-11)."""
 SERVICE: Final = "6F81-5844-456A"
 """Compute Engine's id in the price list."""
 PAGE: Final = 5000
@@ -28,33 +34,51 @@ _FIELDS: Final = (
 _MARKETS: Final = {"OnDemand": Market.ON_DEMAND, "Preemptible": Market.SPOT}
 _SPOT: Final = re.compile(r"^(?:Spot )?Preemptible | attached to (?:Spot )?Preemptible VMs")
 _PART: Final = re.compile(
-    r"(?P<family>[A-Z]\d{1,2}[A-Z]?)(?: AMD| Arm)?(?: Predefined)? Instance (?P<what>Core|Ram) running in .*"
+    r"(?P<family>[A-Z]\d{1,2}[A-Z]?(?:Plus|Ultra)?)(?: AMD| Arm)?(?: Predefined)? Instance "
+    r"(?P<what>Core|Ram) running in .*"
 )
 _C2_PART: Final = re.compile(r"Compute optimized(?: Instance)? (?P<what>Core|Ram) running in .*")
 """Only the family c2 is named after its kind."""
+_DISK: Final = re.compile(
+    r"(?P<kind>Balanced PD|SSD backed PD|Storage PD|Hyperdisk Balanced) Capacity(?: in .*)?"
+)
+"""In some regions without a place. What is replicated costs twice as much, and begins with Regional."""
+_DISKS: Final = {
+    "Balanced PD": "pd-balanced",
+    "SSD backed PD": "pd-ssd",
+    "Storage PD": "pd-standard",
+    "Hyperdisk Balanced": "hyperdisk-balanced",
+}
+_ADDRESS: Final = re.compile(r"External IP Charge on a (?:Standard|Spot Preemptible) VM")
+"""In the region "global"; the first tier is a free month of the whole account."""
+ADDRESS: Final = "address"
+GLOBAL: Final = "global"
 _GPU: Final = re.compile(r"Nvidia (?P<gpu>.+?) GPU running in .*")
-# Descriptions that do not follow from the accelerator's name (from memory).
-_GPU_NAMES: Final = {"nvidia-h100-mega-80gb": "h100-80gb-plus"}
+_OTHER_GPU: Final = re.compile(r"(?P<gpu>H200 141GB|RTX 6000 96GB)(?: GPU)? running in .*")
+# Descriptions that do not follow from the accelerator's or the machine type's name (the first from memory).
+_GPU_NAMES: Final = {"nvidia-h100-mega-80gb": "h100-80gb-plus", "nvidia-rtx-pro-6000": "rtx-6000-96gb"}
+_FAMILIES: Final = {"a3-megagpu": "a3plus", "a3-ultragpu": "a3ultra"}
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What has a price: a vCPU, a GiB or an accelerator, in a region, on a market."""
+    """What has a price: a vCPU, a GiB, an accelerator or an address, in a region, on a market."""
 
     name: str
-    """``n2/core``, ``n2/ram``, or an accelerator such as ``l4``."""
+    """``n2/core``, ``n2/ram``, an accelerator such as ``l4``, ``pd-balanced``, or ``address``."""
     region: str
     market: Market
 
 
 class PriceList(msgspec.Struct, frozen=True):
-    """The prices of parts, in USD an hour."""
+    """The prices of parts, in USD an hour; of a disk's GiB, in USD a month."""
 
     parts: dict[Part, float]
 
     def of(self, machine: GcpMachineType, region: str, market: Market) -> float | None:
         """Return a machine's price in USD an hour; None: the list has none, or it is not sold that way."""
-        core = self.parts.get(Part(f"{machine.family}/core", region, market))
-        ram = self.parts.get(Part(f"{machine.family}/ram", region, market))
+        family = _family(machine.name)
+        core = self.parts.get(Part(f"{family}/core", region, market))
+        ram = self.parts.get(Part(f"{family}/ram", region, market))
         if core is None or ram is None:
             return None
         price = core * machine.cpus + ram * (machine.memory_bytes / 2**30)
@@ -65,6 +89,15 @@ class PriceList(msgspec.Struct, frozen=True):
             price += gpu * machine.accelerator_count
         return round(price, 6)
 
+    def disk(self, kind: str, region: str, *, size_gib: int) -> float | None:
+        """Return the price of a disk's size in USD an hour; None: the list has none."""
+        price = self.parts.get(Part(kind, region, Market.ON_DEMAND))
+        return None if price is None else size_gib * price / HOURS_A_MONTH
+
+    def address(self, market: Market) -> float | None:
+        """Return the price of a machine's external address in USD an hour; None: the list has none."""
+        return self.parts.get(Part(ADDRESS, GLOBAL, market))
+
 
 def gpu_name(accelerator: str) -> str:
     """Return the name that the price list and we share: ``t4`` for ``nvidia-tesla-t4``."""
@@ -72,24 +105,30 @@ def gpu_name(accelerator: str) -> str:
     return known or _plain_gpu(accelerator)
 
 
+def _family(machine_type: str) -> str:
+    series, kind = machine_type.split("-")[:2]
+    return _FAMILIES.get(f"{series}-{kind}", series)
+
+
 def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
     The whole list comes in some ten pages: the API cannot filter it by region.
     """
-    wanted, parts, token = set(regions), dict[Part, float](), ""
+    wanted, parts, token = {GLOBAL, *regions}, dict[Part, float](), ""
     url = f"{endpoint('cloudbilling')}/v1/services/{SERVICE}/skus"
     while True:
         query = {"pageSize": str(PAGE), "currencyCode": "USD", "fields": _FIELDS}
         if token:
             query["pageToken"] = token
-        with ERRORS.translated("reading Google's price list"):
-            value = clients.ask_json("GET", url, params=query)
+        value = ask("reading Google's price list", partial(clients.ask_json, "GET", url, params=query))
         for sku in value.get("skus", ()):
             _add(parts, sku, wanted)
-        token = value.get("nextPageToken", "")
+        before, token = token, value.get("nextPageToken", "")
         if not token:
             return PriceList(parts)
+        if token == before:
+            raise CloudspotError("reading Google's price list: it repeats a page")
 
 
 def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> None:
@@ -100,6 +139,8 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
         return
     if _SPOT.search(str(sku["description"])):
         market = Market.SPOT
+    if name == ADDRESS:
+        market = Market.SPOT if "Spot" in str(sku["description"]) else Market.ON_DEMAND
     price = _usd(sku)
     if price > 0:
         for region in regions:
@@ -116,13 +157,20 @@ def _part_name(description: str) -> str | None:
     found = _C2_PART.fullmatch(plain)
     if found is not None:
         return f"c2/{found['what'].lower()}"
-    found = _GPU.fullmatch(plain)
+    found = _DISK.fullmatch(plain)
+    if found is not None:
+        return _DISKS[found["kind"]]
+    if _ADDRESS.fullmatch(plain):
+        return ADDRESS
+    found = _GPU.fullmatch(plain) or _OTHER_GPU.fullmatch(plain)
     return None if found is None else _plain_gpu(found["gpu"])
 
 
 def _plain_gpu(name: str) -> str:
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower())
-    return word.removeprefix("nvidia-").removeprefix("tesla-")
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).removeprefix("nvidia-").removeprefix("tesla-")
+    return (
+        "h100-80gb-plus" if word == "h100-80gb-mega" else word
+    )  # by region it has the one name or the other
 
 
 def _usd(sku: Mapping[str, Any]) -> float:

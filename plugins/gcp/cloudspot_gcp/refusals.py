@@ -70,6 +70,10 @@ _POLICY_ADVICE: Final = "; docs/gcp.md has the role"
 _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
 
 
+class NoticeRefusedError(ProvisionError):
+    """Compute Engine refuses the launch for the notice of a reclaim that it asks for."""
+
+
 class Cause(NamedTuple):
     """One error of an operation."""
 
@@ -123,4 +127,8 @@ def launching(body: ComputeRequest) -> str:
 def _with_advice(found: CloudspotError, said: str) -> CloudspotError:
     field = next((name for word, name in _FIELDS if word in said), None)
     option = None if field is None else f"providers.gcp.{field}"
-    return launch_refusal(found, option=option, quota_advice=_QUOTA_ADVICE)
+    refused = launch_refusal(
+        found, option=option, role_option="providers.gcp.service_account", quota_advice=_QUOTA_ADVICE
+    )
+    is_notice = field == "preemption_notice" and isinstance(refused, ProvisionError)
+    return NoticeRefusedError(str(refused)) if is_notice else refused

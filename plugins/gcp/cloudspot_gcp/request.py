@@ -24,6 +24,7 @@ MAX_RUN_SECONDS: Final = 120 * 24 * 3600
 """What maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
 GRACE_SECONDS: Final = 600
 """The machine's own timer comes first, and ends it in good order."""
+NOTICE_FIELD: Final = "preemptionNoticeDuration"
 _TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
 
 
@@ -64,6 +65,18 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 def request_id(token: str) -> str:
     """Return the launch token as Compute Engine wants it: a UUID, the same each time."""
     return str(uuid.uuid5(_TOKEN_SPACE, token))
+
+
+def without_notice(body: ComputeRequest) -> ComputeRequest:
+    """Return the request without the notice of a reclaim, of which its machines are told, too."""
+    properties = body.bulk_insert["instanceProperties"]
+    scheduling = {name: value for name, value in properties["scheduling"].items() if name != NOTICE_FIELD}
+    items = [
+        {**one, "value": "0"} if one["key"] == attributes.NOTICE_SECONDS else one
+        for one in properties["metadata"]["items"]
+    ]
+    changed = {**properties, "scheduling": scheduling, "metadata": {**properties["metadata"], "items": items}}
+    return msgspec.structs.replace(body, bulk_insert={**body.bulk_insert, "instanceProperties": changed})
 
 
 def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
@@ -202,7 +215,7 @@ def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -
     if group.offer.market is Market.SPOT:
         scheduling |= {"provisioningModel": "SPOT", "onHostMaintenance": "TERMINATE"}
         if options.preemption_notice:
-            scheduling["preemptionNoticeDuration"] = {"seconds": f"{options.preemption_notice:.0f}"}
+            scheduling[NOTICE_FIELD] = {"seconds": f"{options.preemption_notice:.0f}"}
     return scheduling
 
 
@@ -212,7 +225,7 @@ def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> d
         machinetags.LAUNCH: str(group.launch),
         machinetags.STORE: group.store_url,
         machinetags.MAX_SECONDS: f"{group.max_seconds:.0f}",
-        attributes.NUM_NODES: str(group.num_nodes),
+        attributes.NUM_NODES: str(group.job_nodes),
         attributes.MASTER_ADDR: first_name,
         machinetags.MASTER_PORT: str(DEFAULT_MASTER_PORT),
         STARTUP_SCRIPT: group.user_data,

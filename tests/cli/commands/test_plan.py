@@ -8,6 +8,7 @@ import pytest
 
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.plugin.priceparts import with_extras
 
 
 def test_plan_prints_what_a_dry_run_prints(jobs):
@@ -120,3 +121,21 @@ def test_prices_are_told_of_one_machine_and_of_all(jobs):
         "TYPE ZONE MARKET PER HOUR 4 NODES PER HOUR",
         "1 local local-a spot 0.3000 USD 1.2000 USD",
     ]
+
+
+def test_what_the_first_price_adds_up_is_told_below_the_offers(jobs, monkeypatch):
+    find = LocalProvisioner.offers
+    assert not [
+        line for line in jobs.run("plan", str(jobs.job_file)).stdout.splitlines() if "offer 1:" in line
+    ]
+
+    def offers(self, resources):
+        found = find(self, resources)
+        return tuple(with_extras(one, {"disk": 0.125, "address": None}) for one in found)
+
+    monkeypatch.setattr(LocalProvisioner, "offers", offers)
+    lines = jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
+    assert "an hour of offer 1: machine 0.3, disk 0.125, address not counted" in lines
+    planned = jobs.run_json("plan", str(jobs.job_file))["launches"]
+    assert planned[0]["price_per_hour"] == 0.425
+    assert {one["price_parts"].partition(", ")[2] for one in planned} == {"disk 0.125, address not counted"}

@@ -226,11 +226,14 @@ def test_a_mistake_is_a_line_before_anything_is_brought_up(sandbox, tmp_path, ar
 
 
 def test_reclaims_are_told_in_the_words_of_the_local_provider():
-    def planned(*texts, launch=1, rank=0, market=Market.SPOT):
+    def planned(*texts, launch=1, rank=0, market=Market.SPOT, asked=None):
         job = JobHint(job_id="j", launch=launch, rank=rank)
-        return parse_reclaims(texts, notice_seconds=120.0)(EmulatedMachine(id="i", market=market, job=job))
+        machine = EmulatedMachine(id="i", market=market, job=job, notice_seconds=asked)
+        return parse_reclaims(texts, notice_seconds=120.0)(machine)
 
-    assert planned() == (PlannedReclaim(after_share=0.5, notice_seconds=60.0),)
+    assert planned() == (PlannedReclaim(after_share=0.5, notice_seconds=120.0),)
+    assert planned(asked=30.0) == (PlannedReclaim(after_share=0.5, notice_seconds=30.0),)
+    assert planned("rank=0,after_steps=9,notice=10s", asked=30.0)[0].notice_seconds == 10.0
     assert planned(rank=1) == planned(launch=2) == planned("none") == ()
     assert planned(market=Market.ON_DEMAND) == ()
     two = ("launch=1,rank=0,after_steps=300,notice=2m", "launch=2,rank=1,after_seconds=30s")

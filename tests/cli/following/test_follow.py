@@ -8,7 +8,7 @@ from jobclock import at
 
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.following import follow as follow_module
-from cloudspot.cli.following.follow import follow
+from cloudspot.cli.following.follow import FOLDED, follow
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import jobsummary as story_module
@@ -125,6 +125,31 @@ def test_a_job_that_is_resumed_is_shown_from_then_on(jobs, monkeypatch, capsys):
             "train[2.0] step 100",
         ]
     )
+
+
+def test_a_c_plus_plus_stack_of_torch_is_one_line_on_the_screen_and_whole_in_the_log(
+    jobs, monkeypatch, capsys
+):
+    frames = [
+        f"frame #{number}: c10d::TCPStore::wait() + 0x{number}f (0x7f in libtorch.so)" for number in range(15)
+    ]
+    raised = "Exception raised from recvBytes at /pytorch/Utils.hpp:671 (most recent call first):"
+    after = [
+        "[W1123 TCPStore.cpp:106] recvValue failed",
+        raised,
+        *frames,
+        "[rank0]:frame #15: main",
+        "step 41",
+    ]
+    followed = resumed_and_finished(jobs, monkeypatch, ["step 40"], after)
+    capsys.readouterr()
+    follow(Job(jobs.store, "digits-1"), **followed)
+    lines = [
+        line.split("train[2.0] ", 1)[1] for line in capsys.readouterr().out.splitlines() if "train[" in line
+    ]
+    assert lines == [*after[:2], FOLDED, "step 41"]
+    log = jobs.run("logs", "digits-1").stdout.splitlines()
+    assert [line.split("train[2.0] ", 1)[1] for line in log if "[2.0]" in line] == after
 
 
 def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypatch):

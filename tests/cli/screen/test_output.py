@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.cli.screen import output
+from cloudspot.jobfile.amounts import money_text
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_durations_have_their_two_largest_units(seconds, text):
     ("amount", "text"), [(0, "0.0000 USD"), (0.01234, "0.0123 USD"), (1234.5, "1,234.50 USD")]
 )
 def test_small_money_keeps_its_figures(amount, text):
-    assert output.money_text(amount, "USD") == text
+    assert money_text(amount, "USD") == text
 
 
 @pytest.mark.parametrize(

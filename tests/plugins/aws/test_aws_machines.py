@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import boto3
 import pytest
@@ -17,6 +18,7 @@ from cloudspot_aws_sandbox.cloud import BUCKET, EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 
 enclosed = pytest.mark.enclosed
+DOCS = Path(__file__).parents[3] / "docs" / "aws"
 
 TOKEN = (
     "T=$(curl -sf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)\n"
@@ -125,6 +127,37 @@ def test_boto3_takes_the_roles_credentials_from_the_metadata_and_the_api_takes_t
 
 
 @enclosed
+def test_a_machine_writes_to_the_log_groups_that_its_roles_policy_has(account):
+    from botocore.exceptions import ClientError
+
+    from cloudspot_aws_sandbox.rolekeys import RoleKeys
+
+    with account() as it:
+        (instance_id,) = it.run("sleep 1000")
+        seed = it.host.directory(instance_id).record().guest.facts["role-seed"]
+        keys = RoleKeys(seed).issue(instance_id, expires_at=datetime.now(timezone.utc) + timedelta(hours=1))
+        logs = boto3.client(
+            "logs",
+            aws_access_key_id=keys.access_key,
+            aws_secret_access_key=keys.secret_key,
+            aws_session_token=keys.token,
+        )
+        logs.create_log_group(logGroupName="/cloudspot/digits")
+        with pytest.raises(ClientError, match="not authorized to perform: logs:CreateLogGroup"):
+            logs.create_log_group(logGroupName="/teams/vision")
+        policy = json.loads((DOCS / "policy-node.json").read_text())
+        (statement,) = [one for one in policy["Statement"] if one["Sid"] == "Logs"]
+        statement["Resource"] = [statement["Resource"], "arn:aws:logs:*:*:log-group:/teams/vision*"]
+        boto3.client("iam").put_role_policy(
+            RoleName="cloudspot-node", PolicyName="cloudspot-node", PolicyDocument=json.dumps(policy)
+        )
+        logs.create_log_group(logGroupName="/teams/vision")
+        logs.create_log_stream(logGroupName="/teams/vision", logStreamName="digits/1-0")
+        with pytest.raises(ClientError, match="not authorized to perform: logs:DeleteLogStream"):
+            logs.delete_log_stream(logGroupName="/teams/vision", logStreamName="digits/1-0")
+
+
+@enclosed
 def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_words(account):
 
     from botocore.exceptions import ClientError
@@ -140,10 +173,11 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
         calls = {
             "s3": ("list_buckets", "ExpiredToken", "InvalidToken"),
             "ec2": ("describe_instances", "RequestExpired", "AuthFailure"),
-            "logs": ("describe_log_groups", "ExpiredTokenException", "UnrecognizedClientException"),
+            "logs": ("create_log_group", "ExpiredTokenException", "UnrecognizedClientException"),
             "sts": ("get_caller_identity", "ExpiredToken", "InvalidClientTokenId"),
         }
         for service, (call, expired, invalid) in calls.items():
+            arguments = {"logGroupName": "/cloudspot/digits"} if service == "logs" else {}
             for keys, token, code in (
                 (old, old.token, expired),
                 (fresh, None, invalid),
@@ -156,7 +190,7 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
                     aws_session_token=token,
                 )
                 with pytest.raises(ClientError) as caught:
-                    getattr(client, call)()
+                    getattr(client, call)(**arguments)
                 assert caught.value.response["Error"]["Code"] == code, service
             good = boto3.client(
                 service,
@@ -164,7 +198,7 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
                 aws_secret_access_key=fresh.secret_key,
                 aws_session_token=fresh.token,
             )
-            getattr(good, call)()
+            getattr(good, call)(**arguments)
 
 
 @enclosed

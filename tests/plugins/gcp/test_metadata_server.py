@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import datetime, timezone
 
@@ -14,6 +15,8 @@ from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 EMAIL = "cloudspot-node@my-project-123.iam.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 FACTS = {
+    "access-configs": [{"external-ip": "203.0.113.7", "type": "ONE_TO_ONE_NAT"}],
+    "disk-name": "boot",
     "hostname": "cs-digits-0a1b2c3d-1-1.us-central1-a.c.my-project-123.internal",
     "id": 7000000000000000001,
     "image": "projects/p/global/images/i",
@@ -97,6 +100,11 @@ def test_nothing_can_be_written(service, method):
         ("instance/maintenance-event", "NONE"),
         ("instance/scheduling/preemptible", "TRUE"),
         ("instance/tags", '["training"]'),
+        ("instance/network-interfaces/0/access-configs/0/external-ip", "203.0.113.7"),
+        ("instance/network-interfaces/0/gateway", "10.128.0.1"),
+        ("instance/disks/0/device-name", "boot"),
+        ("instance/licenses/0/id", "5926592092274602096"),
+        ("instance/virtual-clock/drift-token", "0"),
         ("instance/attributes/MASTER_ADDR", "cs-digits-0a1b2c3d-1-0"),
         ("instance/service-accounts/default/email", EMAIL),
         ("instance/service-accounts/default/scopes", f"{SCOPE}\n"),
@@ -140,6 +148,56 @@ def test_a_recursive_answer_is_json_with_the_users_names_as_they_are(service):
     assert value["serviceAccounts"]["default"] == {"aliases": ["default"], "email": EMAIL, "scopes": [SCOPE]}
     assert json.loads(service.get("instance/attributes/?recursive=true")[1]) == service.tags
     assert "preempted FALSE\n" in service.get("instance/?recursive=true&alt=text")[1]
+
+
+def test_what_googles_guest_agents_wait_for_is_answered_in_the_form_that_they_read(service):
+    """They retry every refusal but 404 a hundred times, so that a machine would seem to hang.
+
+    Sources: GoogleCloudPlatform/guest-agent, metadata/metadata.go; google-guest-agent,
+    internal/metadata/unmarshal.go; compute-image-packages, metadata_watcher.py, whose flags are Python's
+    (checked 2026-11).
+    """
+    for true in ("true", "True"):
+        query = f"alt=json&last_etag=NONE&recursive={true}&timeout_sec=60&wait_for_change={true}"
+        status, text = service.get(f"?{query}")
+        assert status == 200
+        instance = json.loads(text)["instance"]
+        assert instance["id"] == 7000000000000000001
+        assert instance["virtualClock"] == {"driftToken": "0"}
+        assert instance["attributes"] == service.tags
+        (interface,) = instance["networkInterfaces"]
+        assert interface.items() >= {"mac": "42:01:0a:80:00:09", "dhcpv6Refresh": ""}.items()
+        assert interface["accessConfigs"] == [{"externalIp": "203.0.113.7", "type": "ONE_TO_ONE_NAT"}]
+        for lists in ("forwardedIps", "forwardedIpv6s", "targetInstanceIps", "ipAliases"):
+            assert interface[lists] == []
+        assert [one["deviceName"] for one in instance["disks"]] == ["boot"]
+        assert json.loads(text)["project"]["projectId"] == "my-project-123"
+    known = etag(service, "?recursive=true")
+    poll = f"?recursive=True&alt=json&wait_for_change=True&timeout_sec=0&last_etag={known}"
+    assert etag(service, poll) == known
+    # They ask for certificates, too, and are told for good that there are none.
+    assert service.get("instance/credentials/certs")[0] == 404
+    put = service.ask("/computeMetadata/v1/instance/guest-attributes/hostkeys/ssh-ed25519", "PUT")
+    assert (put.status, b"Guest attributes endpoint access is disabled" in put.body) == (403, True)
+
+
+def test_a_machine_without_a_public_address_has_none():
+    bare = Service(**{"access-configs": []})
+    assert bare.get("instance/network-interfaces/0/access-configs/0/external-ip")[0] == 404
+    assert bare.get("instance/network-interfaces/0/access-configs/") == (200, "")
+
+
+def test_an_identity_is_a_token_for_its_audience(service):
+    path = "instance/service-accounts/default/identity"
+    assert service.get(path)[0] == 400
+    status, text = service.get(f"{path}?audience=https://example.com&format=full&licenses=TRUE")
+    head, claims, signature = (base64.urlsafe_b64decode(one + "==") for one in text.split("."))
+    assert (status, json.loads(head)["typ"], len(signature)) == (200, "JWT", 32)
+    said = json.loads(claims)
+    assert (said["aud"], said["email"], said["exp"] - said["iat"]) == ("https://example.com", EMAIL, 3600)
+    assert said["google"]["compute_engine"]["instance_name"] == "cs-digits-0a1b2c3d-1-1"
+    plain = service.get(f"{path}?audience=x")[1].split(".")[1]
+    assert "google" not in json.loads(base64.urlsafe_b64decode(plain + "=="))
 
 
 def test_a_machine_without_a_service_account_has_none(service):

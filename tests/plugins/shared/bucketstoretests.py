@@ -386,7 +386,101 @@ class BucketStoreTests:
         with pytest.raises(StoreRefused, match="second create of the same key was accepted"):
             probe(patient(store, sleep=lambda seconds: None))
 
+    @pytest.mark.parametrize("request_name", ["put", "complete"])
+    def test_a_condition_that_is_not_ours_is_no_sign_of_an_object(self, cloud, store, request_name):
+        """Such as an organisation's policy: a checkpoint would count as written that is not there."""
+        data = bytes(5 if request_name == "put" else cloud.large_bytes)
+        for code, if_absent in (("somebodysPolicy", True), (cloud.taken[0], False)):
+            cloud.faults.inject(cloud.actions[request_name], code, status=cloud.taken[1])
+            with pytest.raises(CloudspotError, match=code) as caught:
+                upload(store, "k", data, if_absent=if_absent)
+            assert type(caught.value) is CloudspotError
+            one_line(caught)
+        upload(store, "k", data, if_absent=True)
+        assert store.head("k").size == len(data)
+
+    # --- answers that are somebody else's ---------------------------------------------------------
+
+    @pytest.mark.parametrize("page", [b"", b"<html><p>Log in<br></html>", b"<html><p>Log in</p></html>"])
+    def test_a_login_page_is_no_success(self, cloud, proxy, store, page):
+        other = cloud.open(store.url, part_bytes=cloud.large_bytes // 3, sleep=lambda seconds: None)
+        other.put("k", b"0123456789" * 10)
+        calls = (
+            lambda: other.put("k", b"x"),
+            lambda: other.put("new", b"x", if_absent=True),
+            lambda: other.get("k"),
+            lambda: other.get_range("k", 1, 2),
+            lambda: other.get_range_into("k", 1, bytearray(2)),
+            lambda: other.head("k"),
+            lambda: other.list_page(""),
+            lambda: other.delete("k"),
+            lambda: upload(other, "new", bytes(cloud.large_bytes)),
+        )
+        proxy.page = page
+        for call in calls:
+            with pytest.raises(TransientError) as caught:
+                call()
+            one_line(caught)
+        proxy.page = None
+        assert other.get("k") == b"0123456789" * 10
+        assert [meta.key for meta in store.list_objects("")] == ["k"]
+
+    @pytest.mark.parametrize("if_absent", [True, False])
+    def test_a_login_page_in_place_of_a_streams_last_answer_is_no_success(
+        self, cloud, proxy, store, if_absent
+    ):
+        other = cloud.open(store.url, part_bytes=cloud.large_bytes // 3, sleep=lambda seconds: None)
+        proxy.page = b""
+        proxy.takes = lambda method, path: False
+        with pytest.raises(TransientError), other.open_upload("k", if_absent=if_absent) as stream:
+            stream.write(bytes(cloud.large_bytes))
+            proxy.takes = lambda method, path: method in {"PUT", "POST"}
+            stream.commit()
+        assert list(store.list_objects("")) == []
+
+    # --- listings ---------------------------------------------------------------------------------
+
+    def test_a_listing_that_shows_the_same_page_again_is_refused(self, cloud, proxy, store):
+        for number in range(5):
+            store.put(f"k/{number}", b"")
+        other, pages = cloud.open(store.url, sleep=lambda seconds: None), []
+        proxy.change_answer = lambda body: pages.append(body) or pages[0] if b"prefix" in body else body
+        page = other.list_page("k/", limit=2)
+        assert page.next_after == "k/1"
+        with pytest.raises(StoreRefused, match="the listing of k/ does not move forward") as caught:
+            other.list_page("k/", after=page.next_after, limit=2)
+        one_line(caught)
+        assert len(pages) == 2
+
+    def test_the_token_of_a_page_leads_to_the_next(self, store):
+        for number in range(5):
+            store.put(f"k/{number}", b"")
+        found, token = [], None
+        for _ in range(3):
+            names, token = store.bucket.ask(
+                "list",
+                "k/",
+                lambda client, token=token: store.bucket.list_names(
+                    client, "some/prefix/k/", after="some/prefix/k/0", token=token, limit=2
+                ),
+            )
+            found += [one.name for one in names]
+            if token is None:
+                break
+        assert found == [f"some/prefix/k/{number}" for number in range(1, 5)]
+
     # --- bytes on the way -------------------------------------------------------------------------
+
+    def test_a_bit_that_flips_on_the_way_down_is_no_object(self, cloud, proxy, store):
+        other = cloud.open(store.url, sleep=lambda seconds: None)
+        for size in (1, 5000):
+            other.put("k", b"x" * size, if_absent=size == 1)
+            proxy.change_answer = lambda body: body[:-1] + b"y" if body[-1:] == b"x" else body
+            with pytest.raises(TransientError, match=r"changed on the way|arrived damaged") as caught:
+                other.get("k")
+            one_line(caught)
+            proxy.change_answer = lambda body: body
+            assert other.get("k") == b"x" * size
 
     def test_an_answer_that_breaks_off_is_no_object(self, cloud, proxy, store):
         other = cloud.open(store.url, sleep=lambda seconds: None)

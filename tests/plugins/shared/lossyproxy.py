@@ -18,6 +18,12 @@ class LossyProxy:
         self.drop: Callable[[str, str], bool] = lambda method, path: False
         """Returns whether the answer to a request is lost, after the request had its effect."""
         self.change_request: Callable[[bytes], bytes] = lambda body: body
+        self.change_answer: Callable[[bytes], bytes] = lambda body: body
+        """Is applied to the body of a success."""
+        self.page: bytes | None = None
+        """Answers each request in place of the cloud, as the login page of a network does."""
+        self.takes: Callable[[str, str], bool] = lambda method, path: True
+        """Returns whether ``page`` answers a request; the cloud answers the others."""
         self.cuts_answers = False
         """Answers to GET break off in the middle."""
         self.hides_ranges = False
@@ -28,6 +34,14 @@ class LossyProxy:
 
             def handle_any(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                page = proxy.page
+                if page is not None and proxy.takes(self.command, self.path):
+                    self.send_response(200)
+                    self.send_header("Content-Type", "text/html")
+                    self.send_header("Content-Length", str(len(page)))
+                    self.end_headers()
+                    self.wfile.write(b"" if self.command == "HEAD" else page)
+                    return
                 connection = http.client.HTTPConnection(address)
                 try:
                     connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -37,6 +51,8 @@ class LossyProxy:
                     connection.endheaders(proxy.change_request(body))
                     answer = connection.getresponse()
                     data = answer.read()
+                    if answer.status < 300:
+                        data = proxy.change_answer(data)
                 finally:
                     connection.close()
                 if proxy.drop(self.command, self.path):
@@ -47,7 +63,9 @@ class LossyProxy:
                 for name, value in answer.headers.items():
                     if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
                         self.send_header(name, value)
-                self.send_header("Content-Length", answer.headers.get("Content-Length", str(len(data))))
+                is_head = self.command == "HEAD"
+                length = answer.headers.get("Content-Length") if is_head else None
+                self.send_header("Content-Length", length or str(len(data)))
                 self.end_headers()
                 is_cut = proxy.cuts_answers and self.command == "GET"
                 self.wfile.write(data[: len(data) // 2] if is_cut else data)

@@ -12,9 +12,18 @@ from types import MappingProxyType
 
 import msgspec
 import pytest
+from groups import group_of
 
-from cloudspot.errors import AuthError, CapacityError, ProvisionError, SpecError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    SpecError,
+    TransientError,
+)
 from cloudspot.model import InstanceGroup, InstanceState, LaunchRequest, Market, Resources
+from cloudspot.plugin import cloudprovider
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 JOB = "digits-1"
@@ -40,21 +49,18 @@ class LaunchKit:
         return self.cloud.provider(**self.options).provisioner()
 
     def group(self, *, launch=1, num_nodes=1, market="spot", script=SCRIPT, **fields):
-        return InstanceGroup(
+        return group_of(
+            self.cloud.offer(self.provisioner, market=market, **self.where),
             **{
+                "num_nodes": num_nodes,
                 "job_id": JOB,
                 "launch": launch,
-                "num_nodes": num_nodes,
-                "min_nodes": num_nodes,
-                "job_nodes": num_nodes,
-                "offer": self.cloud.offer(self.provisioner, market=market, **self.where),
-                "resources": Resources(),
                 "user_data": script,
                 "max_seconds": 3600.0,
                 "decided_at": self.decided_at,
                 "store_url": self.store,
                 **fields,
-            }
+            },
         )
 
     def request(self, **fields):
@@ -101,6 +107,13 @@ class ProvisionerTests:
     garbled_listing = "listing the machines: the answer cannot be read"
     going_reason = None
     """The end reason of a machine that we have terminated and that is still going."""
+
+    console_right = ""
+    """The right to read a machine's console."""
+
+    def give_role(self, body, name):
+        """Let the request give its machines another role."""
+        raise NotImplementedError
 
     def disk_gib(self, request):
         raise NotImplementedError
@@ -344,6 +357,50 @@ class ProvisionerTests:
     def test_terminating_nothing_asks_nobody(self, kit):
         kit.provisioner.terminate([])
         assert kit.cloud.faults.calls == []
+
+    # --- a role that is seconds old ---------------------------------------------------------------
+
+    def test_a_role_that_may_be_seconds_old_is_tried_again_for_a_while(self, kit, monkeypatch):
+        """A profile that was made a moment ago was refused for good."""
+        request = kit.request()
+        self.give_role(request.body, "nobodys")
+        with pytest.raises(TransientError, match=r"it may be too new to be known: trying again$"):
+            kit.provisioner.create(request, token="t")
+        monkeypatch.setattr(cloudprovider, "NEW_ROLE_SECONDS", 0.0)
+        with pytest.raises(ProvisionError, match=rf"^providers\.{kit.provisioner.provider}\.") as error:
+            kit.provisioner.create(request, token="t")
+        assert "too new" not in str(error.value)
+        assert kit.cloud.alive == []
+
+    # --- the console ------------------------------------------------------------------------------
+
+    def test_a_machine_that_has_printed_nothing_has_an_empty_console(self, kit):
+        (instance,) = kit.launch()
+        kit.listed()
+        assert kit.provisioner.console(instance) == ""
+
+    def test_what_a_machine_prints_can_be_read_while_it_runs_the_end_of_a_long_text(self, kit):
+        (instance,) = kit.launch()
+        kit.listed()
+        text = "line\n" * 99_999 + "cloudspot: this machine cannot serve its job: no role é\n"
+        kit.cloud.host.consoles[kit.host_id(instance.id)] = text
+        found = kit.provisioner.console(instance)
+        assert found.endswith("line\ncloudspot: this machine cannot serve its job: no role é\n")
+        assert len(found.encode()) <= 64 << 10
+
+    def test_who_may_not_read_consoles_is_told_which_right_is_missing(self, kit):
+        (instance,) = kit.launch()
+        kit.listed()
+        kit.cloud.faults.denied = {self.console_right}
+        with pytest.raises(AuthError) as error:
+            kit.provisioner.console(instance)
+        assert self.console_right in str(error.value)
+
+    def test_the_console_of_a_machine_that_is_not_there_is_an_error(self, kit):
+        (instance,) = kit.launch()
+        stranger = msgspec.structs.replace(instance, id=self.strangers[0])
+        with pytest.raises(CloudspotError):
+            kit.provisioner.console(stranger)
 
 
 class RequestTokenTests:

@@ -1,4 +1,5 @@
 import pytest
+from groups import group_of
 
 from cloudspot.model import Resources
 
@@ -20,7 +21,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=(TYPE,)))
     assert [name for name, one in found.items() if not one.ok] == []
     assert found.pop("offers").detail == (
-        f"4, from 2.39 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were reclaimed in the last "
+        f"4, from 2.53 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were reclaimed in the last "
         "30 days)"
     )
     assert {name: one.detail for name, one in found.items()} == {
@@ -30,8 +31,20 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "role": "cloudspot-node",
         "launch, spot": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
         "launch, on-demand": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
+        "console": "not tried: there is no machine of cloudspot's to try ecs:GetInstanceConsoleOutput on",
     }
     assert cloud.alive == []
+
+
+def test_the_right_to_read_consoles_is_tried_on_a_machine_where_there_is_one(cloud):
+    provider = cloud.provider(instance_types=(TYPE,))
+    provisioner = provider.provisioner()
+    group = group_of(cloud.offer(provisioner))
+    provisioner.create(provisioner.render(group), token="t")
+    assert lines(provider)["console"].detail == "ecs:GetInstanceConsoleOutput is granted"
+    cloud.faults.denied = {"ecs:GetInstanceConsoleOutput"}
+    detail, remedy = failed(provider)["console"]
+    assert ("ecs:GetInstanceConsoleOutput" in detail, remedy) == (True, GRANT)
 
 
 def test_no_credentials_end_the_check_at_once(cloud, monkeypatch):

@@ -6,8 +6,10 @@ from types import MappingProxyType
 import pytest
 from cloud_histories import Killed, Town
 from controllertests import ControllerTests, use_one_thread
+from simnodes import Script
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
+from cloudspot.controller.loop import PRICE_SECONDS
 from cloudspot.jobfile.spec import decode_options
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.story.outcomes import launch_end
@@ -128,6 +130,22 @@ def test_a_bid_below_the_market_waits_and_then_goes_by_pay_as_you_go(found):
         ("on-demand", "succeeded"),
     }
     assert "SpotPriceLowerThanPublicPrice" in launch_end(town.history.launches[0]).detail
+    town.check_end()
+
+
+def test_the_bill_follows_the_market_while_a_machine_runs(found):
+    town = found(script=Script(doubt=0.0, num_steps=200))
+
+    def rise():
+        yield 120.0
+        town.ecs.catalogue.prices[TYPE, CHEAP] = 1.5
+
+    town.world.start(rise())
+    assert town.run().finished.outcome == "succeeded"
+    (launch,) = town.history.launches
+    (change,) = launch.prices
+    assert (launch.intent.offer.price_per_hour, change.price_per_hour) == (1.14, 1.64)
+    assert (change.at - launch.intent.at).total_seconds() >= PRICE_SECONDS
     town.check_end()
 
 

@@ -18,6 +18,7 @@ from cloudspot.model import (
     EndReason,
     InstanceState,
 )
+from cloudspot.plugin import cloudprovider
 from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 
@@ -41,6 +42,7 @@ def kit(cloud):
 class TestEcsPromises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "Alibaba Cloud"
     service = "ECS"
+    console_right = "ecs:GetInstanceConsoleOutput"
     launch_call, list_call = "RunInstances", "DescribeInstances"
     throttled = ("Throttling.User", 400)
     zone, type = ZONE, TYPE
@@ -58,6 +60,9 @@ class TestEcsPromises(ProvisionerTests, RequestTokenTests, CompressedScriptTests
     @pytest.fixture
     def door(self, ecs_door):
         return ecs_door
+
+    def give_role(self, body, name):
+        body["run_instances"]["RamRoleName"] = name
 
     def disk_gib(self, request):
         return request.body["run_instances"]["SystemDisk"]["Size"]
@@ -126,7 +131,7 @@ def test_the_request_holds_all_that_ecs_is_asked_for(cloud):
         cloud,
         key_pair="mine",
         max_price=9.125,
-        disk=200 * 2**30,
+        disk=500 * 2**30,
         disk_performance="PL2",
         metadata_hops=2,
         public_bandwidth=5,
@@ -152,7 +157,7 @@ def test_the_request_holds_all_that_ecs_is_asked_for(cloud):
         "SpotPriceLimit": 9.125,
         "SpotDuration": 1,
         "SpotInterruptionBehavior": "Terminate",
-        "SystemDisk": {"Category": "cloud_essd", "Size": "200", "PerformanceLevel": "PL2"},
+        "SystemDisk": {"Category": "cloud_essd", "Size": "500", "PerformanceLevel": "PL2"},
         "RamRoleName": "cloudspot-node",
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
@@ -294,7 +299,8 @@ def test_an_account_in_arrears_stops_everything(kit):
         ({"SystemDisk": {"Category": "cloud_tape", "Size": "40"}}, "disk_type"),
     ],
 )
-def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, change, field):
+def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, monkeypatch, change, field):
+    monkeypatch.setattr(cloudprovider, "NEW_ROLE_SECONDS", 0.0)
     request = kit.request()
     request.body["run_instances"].update(change)
     with pytest.raises(ProvisionError, match=rf"^providers\.aliyun\.{field}: launching 1 spot ecs\.\S+ in "):
@@ -544,6 +550,41 @@ def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
     for _ in range(2):
         kit.provisioner.release("digits-1", store_url=STORE)
     assert cloud.place.deployment_sets == {}
+
+
+def test_a_deployment_set_that_another_driver_removed_meanwhile_is_removed(cloud):
+    kit = Kit(cloud, deployment_set="auto")
+    made = kit.launch(num_nodes=2)
+    kit.provisioner.terminate([one.id for one in made])
+    cloud.faults.inject("DeleteDeploymentSet", "InvalidDeploymentSetId.NotFound", happens=True)
+    kit.provisioner.release("digits-1", store_url=STORE)
+    assert cloud.place.deployment_sets == {}
+
+
+def test_a_launch_that_is_too_large_for_a_deployment_set_is_refused_before_it_is_sent(cloud):
+    kit = Kit(cloud, deployment_set="auto")
+    with pytest.raises(
+        SpecError, match=r"^providers\.aliyun\.deployment_set: a set holds at most 20 machines"
+    ):
+        kit.request(num_nodes=21)
+    assert len(kit.launch(num_nodes=20)) == 20
+    assert len(Kit(cloud).launch(num_nodes=21, launch=2, token="another")) == 21
+
+
+def test_a_deployment_set_that_is_full_in_a_zone_may_have_room_in_another(cloud):
+    kit = Kit(cloud, deployment_set="auto")
+    kit.launch(num_nodes=20)
+    with pytest.raises(CapacityError, match="DeploymentSetInstanceQuotaFull"):
+        kit.launch(num_nodes=1, job_nodes=20, launch=2, token="token-2")
+
+
+def test_a_disk_too_small_for_its_performance_is_refused_before_it_is_sent(cloud):
+    with pytest.raises(
+        SpecError,
+        match=r"^providers\.aliyun\.disk_performance: a disk of PL3 has at least 1261 GiB, and this one would have 70;",
+    ):
+        Kit(cloud, disk_performance="PL3").request()
+    assert len(Kit(cloud, disk_performance="PL3", disk=1261 * 2**30).launch()) == 1
 
 
 def test_a_node_that_is_replaced_alone_joins_the_deployment_set_of_its_job(cloud):

@@ -2,10 +2,18 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
+from cloudspot.plugin.answercache import FACTS_SECONDS
+from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot_aliyun.offers import STOCK_SECONDS
 from cloudspot_aliyun_sandbox.market import KINDS, spot_price
 
+GIB = 2**30
 A10 = "ecs.gn7i-c8g1.2xlarge"
 HANGZHOU = ("cn-hangzhou-h", "cn-hangzhou-i", "cn-hangzhou-j")
+
+
+DISK = 0.14
+"""CNY an hour of the image's size and 50 GiB as cloud_essd."""
 
 
 def offers(cloud, resources=None, **options):
@@ -44,17 +52,38 @@ def test_a_job_that_asks_for_no_accelerator_gets_none_and_nothing_that_is_thrott
 @pytest.mark.parametrize("name", ["A10", "nvidia a10", "NVIDIA-A10".replace("-", " ")])
 def test_an_accelerator_is_known_by_the_name_that_people_use(cloud, name):
     found = offers(cloud, Resources(accelerator=name, accelerator_count=1))
-    assert {one.instance_type for one in found} == {
-        A10,
-        "ecs.gn7i-c16g1.4xlarge",
-        "ecs.gn7i-c56g2.14xlarge",
-    }
+    assert len({one.instance_type for one in found}) == 4
+    assert {KINDS[one.instance_type].gpu for one in found} == {"NVIDIA A10"}
     assert {one.zone for one in found} == set(HANGZHOU[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "accelerator", "num_warnings"),
+    [
+        ({}, "A10", 1),
+        ({}, None, 0),
+        ({"image": "ubuntu_24_04_x64_20G_alibase_20261101.vhd"}, "A10", 0),
+        ({"image_family": "acs:ubuntu_24_04_x64"}, "A10", 0),
+    ],
+)
+def test_an_accelerator_on_the_bare_default_image_is_warned_of_once(
+    cloud, caplog, options, accelerator, num_warnings
+):
+    provisioner = cloud.provider(**options).provisioner()
+    resources = Resources(accelerator=accelerator, accelerator_count=1 if accelerator else 0)
+    for _ in range(2):
+        assert provisioner.offers(resources)
+        cloud.monotonic += 10 * FACTS_SECONDS
+    said = [one.getMessage() for one in caplog.records if one.name == "cloudspot.aliyun.offers"]
+    assert len(said) == num_warnings
+    for one in said:
+        assert "Name an image that has both in providers.aliyun.image" in one
+        assert "ubuntu-drivers install --gpgpu" in one
 
 
 def test_two_accelerators_are_on_one_machine(cloud):
     found = offers(cloud, Resources(accelerator="A10", accelerator_count=2))
-    assert {one.instance_type for one in found} == {"ecs.gn7i-c56g2.14xlarge"}
+    assert {KINDS[one.instance_type].num_gpus for one in found} == {2, 4, 8}
 
 
 def test_nothing_fits_and_nothing_is_offered(cloud):
@@ -64,8 +93,8 @@ def test_nothing_fits_and_nothing_is_offered(cloud):
 def test_an_offer_holds_the_newest_price_and_what_rendering_needs(cloud):
     found = {(one.zone, one.market): one for one in offers(cloud, instance_types=(A10,))}
     one = found["cn-hangzhou-i", Market.SPOT]
-    assert one.price_per_hour == spot_price(KINDS[A10], "cn-hangzhou-i")
-    assert (one.on_demand_price_per_hour, one.currency) == (9.5, "CNY")
+    assert one.price_per_hour == round(spot_price(KINDS[A10], "cn-hangzhou-i") + DISK, 6)
+    assert (one.on_demand_price_per_hour, one.currency) == (9.5 + DISK, "CNY")
     (group,) = cloud.place.groups
     assert one.details == {
         "region": "cn-hangzhou",
@@ -74,15 +103,48 @@ def test_an_offer_holds_the_newest_price_and_what_rendering_needs(cloud):
         "vswitch": "vsw-bp1cnhangzhou0002",
         "security_groups": group,
         "release_rate": "5-10%",
+        "extras_per_hour": "0.14",
+        "price_parts": "machine 2.39, disk 0.14",
     }
     assert "release_rate" not in found["cn-hangzhou-i", Market.ON_DEMAND].details
-    assert cloud.faults.count("DescribePrice") == 0  # the history tells that price as well
+    # The history tells the pay-as-you-go price as well; only the disk's is asked for, once.
+    (asked,) = cloud.calls("DescribePrice")
+    assert (asked["SystemDisk.Category"], asked["SystemDisk.Size"]) == ("cloud_essd", "70")
+
+
+def test_the_price_of_a_spot_machine_is_the_newest_of_its_zone_and_never_above_the_limit(cloud):
+    provisioner = cloud.provider(instance_types=(A10,), max_price=5.0).provisioner()
+    first = cloud.offer(provisioner, zone="cn-hangzhou-i")
+    assert provisioner.current_price(first) == first.price_per_hour
+    prices = cloud.ecs.catalogue.prices
+    prices[A10, "cn-hangzhou-i"] = 3.2
+    assert provisioner.current_price(first) == first.price_per_hour  # asked for a moment ago
+    cloud.monotonic += STOCK_SECONDS
+    assert provisioner.current_price(first) == 3.34
+    cloud.monotonic += STOCK_SECONDS
+    prices[A10, "cn-hangzhou-i"] = 7.5
+    assert provisioner.current_price(first) == 5.14
+    cloud.monotonic += STOCK_SECONDS
+    cloud.ecs.catalogue.silent.add((A10, "cn-hangzhou-i"))
+    prices[A10, "cn-hangzhou-i"] = 1.5
+    assert provisioner.current_price(first) == 1.64
+
+
+def test_a_price_that_ecs_does_not_tell_now_is_asked_for_again(cloud):
+    provisioner = cloud.provider(instance_types=(A10,)).provisioner()
+    first = cloud.offer(provisioner)
+    cloud.monotonic += STOCK_SECONDS
+    cloud.faults.inject("DescribeSpotPriceHistory", "InvalidParameter", status=400, times=1)
+    with pytest.raises(TransientError, match="reading spot prices"):
+        provisioner.current_price(first)
+    assert provisioner.current_price(first) == first.price_per_hour
 
 
 def test_a_protected_hour_has_a_price_of_its_own(cloud):
     found = offers(cloud, instance_types=(A10,), zones=("cn-hangzhou-i",), protected_hour=True)
     prices = {one.market: one.price_per_hour for one in found}
-    assert prices[Market.SPOT] == spot_price(KINDS[A10], "cn-hangzhou-i", is_protected=True)
+    machine = spot_price(KINDS[A10], "cn-hangzhou-i", is_protected=True)
+    assert prices[Market.SPOT] == round(machine + DISK, 6)
     assert {call["SpotDuration"] for call in cloud.calls("DescribeSpotPriceHistory")} == {"1"}
 
 
@@ -96,17 +158,17 @@ def test_a_type_that_is_shared_or_has_credits_is_bought_only_by_its_name(cloud):
 def test_a_type_without_a_spot_market_is_offered_by_pay_as_you_go_at_its_list_price(cloud):
     (one, *_) = found = offers(cloud, instance_types=("ecs.t6-c1m4.large",))
     assert {one.market for one in found} == {Market.ON_DEMAND}
-    assert one.price_per_hour == 0.31  # without the disk
-    assert cloud.faults.count("DescribePrice") == 1
+    assert one.price_parts == "machine 0.31, disk 0.14"
+    assert one.price_per_hour == 0.45
 
 
 def test_a_zone_of_which_the_history_is_silent_is_asked_for_its_price(cloud):
     cloud.ecs.catalogue.silent.add((A10, "cn-hangzhou-i"))
     found = {(one.zone, one.market): one for one in offers(cloud, instance_types=(A10,))}
     one = found["cn-hangzhou-i", Market.SPOT]
-    assert one.price_per_hour == spot_price(KINDS[A10], "cn-hangzhou-i")
-    assert one.on_demand_price_per_hour == 9.5
-    (asked,) = cloud.calls("DescribePrice")
+    assert one.price_per_hour == round(spot_price(KINDS[A10], "cn-hangzhou-i") + DISK, 6)
+    assert one.on_demand_price_per_hour == 9.5 + DISK
+    (asked,) = [call for call in cloud.calls("DescribePrice") if "ZoneId" in call]
     assert (asked["ZoneId"], asked["SpotStrategy"]) == ("cn-hangzhou-i", "SpotAsPriceGo")
     cloud.faults.denied = {"ecs:DescribePrice"}
     assert len(offers(cloud, instance_types=(A10,), on_demand_prices={A10: 9.5})) == 3
@@ -117,12 +179,14 @@ def test_a_given_price_is_asked_nobody(cloud):
     given = {"instance_types": ("ecs.t6-c1m4.large",)}
     (one, *_) = offers(cloud, **given, on_demand_prices={"ecs.t6-c1m4.large": 0.05}, currency="USD")
     assert (one.price_per_hour, one.currency) == (0.05, "USD")
+    assert one.price_parts == "machine 0.05, disk not counted"
+    assert cloud.faults.count("DescribePrice") == 0
     with pytest.raises(AuthError, match=r"or give the price in providers\.aliyun\.on_demand_prices"):
         offers(cloud, **given)
 
 
 def test_a_type_that_has_no_price_is_named_where_it_was_asked_for_and_left_out_where_not(cloud):
-    cloud.faults.inject("DescribePrice", "PriceNotFound", status=403, times=1)
+    cloud.faults.inject("DescribePrice", "PriceNotFound", status=403, times=2)
     with pytest.raises(
         SpecError, match=r"^providers\.aliyun\.on_demand_prices: .*PriceNotFound.*give it here$"
     ):
@@ -138,8 +202,34 @@ def test_a_type_that_has_no_price_is_named_where_it_was_asked_for_and_left_out_w
 
 def test_a_price_is_asked_for_with_the_disk_that_the_machines_have(cloud):
     offers(cloud, instance_types=("ecs.t6-c1m4.large",), disk_type="cloud_auto")
-    (asked,) = cloud.calls("DescribePrice")
-    assert asked["SystemDisk.Category"] == "cloud_auto"
+    asked = cloud.calls("DescribePrice")
+    assert [one["SystemDisk.Category"] for one in asked] == ["cloud_auto"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "disk"),
+    [
+        ({"disk": 100 * GIB}, "0.2"),
+        ({"disk": 100 * GIB, "disk_type": "cloud_auto"}, "0.15"),
+        ({"disk": 1000 * GIB, "disk_performance": "PL2"}, "4"),
+        ({"disk": 100 * GIB, "public_bandwidth": 10}, "0.2"),  # an address is billed by its traffic
+    ],
+)
+def test_a_price_counts_the_disk_that_the_machines_have(cloud, options, disk):
+    found = offers(cloud, instance_types=(A10,), zones=("cn-hangzhou-i",), **options)
+    assert {one.price_parts for one in found} == {f"machine 2.39, disk {disk}", f"machine 9.5, disk {disk}"}
+    assert {one.price_per_hour for one in found} == {round(each + float(disk), 6) for each in (2.39, 9.5)}
+
+
+def test_a_disk_whose_price_may_not_be_asked_for_is_left_out_and_asked_for_after_a_minute(cloud):
+    provisioner = cloud.provider(instance_types=(A10,), zones=("cn-hangzhou-i",)).provisioner()
+    cloud.faults.denied = {"ecs:DescribePrice"}
+    first = cloud.offer(provisioner)
+    assert (first.price_per_hour, first.price_parts) == (2.39, "machine 2.39, disk not counted")
+    cloud.faults.denied = set()
+    assert cloud.offer(provisioner).price_parts == "machine 2.39, disk not counted"
+    cloud.monotonic += FAILURE_SECONDS
+    assert cloud.offer(provisioner).price_parts == "machine 2.39, disk 0.14"
 
 
 def test_spot_advice_that_may_not_be_read_is_done_without(cloud):
@@ -172,15 +262,13 @@ def test_types_that_are_to_be_had_come_before_those_that_are_not(cloud):
     assert "ecs.c7.large" not in {one.instance_type for one in found}
 
 
-def test_stock_is_asked_for_again_after_a_minute_and_facts_are_not(cloud, monkeypatch):
+def test_stock_is_asked_for_again_after_a_minute_and_facts_are_not(cloud):
     provisioner = cloud.provider(instance_types=(A10,)).provisioner()
-    now = [0.0]
-    provisioner._finder._cache._monotonic = lambda: now[0]
     provisioner.offers(Resources())
     cloud.faults.calls.clear()
     provisioner.offers(Resources())
     assert cloud.faults.calls == []
-    now[0] = 60.0
+    cloud.monotonic += STOCK_SECONDS
     provisioner.offers(Resources())
     assert set(cloud.faults.actions()) == {"DescribeAvailableResource", "DescribeSpotPriceHistory"}
 
@@ -285,6 +373,18 @@ def test_a_role_that_may_not_be_looked_at_is_left_to_the_launch(cloud):
 def test_an_image_without_cloud_init_is_refused(cloud):
     cloud.account.images["ubuntu_24_04_x64_20G_alibase_20261101.vhd"]["IsSupportCloudinit"] = False
     assert "does not run cloud-init" in failure(cloud)
+
+
+def test_a_listing_that_leads_back_to_a_page_ends_with_an_error(cloud):
+    answer = cloud.ecs._handlers["DescribeInstanceTypes"]
+    tokens = iter(["8", "16"] * 100)
+    cloud.ecs._handlers["DescribeInstanceTypes"] = lambda *given: {
+        **answer(*given),
+        "NextToken": next(tokens),
+    }
+    with pytest.raises(TransientError, match="DescribeInstanceTypes repeats a page"):
+        offers(cloud)
+    assert cloud.faults.count("DescribeInstanceTypes") == 3
 
 
 def test_two_vswitches_of_one_zone_and_a_group_of_another_vpc_are_refused(cloud):

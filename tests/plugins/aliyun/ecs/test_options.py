@@ -44,6 +44,10 @@ def test_the_table_may_be_empty():
             {"security_groups": ["default"]},
             'security_groups: "default" is not a security group; expected one such as sg-bp1234567890abcdefgh',
         ),
+        (
+            {"security_groups": [f"sg-bp123456789{i}" for i in range(6)]},
+            "security_groups: a machine has at most 5, got 6",
+        ),
         ({"account": "me"}, 'account: "me" is not an account; expected one such as 1234567890123456'),
         (
             {"role": "acs:ram::1:role/x"},

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from groups import group_of
 
-from cloudspot.model import InstanceGroup, Resources
+from cloudspot.model import Resources
 from cloudspot_aliyun_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aliyun"
@@ -52,19 +53,7 @@ def session(cloud):
     provider = cloud.provider(**options, deployment_set="auto", account="1234567890123456")
     provisioner = provider.provisioner()
     for market in ("spot", "on-demand"):
-        request = provisioner.render(
-            InstanceGroup(
-                job_id="digits-1",
-                launch=1,
-                num_nodes=2,
-                job_nodes=2,
-                min_nodes=2,
-                offer=cloud.offer(provisioner, market=market),
-                resources=Resources(),
-                user_data="#!/bin/sh\n",
-                max_seconds=60.0,
-            )
-        )
+        request = provisioner.render(group_of(cloud.offer(provisioner, market=market), num_nodes=2))
         provisioner.create(request, token=market)
     machines = provisioner.instances(job_id="digits-1")
     assert len(machines) == 4
@@ -111,7 +100,12 @@ def test_a_node_may_use_all_objects_of_the_one_bucket():
 def test_machines_are_ended_and_changed_only_if_they_are_cloudspots():
     for name in ("policy-submitter.json", "policy-node.json"):
         for actions, statement in statements(name):
-            if actions & {"ecs:DeleteInstance", "ecs:DeleteInstances", "ecs:ModifyInstanceMetadataOptions"}:
+            if actions & {
+                "ecs:DeleteInstance",
+                "ecs:DeleteInstances",
+                "ecs:GetInstanceConsoleOutput",
+                "ecs:ModifyInstanceMetadataOptions",
+            }:
                 assert statement["Condition"] == {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}}
 
 

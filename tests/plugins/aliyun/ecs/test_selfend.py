@@ -6,9 +6,9 @@ import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from groups import group_of
 
 from cloudspot.boot.script import ending_command
-from cloudspot.model import InstanceGroup, Resources
 from cloudspot_aliyun import selfend
 
 TYPE = "ecs.g7.large"
@@ -18,18 +18,7 @@ TYPE = "ecs.g7.large"
 def machine(cloud, serve_metadata):
     """Return a launched machine, behind a metadata service of its own; with the service's address."""
     provisioner = cloud.provider(instance_types=(TYPE,)).provisioner()
-    group = InstanceGroup(
-        job_id="digits-1",
-        launch=1,
-        num_nodes=1,
-        job_nodes=1,
-        min_nodes=1,
-        offer=cloud.offer(provisioner),
-        resources=Resources(),
-        user_data="#!/bin/sh\n",
-        max_seconds=60.0,
-        store_url="oss://bucket",
-    )
+    group = group_of(cloud.offer(provisioner), store_url="oss://bucket")
     (instance,) = provisioner.create(provisioner.render(group), token="t")
     facts = {**cloud.host.machines[instance.id].metadata, "role-seed": cloud.keys.seed}
     return instance.id, serve_metadata(facts)

@@ -1,5 +1,7 @@
 """The fake is stricter than the cloud: what a plain client's luck would let pass is refused."""
 
+import hashlib
+import hmac
 import json
 from datetime import datetime, timezone
 
@@ -8,8 +10,9 @@ import requests
 from aliyunsdkcore.acs_exception.exceptions import ServerException
 
 from cloudspot.model import EndReason
-from cloudspot_aliyun_sandbox import rpc
+from cloudspot_aliyun_sandbox import acs3, rpc
 
+KEY, SECRET = "LTAI5tExampleKeyOfATest", "ExampleSecretOfATest30Characters"
 IMAGE = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
 
 
@@ -28,7 +31,7 @@ def run(cloud, **parameters):
 def signed(cloud, **changes):
     """Return the parameters of a good request, signed after ``changes``."""
     parameters = {
-        "AccessKeyId": "LTAI5tExampleKeyOfATest",
+        "AccessKeyId": KEY,
         "Action": "DescribeRegions",
         "Format": "JSON",
         "SignatureMethod": "HMAC-SHA1",
@@ -41,7 +44,7 @@ def signed(cloud, **changes):
     }
     parameters = {name: value for name, value in parameters.items() if value is not None}
     text = rpc.string_to_sign("GET", parameters)
-    parameters.setdefault("Signature", rpc.sign(text, "ExampleSecretOfATest30Characters"))
+    parameters.setdefault("Signature", rpc.sign(text, SECRET))
     return parameters
 
 
@@ -86,6 +89,108 @@ def test_a_changed_parameter_breaks_the_signature(cloud):
     assert get(cloud, {**signed(cloud), "RegionId": "cn-beijing"}) == "SignatureDoesNotMatch"
 
 
+# --- signatures of version 3 ------------------------------------------------------------------------
+
+
+def acs3_headers(cloud, query, *, key=KEY, secret=SECRET, body=b"", **changes):
+    """Return the headers of a good request of the second generation's SDKs, signed after ``changes``."""
+    headers = {
+        "accept": "application/json",
+        "host": cloud.url.removeprefix("http://"),
+        "x-acs-action": "DescribeRegions",
+        "x-acs-content-sha256": hashlib.sha256(body).hexdigest(),
+        "x-acs-date": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        "x-acs-signature-nonce": str(len(cloud.faults.calls)),
+        "x-acs-version": "2014-05-26",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    headers = {name: value for name, value in headers.items() if value is not None}
+    lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    names = ";".join(sorted(headers))
+    hashed = headers.get("x-acs-content-sha256", "")
+    canonical = f"POST\n/\n{acs3.canonical_query(query)}\n{lines}\n{names}\n{hashed}"
+    text = f"ACS3-HMAC-SHA256\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    signature = hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+    credential = f"Credential={key},SignedHeaders={names},Signature={signature}"
+    return {**headers, "Authorization": f"ACS3-HMAC-SHA256 {credential}"}
+
+
+def post(cloud, headers, query="RegionId=cn-hangzhou", body=b""):
+    answer = requests.post(f"{cloud.url}/?{query}", headers=headers, data=body, timeout=10)
+    return answer.json()
+
+
+def test_the_signature_of_version_3_is_the_references():
+    """Source: "Request syntax and signature method V3", its example (checked 2026-11)."""
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/",
+        "QUERY_STRING": "RegionId=cn-shanghai&ImageId=win2019_1809_x64_dtc_zh-cn_40G_alibase_20230811.vhd",
+        "HTTP_HOST": "ecs.cn-shanghai.aliyuncs.com",
+        "HTTP_X_ACS_ACTION": "RunInstances",
+        "HTTP_X_ACS_CONTENT_SHA256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "HTTP_X_ACS_DATE": "2023-10-26T10:22:32Z",
+        "HTTP_X_ACS_SIGNATURE_NONCE": "3156853299f313e23d1673dc12e1703d",
+        "HTTP_X_ACS_VERSION": "2014-05-26",
+        "HTTP_AUTHORIZATION": (
+            "ACS3-HMAC-SHA256 Credential=YourAccessKeyId,SignedHeaders=host;x-acs-action;x-acs-content-sha256;"
+            "x-acs-date;x-acs-signature-nonce;x-acs-version,"
+            "Signature=06563a9e1b43f5dfe96b81484da74bceab24a1d853912eee15083a6f0f3283c0"
+        ),
+    }
+    signed = acs3.read(environ, b"")
+    assert signed.text == (
+        "ACS3-HMAC-SHA256\n7ea06492da5221eba5297e897ce16e55f964061054b7695beedaac1145b1e259"
+    )
+    assert acs3.sign(signed.text, "YourAccessKeySecret") == signed.signature
+    assert (signed.unsigned, signed.is_body_as_signed) == ((), True)
+
+
+def test_a_request_that_is_signed_by_version_3_is_answered_and_recorded(cloud):
+    query = "RegionId=cn-hangzhou"
+    for asked in ("", query):  # DescribeRegions itself needs no region, and these SDKs send none
+        answer = post(cloud, acs3_headers(cloud, asked), asked)
+        assert "cn-hangzhou" in {one["RegionId"] for one in answer["Regions"]["Region"]}
+    call = cloud.faults.calls[-1]
+    assert (call.service, call.action, call.region, call.access_key) == (
+        "ecs",
+        "DescribeRegions",
+        "cn-hangzhou",
+        KEY,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"secret": "x"}, "SignatureDoesNotMatch"),
+        ({"key": "LTAI5tNobodys"}, "InvalidAccessKeyId.NotFound"),
+        ({"x_acs_date": "2026-01-01T00:00:00Z"}, "InvalidTimeStamp.Expired"),
+        ({"x_acs_date": None}, "MissingTimestamp"),
+        ({"x_acs_signature_nonce": None}, "MissingSignatureNonce"),
+        ({"x_acs_content_sha256": None}, "IncompleteSignature"),
+        ({"x_acs_content_sha256": "0" * 64}, "IncompleteSignature"),
+        ({"x_acs_action": "DescribeEverything"}, "InvalidAction.NotFound"),
+        ({"x_acs_security_token": "x"}, "InvalidSecurityToken.MismatchWithAccessKey"),
+    ],
+)
+def test_another_request_that_is_signed_by_version_3_is_refused(cloud, changes, code):
+    query = "RegionId=cn-hangzhou"
+    assert post(cloud, acs3_headers(cloud, query, **changes))["Code"] == code
+
+
+def test_what_version_3_has_not_signed_is_refused(cloud):
+    query = "RegionId=cn-hangzhou"
+    headers = acs3_headers(cloud, query)
+    assert post(cloud, headers, query="RegionId=cn-beijing")["Code"] == "SignatureDoesNotMatch"
+    assert post(cloud, headers, body=b"a=b")["Code"] == "IncompleteSignature"
+    assert post(cloud, {**headers, "x-acs-more": "1"})["Code"] == "IncompleteSignature"
+    assert "Code" not in post(cloud, headers)
+    assert post(cloud, headers)["Code"] == "SignatureNonceUsed"
+    garbled = {**headers, "Authorization": "ACS3-HMAC-SHA256 Credential=x"}
+    assert post(cloud, garbled)["Code"] == "IncompleteSignature"
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 
@@ -121,8 +226,22 @@ def test_a_changed_parameter_breaks_the_signature(cloud):
             {"SystemDisk": {"Category": "cloud_ssd", "PerformanceLevel": "PL1"}},
             "InvalidPerformanceLevel.Malformed",
         ),
-        ({"HttpTokens": "always"}, "InvalidParameter"),
-        ({"HttpPutResponseHopLimit": 65}, "InvalidParameter"),
+        (
+            {"SystemDisk": {"Category": "cloud_essd", "PerformanceLevel": "PL2", "Size": 460}},
+            "InvalidSystemDiskSize.LessThanMinSize",
+        ),
+        (
+            {"SystemDisk": {"Category": "cloud_essd", "PerformanceLevel": "PL3", "Size": 70}},
+            "InvalidSystemDiskSize.LessThanMinSize",
+        ),
+        (
+            {"SystemDisk": {"Category": "cloud_essd", "PerformanceLevel": "PL4", "Size": 2000}},
+            "InvalidPerformanceLevel.Malformed",
+        ),
+        ({"InternetMaxBandwidthOut": 101}, "InvalidInternetMaxBandwidthOut.Malformed"),
+        ({"ResourceGroupId": "rg-acfmnobodys"}, "InvalidResourceGroup.NotFound"),
+        ({"HttpTokens": "always"}, "InvalidHttpTokens.NotSupported"),
+        ({"HttpPutResponseHopLimit": 65}, "InvalidHttpPutResponseHopLimit.NotSupported"),
         ({"Tag": [{"Key": "a", "Value": "1"}, {"Key": "a", "Value": "2"}]}, "Duplicate.TagKey"),
         ({"Tag": [{"Key": "acs:a", "Value": "1"}]}, "InvalidTagKey.Malformed"),
         ({"Tag": [{"Key": "a", "Value": "http://x"}]}, "InvalidTagValue.Malformed"),
@@ -139,6 +258,61 @@ def test_a_launch_that_the_real_one_would_refuse_is_refused(cloud, parameters, c
         run(cloud, **parameters)
     assert error.value.get_error_code() == code
     assert cloud.alive == []
+
+
+def test_an_interface_has_five_security_groups_at_most(cloud):
+    groups = [cloud.place.add_group(vpc=cloud.place.vpc) for _ in range(6)]
+    with pytest.raises(ServerException) as error:
+        run(cloud, SecurityGroupId=None, SecurityGroupIds=groups)
+    assert error.value.get_error_code() == "InstanceSecurityGroupLimitExceeded"
+    assert len(run(cloud, SecurityGroupId=None, SecurityGroupIds=groups[:5])) == 1
+
+
+def test_a_deployment_set_holds_twenty_machines_a_zone(cloud):
+    made = cloud.ask("CreateDeploymentSet", DeploymentSetName="mine")["DeploymentSetId"]
+    run(cloud, Amount=19, DeploymentSetId=made)
+    with pytest.raises(ServerException) as error:
+        run(cloud, Amount=2, DeploymentSetId=made)
+    assert error.value.get_error_code() == "QuotaExceed.DeploymentSetInstanceQuotaFull"
+    run(cloud, DeploymentSetId=made)
+    run(cloud, DeploymentSetId=made, VSwitchId="vsw-bp1cnhangzhou0002")
+    assert len(cloud.alive) == 21
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ({"HttpEndpoint": "on"}, "InvalidHttpEndpoint.NotSupported"),
+        ({"HttpTokens": "always"}, "InvalidHttpTokens.NotSupported"),
+        ({"HttpPutResponseHopLimit": 0}, "InvalidHttpPutResponseHopLimit.NotSupported"),
+        ({"InstanceMetadataTags": "yes"}, "InvalidInstanceMetadataTags.NotSupported"),
+    ],
+)
+def test_the_metadata_service_has_no_other_options(cloud, parameters, code):
+    (one,) = run(cloud)
+    with pytest.raises(ServerException) as error:
+        cloud.ask("ModifyInstanceMetadataOptions", InstanceId=one, **parameters)
+    assert error.value.get_error_code() == code
+
+
+def test_a_deployment_set_that_is_not_there_or_not_empty_is_not_deleted(cloud):
+    with pytest.raises(ServerException, match=r"InvalidDeploymentSetId\.NotFound"):
+        cloud.ask("DeleteDeploymentSet", DeploymentSetId="ds-bp1nobodys0001")
+    made = cloud.ask("CreateDeploymentSet", DeploymentSetName="mine")["DeploymentSetId"]
+    (one,) = run(cloud, DeploymentSetId=made)
+    with pytest.raises(ServerException, match=r"DependencyViolation\.NotEmpty"):
+        cloud.ask("DeleteDeploymentSet", DeploymentSetId=made)
+    cloud.ask("DeleteInstance", InstanceId=one, Force=True)
+    cloud.ask("DeleteDeploymentSet", DeploymentSetId=made)
+    assert cloud.place.deployment_sets == {}
+
+
+@pytest.mark.parametrize("true", ["true", "True"])
+def test_a_flag_may_be_written_as_the_second_generations_sdk_writes_it(cloud, true):
+    (one,) = run(cloud)
+    query = f"RegionId=cn-hangzhou&InstanceId={one}&Force={true}"
+    post(cloud, acs3_headers(cloud, query, x_acs_action="DeleteInstance"), query)
+    assert cloud.host.terminated == [one]
 
 
 def test_a_dry_run_makes_nothing(cloud):
@@ -245,4 +419,4 @@ def test_every_call_is_recorded_with_its_answer(cloud):
         "cn-hangzhou",
         None,
     )
-    assert call.access_key == "LTAI5tExampleKeyOfATest"
+    assert call.access_key == KEY

@@ -12,11 +12,13 @@ from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from cloudspot.emulation.api_faults import Faults
 from cloudspot.model import Market, Resources
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
+from cloudspot_aws_sandbox.strict_logs import StrictLogs
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -80,8 +82,10 @@ class Cloud:
     def __init__(self, server, clients):
         self.now = 1_790_000_000.0
         self.host = ListedHost()
-        self.ec2 = StrictEc2(server.moto, self.host, secrets={KEY: SECRET}, clock=lambda: self.now)
-        self.faults = self.ec2.faults
+        self.faults = Faults()
+        secrets = {KEY: SECRET}
+        logs = StrictLogs(server.moto, faults=self.faults, secrets=secrets)
+        self.ec2 = StrictEc2(logs, self.host, secrets=secrets, faults=self.faults, clock=lambda: self.now)
         self.url = server.url
         self._server = server
         self._clients = clients

@@ -1,6 +1,7 @@
 import pytest
+from groups import group_of
 
-from cloudspot.model import InstanceGroup, Resources
+from cloudspot.model import Resources
 
 
 def lines(provider, **resources):
@@ -28,6 +29,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "quota, on-demand": "256 vCPUs, enough for 64 g5.xlarge",
         "tagging": "not tried: there is no machine of cloudspot's to try ec2:CreateTags on",
         "ending": "not tried: there is no machine of cloudspot's to try ec2:TerminateInstances on",
+        "console": "not tried: there is no machine of cloudspot's to try ec2:GetConsoleOutput on",
         "placement group": "may be made",
     }
     assert found["clock"].detail.startswith("within ")
@@ -39,21 +41,12 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
 def test_rights_on_machines_are_tried_where_there_is_one(cloud):
     provider = cloud.provider(instance_types=("m5.large",))
     provisioner = provider.provisioner()
-    request = provisioner.render(
-        InstanceGroup(
-            job_id="digits-1",
-            launch=1,
-            num_nodes=1,
-            job_nodes=1,
-            min_nodes=1,
-            offer=cloud.offer(provisioner),
-            resources=Resources(),
-            user_data="",
-            max_seconds=60,
-        )
-    )
+    request = provisioner.render(group_of(cloud.offer(provisioner)))
     provisioner.create(request, token="t")
     assert lines(provider)["ending"].detail == "ec2:TerminateInstances is granted"
+    assert lines(provider)["console"].detail == "ec2:GetConsoleOutput is granted"
+    cloud.faults.denied = {"ec2:GetConsoleOutput"}
+    assert failed(provider)["console"][0] == "access denied: the credentials lack ec2:GetConsoleOutput"
     cloud.faults.denied = {"ec2:TerminateInstances"}
     assert failed(provider) == {
         "ending": (
@@ -62,6 +55,26 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
         )
     }
     assert len(cloud.alive) == 1
+
+
+def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machines(cloud):
+    own = {"instance_types": ("m5.large",), "log_group": "/teams/vision"}
+    doubt = "(not checked: the machines' role; docs/aws/policy-node.json has /cloudspot/* only)"
+    found = lines(cloud.provider(**own))["logs"]
+    assert found.ok
+    assert found.detail == f"/teams/vision does not exist yet, and the first node makes it {doubt}"
+    cloud.client("logs").create_log_group(logGroupName="/teams/vision")
+    assert lines(cloud.provider(**own))["logs"].detail == f"/teams/vision may be read {doubt}"
+    shared = cloud.provider(**{**own, "log_group": "/cloudspot/shared"})
+    assert lines(shared)["logs"].detail.endswith("the first node makes it")
+    assert "logs" not in lines(cloud.provider(**{**own, "log_group": None}))
+    assert "logs" not in lines(cloud.provider(**own, logs="bucket"))
+    cloud.faults.denied = {"logs:DescribeLogStreams"}
+    (detail, remedy) = failed(cloud.provider(**own))["logs"]
+    assert "logs:DescribeLogStreams" in detail
+    assert remedy == (
+        'add "arn:aws:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
+    )
 
 
 @pytest.mark.parametrize("right", ["ec2:RunInstances", "iam:PassRole"])

@@ -1,9 +1,9 @@
 """``cloudspot preempt`` on EC2: the Fault Injection Service takes a spot machine, or it is said why not."""
 
 import pytest
+from groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.model import InstanceGroup, Resources
 
 
 @pytest.fixture
@@ -15,19 +15,7 @@ def drill(cloud):
             cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
         provider = cloud.provider(instance_types=("g5.xlarge",))
         provisioner = provider.provisioner()
-        request = provisioner.render(
-            InstanceGroup(
-                job_id="digits-1",
-                launch=1,
-                num_nodes=1,
-                job_nodes=1,
-                min_nodes=1,
-                offer=cloud.offer(provisioner, market=market),
-                resources=Resources(),
-                user_data="#!/bin/sh\n",
-                max_seconds=60.0,
-            )
-        )
+        request = provisioner.render(group_of(cloud.offer(provisioner, market=market)))
         (machine,) = provisioner.create(request, token="token")
         cloud.faults.calls.clear()
         return provider, machine.id

@@ -14,6 +14,7 @@ from provisionertests import (
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.model import EndReason, InstanceState
+from cloudspot.plugin import cloudprovider
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.schedules import TARGET
@@ -36,6 +37,7 @@ def kit(cloud):
 class TestEc2Promises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "AWS"
     service = "EC2"
+    console_right = "ec2:GetConsoleOutput"
     launch_call, list_call = "RunInstances", "DescribeInstances"
     throttled = ("RequestLimitExceeded", 503)
     zone, type = "us-east-1a", "g5.xlarge"
@@ -51,6 +53,9 @@ class TestEc2Promises(ProvisionerTests, RequestTokenTests, CompressedScriptTests
     @pytest.fixture
     def door(self, ec2_server):
         return ec2_server
+
+    def give_role(self, body, name):
+        body["run_instances"]["IamInstanceProfile"] = {"Name": name}
 
     def disk_gib(self, request):
         return request.body["run_instances"]["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
@@ -223,7 +228,8 @@ def test_a_quota_says_what_to_ask_for(kit, market, code):
         ),
     ],
 )
-def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, change, field):
+def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, monkeypatch, change, field):
+    monkeypatch.setattr(cloudprovider, "NEW_ROLE_SECONDS", 0.0)
     request = kit.request()
     request.body["run_instances"].update(change)
     with pytest.raises(
@@ -475,3 +481,26 @@ def test_moto_alone_would_have_been_kinder(cloud):
     client = cloud.client()
     with pytest.raises(botocore.exceptions.ClientError, match=r"InvalidAMIID\.NotFound"):
         client.run_instances(ImageId="ami-00000000", InstanceType="m5.large", MinCount=1, MaxCount=1)
+
+
+# --- consoles -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instance_type", ["g5.xlarge", "t2.micro"])
+def test_a_console_that_cannot_be_told_at_once_is_told_once_it_is_posted(kit, instance_type):
+    """Only Nitro machines tell the newest output, and no ended one does."""
+    kit = Kit(kit.cloud, instance_types=(instance_type,))
+    (instance,) = kit.launch()
+    kit.cloud.host.consoles[instance.id] = "booting\n"
+    kit.listed()
+    assert kit.provisioner.console(instance) == ("booting\n" if instance_type == "g5.xlarge" else "")
+    kit.cloud.now += 240.0
+    kit.listed()
+    assert kit.provisioner.console(instance) == "booting\n"
+    kit.cloud.host.consoles[instance.id] = "booting\nno role\n"
+    kit.cloud.host.end(instance.id, EndReason.SELF)
+    kit.listed()
+    assert kit.provisioner.console(instance) == "booting\n"
+    kit.cloud.now += 240.0
+    kit.listed()
+    assert kit.provisioner.console(instance) == "booting\nno role\n"

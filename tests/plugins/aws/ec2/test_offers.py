@@ -1,17 +1,24 @@
 import msgspec
 import pytest
+from groups import group_of
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 
 from cloudspot.errors import AuthError, SpecError, TransientError
-from cloudspot.model import InstanceGroup, Market, Offer, Resources
+from cloudspot.model import Billing, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
+from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.pricing import endpoint_region
 from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws_sandbox import prices
 from cloudspot_aws_sandbox.images import IMAGE_ID
+
+DISK = round((15 + 50) * 0.08 / 730, 6)
+"""USD an hour of the image's size and 50 GiB as gp3."""
+ADDRESS = 0.005
 
 
 def offers(cloud, resources=None, **options):
@@ -23,11 +30,12 @@ def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_pri
     assert {(one.zone, one.market) for one in found} == {
         (f"us-east-1{zone}", market) for zone in "abcdf" for market in Market
     }
-    assert {one.on_demand_price_per_hour for one in found} == {1.006}
+    assert {one.on_demand_price_per_hour for one in found} == {round(1.006 + DISK + ADDRESS, 6)}
     spot = {one.zone: one.price_per_hour for one in found if one.market is Market.SPOT}
     assert len(set(spot.values())) == 5
-    assert all(0.25 < price < 0.51 for price in spot.values())
+    assert all(0.25 < price - DISK - ADDRESS < 0.51 for price in spot.values())
     assert {one.currency for one in found} == {"USD"}
+    assert {one.billing for one in found} == {Billing(minimum_seconds=60, free_if_reclaimed_seconds=3600)}
 
 
 def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
@@ -39,6 +47,75 @@ def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(clou
     subnets = cloud.client().describe_subnets(SubnetIds=[offer.details["subnet"]])["Subnets"]
     assert [one["AvailabilityZone"] for one in subnets] == [offer.zone]
     assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
+
+
+def parts_of(cloud, resources=None, **options):
+    """Return the parts of the price of a machine on demand, which are those of all offers on demand."""
+    options = {"instance_types": ("m5.large",), **options}
+    found = [one for one in offers(cloud, resources, **options) if one.market is Market.ON_DEMAND]
+    assert {one.price_per_hour == one.on_demand_price_per_hour for one in found} == {True}
+    ((parts, price),) = {(one.price_parts, one.price_per_hour) for one in found}
+    counted = [part.rpartition(" ")[2] for part in parts.split(", ")]
+    assert price == pytest.approx(sum(float(each) for each in counted if each != "counted"), abs=1e-6)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("resources", "options", "parts"),
+    [
+        (Resources(), {}, "machine 0.096, disk 0.007123, address 0.005"),
+        (Resources(), {"public_ip": False}, "machine 0.096, disk 0.007123"),
+        (Resources(disk_bytes=100 * 2**30), {}, "machine 0.096, disk 0.012603, address 0.005"),
+        (Resources(), {"disk": 730 * 2**30}, "machine 0.096, disk 0.08, address 0.005"),
+        (
+            Resources(),
+            {"disk": 73 * 2**30, "disk_type": "gp2"},
+            "machine 0.096, disk 0.01, address 0.005",
+        ),
+        (
+            Resources(),
+            {"disk": 73 * 2**30, "disk_type": "io2", "disk_iops": 500, "public_ip": False},
+            "machine 0.096, disk 0.0125, disk performance not counted",
+        ),
+        (
+            Resources(),
+            {"disk": 73 * 2**30, "disk_throughput": 250, "public_ip": False},
+            "machine 0.096, disk 0.008, disk performance not counted",
+        ),
+        (
+            Resources(),
+            {"on_demand_prices": {"m5.large": 0.2}},
+            "machine 0.2, disk not counted, address not counted",
+        ),
+    ],
+)
+def test_a_price_counts_the_disk_and_the_public_address_and_names_what_it_leaves_out(
+    cloud, resources, options, parts
+):
+    assert parts_of(cloud, resources, **options) == parts
+
+
+def test_only_machines_in_subnets_that_give_public_addresses_have_one_unless_it_is_said(cloud):
+    subnets = [one["SubnetId"] for one in cloud.client().describe_subnets()["Subnets"]]
+    for one in subnets:
+        cloud.client().modify_subnet_attribute(SubnetId=one, MapPublicIpOnLaunch={"Value": False})
+    assert parts_of(cloud) == "machine 0.096, disk 0.007123"
+    assert parts_of(cloud, public_ip=True) == "machine 0.096, disk 0.007123, address 0.005"
+
+
+def test_a_disk_whose_price_cannot_be_learned_is_left_out_and_asked_for_after_a_minute(cloud, ec2_clients):
+    now = 0.0
+    options = AwsOptions(instance_types=("m5.large",), public_ip=False)
+    finder = AwsOfferFinder(options, ec2_clients, monotonic=lambda: now)
+
+    def parts():
+        return {one.price_parts for one in finder.offers(Resources()) if one.market is Market.ON_DEMAND}
+
+    cloud.faults.inject("GetProducts", "InternalErrorException", times=3)
+    assert parts() == {"machine 0.096, disk not counted"}
+    assert parts() == {"machine 0.096, disk not counted"}
+    now = FAILURE_SECONDS
+    assert parts() == {"machine 0.096, disk 0.007123"}
 
 
 def test_only_the_zones_of_the_options_are_offered(cloud):
@@ -100,32 +177,22 @@ def test_of_the_named_types_those_that_fit_are_offered(cloud):
 def test_burstable_and_xen_types_are_bought_only_by_their_names(cloud):
     pages = cloud.client().get_paginator("describe_instance_types").paginate()
     facts = {one["InstanceType"]: one for page in pages for one in page["InstanceTypes"]}
-    sizes = [(2, 8), (2, 16), (4, 16), (8, 32), (16, 64)]
+    sizes = [(2, 2), (2, 8), (2, 16), (4, 16), (8, 32), (16, 64)]
     names = set()
     for cpus, gib in sizes:
         names |= {one.instance_type for one in offers(cloud, Resources(cpus=cpus, memory_bytes=gib * 2**30))}
     assert len(names) > 10
     assert not [name for name in names if facts[name]["BurstablePerformanceSupported"]]
+    assert not [name for name in names if name.startswith("t")]  # EC2's list does not say so of T8i
     assert not [name for name in names if facts[name]["NetworkInfo"]["EnaSupport"] == "unsupported"]
-    for name in ("t3.large", "m3.xlarge"):
+    for name in ("t3.large", "t8i.small", "m3.xlarge"):
         assert {one.instance_type for one in offers(cloud, instance_types=(name,))} == {name}
 
 
 def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
     named = cloud.provider(instance_types=("t3.large", "m7i-flex.large")).provisioner()
     for offer in named.offers(Resources()):
-        group = InstanceGroup(
-            job_id="digits-1",
-            launch=1,
-            store_url="s3://bucket",
-            num_nodes=1,
-            job_nodes=1,
-            min_nodes=1,
-            offer=offer,
-            resources=Resources(),
-            user_data="#!/bin/sh\n",
-            max_seconds=3600.0,
-        )
+        group = group_of(offer, store_url="s3://bucket", max_seconds=3600.0)
         body = named.render(group).body["run_instances"]
         expected = {"CpuCredits": "standard"} if offer.instance_type == "t3.large" else None
         assert body.get("CreditSpecification") == expected
@@ -165,6 +232,33 @@ def test_a_price_that_is_given_is_not_asked_for(cloud):
         offers(cloud, instance_types=("m5.large",))
 
 
+def test_the_price_of_a_spot_machine_is_the_one_in_force_in_its_zone(cloud, monkeypatch):
+    provisioner = cloud.provider(instance_types=("m5.large",)).provisioner()
+    first = cloud.offer(provisioner, zone="us-east-1b")
+    assert provisioner.current_price(first) == first.price_per_hour
+    usual = prices.spot_price
+    monkeypatch.setattr(prices, "spot_price", lambda type_, zone, factor: usual(type_, zone) + 0.25)
+    assert provisioner.current_price(first) == first.price_per_hour  # asked for a moment ago
+    later = cloud.provider(instance_types=("m5.large",)).provisioner()
+    assert later.current_price(first) == pytest.approx(first.price_per_hour + 0.25)
+    asked = [call.parameters for call in cloud.faults.calls if call.action == "DescribeSpotPriceHistory"]
+    assert asked[-1]["InstanceTypes"] == ["m5.large"]
+    gone = msgspec.structs.replace(first, zone="us-east-1z")
+    assert later.current_price(gone) is None
+
+
+def test_a_price_that_may_not_be_read_is_an_error_of_rights_and_one_that_fails_is_asked_for_again(cloud):
+    provisioner = cloud.provider(instance_types=("m5.large",)).provisioner()
+    offer = cloud.offer(provisioner)
+    later = cloud.provider(instance_types=("m5.large",)).provisioner()
+    cloud.faults.inject("DescribeSpotPriceHistory", "InternalError", times=3)
+    with pytest.raises(TransientError, match="reading spot prices"):
+        later.current_price(offer)
+    cloud.faults.denied = {"ec2:DescribeSpotPriceHistory"}
+    with pytest.raises(AuthError, match="reading spot prices"):
+        later.current_price(offer)
+
+
 @pytest.mark.parametrize(
     ("region", "endpoint"),
     [
@@ -184,7 +278,9 @@ def test_the_price_list_of_another_region_is_asked_elsewhere(cloud):
     provider = AwsProvider(AwsOptions(region="eu-west-1", instance_types=("m5.large",)))
     found = provider.provisioner().offers(Resources())
     assert {one.zone for one in found} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
-    assert [call.region for call in cloud.faults.calls if call.action == "GetProducts"] == ["eu-central-1"]
+    assert [call.region for call in cloud.faults.calls if call.action == "GetProducts"] == [
+        "eu-central-1"
+    ] * 2
 
 
 def test_what_does_not_change_is_asked_for_once_an_hour_and_prices_once_a_minute(cloud, ec2_clients):
@@ -204,6 +300,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_prices_once_a_minute
         "DescribeSubnets",
         "GetInstanceProfile",
         "GetParameter",
+        "GetProducts",
         "GetProducts",
     ]
     assert asked() == facts

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from groups import group_of
 
-from cloudspot.model import InstanceGroup, Market, Resources
+from cloudspot.model import Market, Resources
 from cloudspot_aws_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
@@ -24,6 +25,11 @@ def granted(name):
         action = statement["Action"]
         actions |= {action} if isinstance(action, str) else set(action)
     return actions
+
+
+def test_a_bucket_with_a_key_of_ones_own_takes_what_s3_documents_and_only_its_own_policy_grants_it():
+    assert granted("policy-kms.json") == {"kms:Decrypt", "kms:GenerateDataKey"}
+    assert not any(right.startswith("kms:") for right in granted("policy-node.json"))
 
 
 def needed(calls):
@@ -50,17 +56,7 @@ def session(cloud):
     provisioner = provider.provisioner()
     for market in ("spot", "on-demand"):
         request = provisioner.render(
-            InstanceGroup(
-                job_id="digits-1",
-                launch=1,
-                num_nodes=2,
-                job_nodes=2,
-                min_nodes=2,
-                offer=cloud.offer(provisioner, market=market, zone="us-east-1a"),
-                resources=Resources(),
-                user_data="#!/bin/sh\n",
-                max_seconds=60.0,
-            )
+            group_of(cloud.offer(provisioner, market=market, zone="us-east-1a"), num_nodes=2)
         )
         provisioner.create(request, token=market)
     cloud.faults.inject(

@@ -169,6 +169,19 @@ def test_a_right_checksum_is_taken_and_two_are_not(s3, bucket):
     assert refused(s3.put_object, Bucket=bucket, Key="k", Body=b"x", **two)[0] == "InvalidRequest"
 
 
+@pytest.mark.parametrize("calculation", ["when_required", "when_supported"])
+def test_the_checksum_of_an_object_is_told_to_who_asks_for_it_and_reads_it_whole(aws, bucket, calculation):
+    s3 = client(request_checksum_calculation=calculation, response_checksum_validation="when_required")
+    for body in (b"first", b"second"):  # By default boto3 sends it behind the body.
+        sums = {"ChecksumCRC32": crc32(body)} if calculation == "when_required" else {}
+        s3.put_object(Bucket=bucket, Key="k", Body=body, **sums)
+    asked = {"Bucket": bucket, "Key": "k", "ChecksumMode": "ENABLED"}
+    found = s3.get_object(**asked)
+    assert (found["ChecksumCRC32"], found["ChecksumType"]) == (crc32(b"second"), "FULL_OBJECT")
+    assert "ChecksumCRC32" not in s3.get_object(**asked, Range="bytes=1-2")
+    assert "ChecksumCRC32" not in s3.get_object(Bucket=bucket, Key="k")
+
+
 def test_what_boto3_sends_by_default_is_taken(s3, bucket, tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 9 * MIB)
     plain = boto3.session.Session().client("s3", region_name="eu-central-1")

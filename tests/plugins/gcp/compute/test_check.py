@@ -2,6 +2,7 @@ import pytest
 
 from cloudspot.model import Resources
 from cloudspot_gcp.check import PERMISSIONS
+from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
 
 ROLE = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submitter needs"
 
@@ -46,6 +47,17 @@ def test_the_permissions_that_are_missing_are_named_at_once(cloud):
     assert "permissions" in failed(cloud.provider(public_ip=False))
     cloud.faults.denied = {"compute.subnetworks.useExternalIp"}
     assert failed(cloud.provider(public_ip=False)) == {}
+
+
+def test_an_image_of_ones_own_needs_a_right_that_googles_do_not(cloud):
+    image = Image("my-project-123", "train-v1", "train", 20)
+    cloud.compute.site.images = (*IMAGES, image)
+    cloud.faults.denied = {"compute.images.useReadOnly"}
+    assert failed(cloud.provider()) == {}
+    provider = cloud.provider(image=image.path)
+    assert failed(provider) == {
+        "permissions": ("the credentials lack compute.images.useReadOnly", ROLE),
+    }
 
 
 def test_the_right_to_the_nodes_account_may_be_granted_on_that_account_alone(cloud):

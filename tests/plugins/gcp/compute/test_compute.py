@@ -11,6 +11,7 @@ from provisionertests import (
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market
+from cloudspot.plugin import cloudprovider
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
@@ -37,6 +38,7 @@ def kit(cloud):
 
 class TestComputePromises(ProvisionerTests):
     name = "Google"
+    console_right = "compute.instances.getSerialPortOutput"
     launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"
     num_list_tries = 4
     throttled = ("rateLimitExceeded", 403)
@@ -59,6 +61,9 @@ class TestComputePromises(ProvisionerTests):
     @pytest.fixture
     def door(self, compute_door):
         return compute_door
+
+    def give_role(self, body, name):
+        put(body, (*PROPERTIES, "serviceAccounts", 0, "email"), name)
 
     def disk_gib(self, request):
         (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
@@ -437,14 +442,12 @@ PROPERTIES = ("bulk_insert", "instanceProperties")
         (("serviceAccounts", 0, "email"), "gone@my-project-123.iam.gserviceaccount.com", "service_account"),
         (("resourcePolicies",), ["gone"], "placement_policy"),
         (("labels", "UPPER"), "case", "labels"),
-        (
-            ("scheduling", "preemptionNoticeDuration", "seconds"),
-            "121",
-            "preemption_notice",
-        ),
     ],
 )
-def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(kit, path, value, field):
+def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(
+    kit, monkeypatch, path, value, field
+):
+    monkeypatch.setattr(cloudprovider, "NEW_ROLE_SECONDS", 0.0)
     request = kit.request()
     put(request.body, (*PROPERTIES, *path), value)
     with pytest.raises(
@@ -452,6 +455,35 @@ def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(kit,
     ):
         kit.provisioner.create(request, token="t")
     assert kit.cloud.alive == []
+
+
+def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that_is_said_once(kit, caplog):
+    kit.cloud.compute.site.has_preemption_notice = False
+    for launch in (1, 2):
+        request = kit.request(launch=launch)
+        assert len(kit.provisioner.create(request, token=f"t{launch}")) == 1
+        # Another driver sends the same request again.
+        assert len(kit.provisioner.create(request, token=f"t{launch}")) == 1
+    assert len(kit.cloud.alive) == 2
+    for machine in kit.cloud.listed().values():
+        assert machine.scheduling.provisioning_model == "SPOT"
+        assert machine.scheduling.preemption_notice_duration.seconds == 0
+        told = {one.key: one.value for one in machine.metadata.items}
+        assert told["cloudspot-notice-seconds"] == "0"
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "providers.gcp.preemption_notice: launching 1 spot n2-standard-4 in us-central1: "
+    )
+    assert "launching without: machines hear of a reclaim 30 seconds ahead at best" in warning
+
+
+def test_an_operation_that_fails_for_the_notice_is_followed_by_one_without(kit, caplog):
+    message = "Field preemptionNoticeDuration is not supported by n2-standard-4."
+    kit.cloud.faults.inject(f"operation {BULK_INSERT}", "UNSUPPORTED_OPERATION", message=message)
+    assert len(kit.provisioner.create(kit.request(), token="t")) == 1
+    (machine,) = kit.cloud.listed().values()
+    assert machine.scheduling.preemption_notice_duration.seconds == 0
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize("right", ["compute.instances.create", "compute.subnetworks.useExternalIp"])

@@ -1,9 +1,10 @@
 """``cloudspot preempt`` on Compute Engine: a simulated preemption, or it is said why not."""
 
 import pytest
+from groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.model import EndReason, InstanceGroup, Resources
+from cloudspot.model import EndReason
 
 
 @pytest.fixture
@@ -13,19 +14,7 @@ def drill(cloud):
     def make(market, **options):
         provider = cloud.provider(**options)
         provisioner = provider.provisioner()
-        request = provisioner.render(
-            InstanceGroup(
-                job_id="digits-1",
-                launch=1,
-                num_nodes=1,
-                job_nodes=1,
-                min_nodes=1,
-                offer=cloud.offer(provisioner, market=market),
-                resources=Resources(),
-                user_data="#!/bin/sh\n",
-                max_seconds=60.0,
-            )
-        )
+        request = provisioner.render(group_of(cloud.offer(provisioner, market=market)))
         (machine,) = provisioner.create(request, token="token")
         cloud.faults.calls.clear()
         return provider, machine.id

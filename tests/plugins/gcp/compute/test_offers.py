@@ -1,16 +1,27 @@
+import copy
+import math
+
 import msgspec
 import pytest
+from groups import group_of
 
-from cloudspot.errors import AuthError, SpecError, TransientError
-from cloudspot.model import Market, Offer, Resources
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.model import Billing, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
-from cloudspot_gcp.lookups import is_called
-from cloudspot_gcp.offers import FAILURE_SECONDS, GcpOfferFinder
+from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot_gcp.lookups import NUM_TRIES, is_called
+from cloudspot_gcp.offers import GcpOfferFinder
 from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp_sandbox import prices
 
 GIB = 2**30
 SKUS = "cloudbilling.services.skus.list"
 CORE, RAM = 0.0316, 0.0042
+DISK = 100 * 0.1 / 730
+"""USD an hour of the image's size and 50 GiB as pd-balanced."""
+ADDRESS, SPOT_ADDRESS = 0.005, 0.0025
+NUM_PAGES = math.ceil(len(prices.skus()) / 100)
+"""Of a hundred items each."""
 
 
 def offers(cloud, resources=None, **options):
@@ -23,14 +34,18 @@ def test_a_type_is_offered_in_each_region_on_both_markets_with_its_prices(cloud)
         (region, market) for region in ("us-central1", "europe-west4") for market in Market
     }
     on_demand = {one.zone: one.on_demand_price_per_hour for one in found}
-    assert on_demand["us-central1"] == pytest.approx(4 * CORE + 16 * RAM)
-    assert on_demand["europe-west4"] == pytest.approx(1.1 * (4 * CORE + 16 * RAM))
+    assert on_demand["us-central1"] == pytest.approx(4 * CORE + 16 * RAM + DISK + ADDRESS, abs=2e-6)
+    dearer = 1.1 * (4 * CORE + 16 * RAM + DISK) + ADDRESS
+    assert on_demand["europe-west4"] == pytest.approx(dearer, abs=2e-6)
     for one in found:
         if one.market is Market.SPOT:
-            assert 0.25 < one.price_per_hour / one.on_demand_price_per_hour < 0.41
+            disk = DISK * (1.1 if one.zone == "europe-west4" else 1.0)
+            machine = one.on_demand_price_per_hour - disk - ADDRESS
+            assert 0.25 < (one.price_per_hour - disk - SPOT_ADDRESS) / machine < 0.41
         else:
             assert one.price_per_hour == one.on_demand_price_per_hour
     assert {one.currency for one in found} == {"USD"}
+    assert {one.billing for one in found} == {Billing(minimum_seconds=60)}
 
 
 def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
@@ -44,6 +59,8 @@ def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(clou
         "service_account": "cloudspot-node@my-project-123.iam.gserviceaccount.com",
         "zones": "us-central1-a,us-central1-b,us-central1-c,us-central1-f",
         "price_source": "Google's price list",
+        "extras_per_hour": "0.016199",
+        "price_parts": "machine 0.069354, disk 0.013699, address 0.0025",
     }
     assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
 
@@ -110,29 +127,94 @@ def test_a_job_that_asks_for_nothing_gets_small_machines_that_can_train(cloud):
 def test_an_accelerator_is_attached_to_machines_that_have_none_of_their_own(cloud):
     resources = Resources(accelerator="T4", accelerator_count=2, cpus=8)
     found = offers(cloud, resources, machine_types=(), regions=("us-central1", "us-east1"))
-    assert {one.instance_type for one in found} <= {"n1-standard-8", "n1-standard-16", "n1-standard-32"}
+    assert {one.instance_type.partition("-")[0] for one in found} == {"n1"}
     offer = next(one for one in found if one.instance_type == "n1-standard-8" and one.zone == "us-east1")
     assert (offer.details["accelerator"], offer.details["accelerator_count"]) == ("nvidia-tesla-t4", "2")
     assert offer.details["zones"] == "us-east1-c"
-    assert offer.on_demand_price_per_hour == pytest.approx(8 * CORE + 30 * RAM + 2 * 0.35)
+    expected = 8 * CORE + 30 * RAM + 2 * 0.35 + DISK + ADDRESS
+    assert offer.on_demand_price_per_hour == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "wanted", "cpus", "attached"),
+    [
+        ("V100", 1, 8, {"n1-standard-8": "1", "n1-highmem-8": "1", "n1-standard-16": "2"}),
+        ("V100", 1, 16, {"n1-highcpu-16": "2", "n1-standard-16": "2", "n1-highmem-16": "2"}),
+        ("V100", 1, 33, {"n1-highcpu-64": "8", "n1-standard-64": "8", "n1-highmem-64": "8"}),
+        ("P100", 1, 17, {"n1-highcpu-32": "2", "n1-standard-32": "2"}),
+        ("P4", 1, 32, {"n1-highcpu-32": "2", "n1-standard-32": "2"}),
+        ("T4", 1, 64, {"n1-highcpu-64": "4", "n1-standard-64": "4"}),
+    ],
+)
+def test_a_larger_machine_has_as_many_accelerators_as_compute_engine_wants(
+    cloud, accelerator, wanted, cpus, attached
+):
+    """Source: "GPU machine types", N1 machine series (as of 2026-04-14; checked 2026-11)."""
+    resources = Resources(accelerator=accelerator, accelerator_count=wanted, cpus=cpus)
+    found = {
+        one.instance_type: one.details["accelerator_count"]
+        for one in offers(cloud, resources, machine_types=())
+    }
+    assert attached.items() <= found.items()
+
+
+def test_four_p100_are_asked_for_only_where_the_machine_may_be_so_large(cloud):
+    resources = Resources(accelerator="P100", accelerator_count=4, cpus=96)
+    found = offers(cloud, resources, machine_types=("n1-standard-96",), regions=("us-east1",))
+    assert {one.details["zones"] for one in found} == {"us-east1-b"}
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "markets"),
+    [
+        ("a3-highgpu-1g", {Market.SPOT}),
+        ("a3-highgpu-4g", {Market.SPOT}),
+        ("a3-highgpu-8g", {*Market}),
+        ("a3-ultragpu-8g", {Market.SPOT}),
+        ("a3-megagpu-8g", {*Market}),
+        ("g4-standard-48", {*Market}),
+    ],
+)
+def test_a_machine_is_offered_on_the_markets_where_it_is_sold(cloud, machine_type, markets):
+    """Source: "Accelerator-optimized machine family" (as of 2026-04-14; checked 2026-11)."""
+    found = offers(
+        cloud, machine_types=(machine_type,), disk_type="hyperdisk-balanced", placement_policy="auto"
+    )
+    assert {one.market for one in found} == markets
+
+
+def test_types_that_only_boot_from_hyperdisk_are_not_offered_with_another_disk(cloud):
+    resources = Resources(accelerator="H200", accelerator_count=8)
+    assert offers(cloud, resources, machine_types=()) == ()
+    found = offers(cloud, resources, machine_types=(), disk_type="hyperdisk-balanced")
+    assert {one.instance_type for one in found} == {"a3-ultragpu-8g"}
+    # Its own vCPUs, memory and GPUs have prices of their own.
+    machine = 224 * 0.0291 + 2952 * 0.0025 + 8 * 9.1
+    assert found[0].on_demand_price_per_hour == pytest.approx(machine + 0.8 * DISK + ADDRESS, abs=2e-6)
+    assert found[0].price_parts.endswith("disk 0.010959, disk performance not counted, address 0.0025")
+
+
+def test_a_part_of_a_gpu_is_bought_only_by_its_name(cloud):
+    resources = Resources(accelerator="RTX-PRO-6000", accelerator_count=1)
+    options = {"disk_type": "hyperdisk-balanced"}
+    names = {one.instance_type for one in offers(cloud, resources, machine_types=(), **options)}
+    assert names == {"g4-standard-48", "g4-standard-96", "g4-standard-192", "g4-standard-384"}
+    named = offers(cloud, resources, machine_types=("g4-standard-6",), **options)
+    assert {one.instance_type for one in named} == {"g4-standard-6"}
+
+
+def test_no_machine_is_asked_for_in_an_ai_zone(cloud):
+    options = {"disk_type": "hyperdisk-balanced", "on_demand_prices": {"a4-highgpu-8g": 100.0}}
+    found = offers(cloud, machine_types=("a4-highgpu-8g",), spot_prices={"a4-highgpu-8g": 40.0}, **options)
+    assert [one.details["zones"] for one in found] == ["us-central1-b"]
+    assert "us-central1-ai1a" not in found[0].details["other_zones"]
 
 
 def test_the_attached_accelerator_is_in_the_request_and_the_machine(cloud):
-    from cloudspot.model import InstanceGroup
 
     provisioner = cloud.provider(machine_types=("n1-standard-8",)).provisioner()
     resources = Resources(accelerator="T4", accelerator_count=1)
-    group = InstanceGroup(
-        job_id="digits-1",
-        launch=1,
-        num_nodes=1,
-        job_nodes=1,
-        min_nodes=1,
-        offer=cloud.offer(provisioner, market="on-demand", resources=resources),
-        resources=resources,
-        user_data="",
-        max_seconds=60.0,
-    )
+    group = group_of(cloud.offer(provisioner, market="on-demand", resources=resources), resources=resources)
     request = provisioner.render(group)
     properties = request.body["bulk_insert"]["instanceProperties"]
     assert properties["guestAccelerators"] == [{"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 1}]
@@ -195,11 +277,38 @@ def test_prices_of_the_options_stand_in_where_the_list_cannot_be_read(cloud):
         ("us-east1", Market.ON_DEMAND, 0.21),
     }
     assert {one.details["price_source"] for one in found} == {"the job's options"}
+    by_price = {one.price_per_hour: one.price_parts for one in found}
+    assert by_price[0.05] == "machine 0.05, disk not counted, address not counted"
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, "machine 0.1936, disk 0.013699, address 0.005"),
+        ({"public_ip": False}, "machine 0.1936, disk 0.013699"),
+        ({"disk": 73 * GIB, "public_ip": False}, "machine 0.1936, disk 0.01"),
+        ({"disk": 73 * GIB, "disk_type": "pd-ssd"}, "machine 0.1936, disk 0.017, address 0.005"),
+        ({"disk": 73 * GIB, "disk_type": "pd-standard"}, "machine 0.1936, disk 0.004, address 0.005"),
+    ],
+)
+def test_a_price_counts_the_disk_and_the_external_address(cloud, options, parts):
+    (offer,) = [one for one in offers(cloud, **options) if one.market is Market.ON_DEMAND]
+    assert offer.price_parts == parts
+    counted = [float(part.rpartition(" ")[2]) for part in parts.split(", ")]
+    assert offer.price_per_hour == pytest.approx(sum(counted), abs=2e-6)
+
+
+@pytest.mark.parametrize("region", ["us-central1", "europe-west4"])
+def test_what_the_list_does_not_price_beside_the_machine_is_left_out(cloud, monkeypatch, region):
+    words = ("Balanced PD Capacity", "External IP Charge on a Spot")
+    without = [sku for sku in prices.skus() if not sku["description"].startswith(words)]
+    monkeypatch.setattr(prices, "skus", lambda: tuple(without))
+    found = {one.market: one for one in offers(cloud, regions=(region,))}
+    assert found[Market.SPOT].price_parts.endswith(", disk not counted, address not counted")
+    assert found[Market.ON_DEMAND].price_parts.endswith(", disk not counted, address 0.005")
 
 
 def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, monkeypatch):
-    from cloudspot_gcp_sandbox import prices
-
     without = [sku for sku in prices.skus() if "N2 Instance Ram" not in sku["description"]]
     monkeypatch.setattr(prices, "skus", lambda: tuple(without))
     options = {"on_demand_prices": {"n2-standard-4": 0.2, "e2-standard-4": 9.0}}
@@ -221,15 +330,81 @@ def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, m
     [("accessNotConfigured", 403, AuthError), ("backendError", 503, TransientError)],
 )
 def test_without_any_price_it_is_said_where_to_give_one(cloud, code, status, kind):
-    cloud.faults.inject(SKUS, code, status=status)
+    cloud.faults.inject(SKUS, code, status=status, times=NUM_TRIES)
     with pytest.raises(
         kind, match=r"reading Google's price list: .*; or give the prices in providers\.gcp\.on_demand_prices"
     ):
         offers(cloud)
 
 
+def test_the_list_is_asked_for_again_after_what_passes(cloud, monkeypatch):
+    monkeypatch.setattr("cloudspot_gcp.pricing.PAGE", 100)
+    cloud.faults.inject(SKUS, "backendError", status=503, times=NUM_TRIES - 2)
+    cloud.faults.inject(SKUS, "rateLimitExceeded", status=429, times=1)
+    found = offers(cloud, on_demand_prices={"n2-standard-4": 9.0})
+    assert {one.details["price_source"] for one in found} == {"Google's price list"}
+    assert [call.error for call in cloud.faults.calls if call.action == SKUS] == [
+        *["backendError"] * 2,
+        "rateLimitExceeded",
+        *[None] * NUM_PAGES,
+    ]
+
+
+def test_a_list_that_repeats_a_page_is_an_error(cloud, monkeypatch):
+    page = {"skus": [], "nextPageToken": "7"}
+    monkeypatch.setattr(type(cloud.compute), "_skus", lambda self, query: page)
+    with pytest.raises(CloudspotError, match="reading Google's price list: it repeats a page"):
+        offers(cloud)
+
+
+def dearer(monkeypatch, factor):
+    """Let spot machines cost more in the emulated price list."""
+
+    def times(price):
+        nanos = round((int(price["units"]) * 1e9 + price["nanos"]) * factor)
+        return {**price, "units": str(nanos // 10**9), "nanos": nanos % 10**9}
+
+    changed = copy.deepcopy(prices.skus())
+    for sku in changed:
+        if sku["category"]["usageType"] == "Preemptible":
+            rate = sku["pricingInfo"][0]["pricingExpression"]["tieredRates"][-1]
+            rate["unitPrice"] = times(rate["unitPrice"])
+    monkeypatch.setattr(prices, "skus", lambda: changed)
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "resources"),
+    [
+        ("n2-standard-4", Resources()),
+        ("g2-standard-8", Resources(accelerator="L4", accelerator_count=1)),
+        ("n1-standard-8", Resources(accelerator="T4", accelerator_count=2)),
+    ],
+)
+def test_the_price_of_a_spot_machine_is_that_of_todays_list(cloud, monkeypatch, machine_type, resources):
+    provisioner = cloud.provider(machine_types=(machine_type,)).provisioner()
+    first = cloud.offer(provisioner, resources=resources)
+    assert provisioner.current_price(first) == first.price_per_hour
+    dearer(monkeypatch, 1.5)
+    assert provisioner.current_price(first) == first.price_per_hour  # a list is kept for an hour
+    later = cloud.provider(machine_types=(machine_type,)).provisioner()
+    machine = first.price_per_hour - DISK - SPOT_ADDRESS
+    assert later.current_price(first) == pytest.approx(first.price_per_hour + 0.5 * machine, abs=2e-6)
+
+
+def test_a_price_of_the_list_is_not_replaced_by_the_options_while_the_list_cannot_be_read(cloud):
+    given = {"on_demand_prices": {"n2-standard-4": 0.2}, "spot_prices": {"n2-standard-4": 0.05}}
+    listed = cloud.offer(cloud.provider(**given).provisioner())
+    cloud.faults.inject(SKUS, "backendError", status=503, times=NUM_TRIES)
+    provisioner = cloud.provider(**given).provisioner()
+    with pytest.raises(TransientError, match="reading Google's price list"):
+        provisioner.current_price(listed)
+    by_hand = cloud.offer(provisioner)
+    assert by_hand.price_per_hour == 0.05
+    assert provisioner.current_price(by_hand) == 0.05
+
+
 def test_the_price_of_an_attached_accelerator_can_be_given(cloud):
-    cloud.faults.inject(SKUS, "backendError", status=503)
+    cloud.faults.inject(SKUS, "backendError", status=503, times=NUM_TRIES)
     (offer,) = offers(
         cloud,
         Resources(accelerator="T4", accelerator_count=1),
@@ -241,9 +416,10 @@ def test_the_price_of_an_attached_accelerator_can_be_given(cloud):
 
 def test_the_list_is_read_page_by_page_and_only_what_is_needed_of_it(cloud, monkeypatch):
     monkeypatch.setattr("cloudspot_gcp.pricing.PAGE", 100)
-    assert offers(cloud)[0].on_demand_price_per_hour == pytest.approx(4 * CORE + 16 * RAM)
+    expected = 4 * CORE + 16 * RAM + DISK + ADDRESS
+    assert offers(cloud)[0].on_demand_price_per_hour == pytest.approx(expected, abs=2e-6)
     calls = [call for call in cloud.faults.calls if call.action == SKUS]
-    assert len(calls) == 3
+    assert len(calls) == NUM_PAGES
     assert "pricingInfo" in calls[0].parameters["fields"]
 
 
@@ -268,7 +444,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
         "compute.networks.get",
         "compute.regions.get",
     ]
-    cloud.faults.inject(SKUS, "backendError", status=503)
+    cloud.faults.inject(SKUS, "backendError", status=503, times=NUM_TRIES)
     assert asked() == facts
     assert asked() == []
     now = FAILURE_SECONDS + 1
@@ -310,7 +486,21 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
         ),
         (
             {"machine_types": ("c4-standard-4",)},
-            'providers.gcp.disk_type: "c4-standard-4" takes "hyperdisk-balanced" only',
+            (
+                'providers.gcp.disk_type: "c4-standard-4" cannot have "pd-balanced"; it takes '
+                "hyperdisk-balanced"
+            ),
+        ),
+        (
+            {"machine_types": ("g2-standard-8",), "disk_type": "pd-standard"},
+            (
+                'providers.gcp.disk_type: "g2-standard-8" cannot have "pd-standard"; it takes pd-balanced or '
+                "pd-ssd"
+            ),
+        ),
+        (
+            {"machine_types": ("a4x-highgpu-4g",), "disk_type": "hyperdisk-balanced"},
+            'providers.gcp.machine_types: "a4x-highgpu-4g" is only sold as capacity reserved beforehand',
         ),
         (
             {"image": "projects/my-project-123/global/images/gone"},
@@ -350,20 +540,9 @@ def test_subnetworks_of_two_networks_are_refused_since_nodes_in_two_regions_coul
 
 
 def test_a_subnetwork_of_ones_own_takes_the_place_of_the_network(cloud):
-    from cloudspot.model import InstanceGroup
 
     provisioner = cloud.provider(subnetworks=("regions/us-central1/subnetworks/default",)).provisioner()
-    group = InstanceGroup(
-        job_id="digits-1",
-        launch=1,
-        num_nodes=1,
-        job_nodes=1,
-        min_nodes=1,
-        offer=cloud.offer(provisioner),
-        resources=Resources(),
-        user_data="",
-        max_seconds=60.0,
-    )
+    group = group_of(cloud.offer(provisioner))
     request = provisioner.render(group)
     (interface,) = request.body["bulk_insert"]["instanceProperties"]["networkInterfaces"]
     assert interface == {

@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+from groups import group_of
 
 from cloudspot.errors import TransientError
-from cloudspot.model import InstanceGroup, Market, Resources
+from cloudspot.model import Market, Resources
 from cloudspot_gcp.attributes import machine_name
 from cloudspot_gcp.check import wanted_permissions
+from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
 from cloudspot_gcp_sandbox.taken import rights_of
 
 ROLES = Path(__file__).parents[4] / "docs" / "gcp"
+OWN_IMAGE = Image("my-project-123", "train-v1", "train", 20)
 ON_THE_ACCOUNT = "iam.serviceAccounts.actAs"
 """Granted on the machines' service account by a role of Google's own, which docs/gcp.md names."""
 
@@ -36,21 +39,7 @@ def needed(calls):
 
 
 def group(offer, **fields):
-    return InstanceGroup(
-        **{
-            "job_id": "digits-1",
-            "launch": 1,
-            "num_nodes": 2,
-            "job_nodes": 2,
-            "min_nodes": 2,
-            "offer": offer,
-            "resources": Resources(),
-            "user_data": "#!/bin/sh\n",
-            "max_seconds": 60.0,
-            "store_url": "gs://bucket",
-            **fields,
-        }
-    )
+    return group_of(offer, **{"num_nodes": 2, "store_url": "gs://bucket", **fields})
 
 
 def session(cloud):
@@ -67,11 +56,12 @@ def session(cloud):
         "image": "projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101",
     }
     cloud.provider(**own).provisioner().offers(Resources())
+    cloud.compute.site.images = (*IMAGES, OWN_IMAGE)
     accelerated = Resources(accelerator="T4", accelerator_count=1)
     cloud.provider(machine_types=()).provisioner().offers(accelerated)
     with pytest.raises(Exception, match="is no region"):
         cloud.provider(regions=("us-central2",)).provisioner().offers(Resources())
-    provider = cloud.provider(placement_policy="auto", network_tags=("training",))
+    provider = cloud.provider(placement_policy="auto", network_tags=("training",), image=OWN_IMAGE.path)
     provisioner = provider.provisioner()
     for launch, market in enumerate(("spot", "on-demand"), start=1):
         request = provisioner.render(group(cloud.offer(provisioner, market=market), launch=launch))
@@ -82,6 +72,7 @@ def session(cloud):
     machines = [one for one in provisioner.instances(job_id="digits-1") if one.launch < 3]
     provisioner.announce(machines, {"MASTER_ADDR": "10.0.0.4", "NUM_NODES": "1"})
     assert cloud.faults.count("compute.instances.setMetadata") == 4
+    assert [provisioner.console(one) for one in machines] == [""] * 4
     assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
     provider.preempt(next(one.id for one in machines if one.market is Market.SPOT))
     cloud.now += 1.0
@@ -118,8 +109,12 @@ def test_a_launch_is_refused_without_a_right_that_it_takes(cloud, right):
 
 
 def test_the_check_asks_for_rights_of_the_role_only(cloud):
-    options = cloud.provider(placement_policy="auto", network_tags=("training",)).options
-    assert set(wanted_permissions(options)) - granted("role-submitter.yaml") == {ON_THE_ACCOUNT}
+    options = cloud.provider(
+        placement_policy="auto", network_tags=("training",), image=OWN_IMAGE.path
+    ).options
+    assert set(wanted_permissions(options, "my-project-123")) - granted("role-submitter.yaml") == {
+        ON_THE_ACCOUNT
+    }
 
 
 def test_a_node_has_no_right_of_compute_engines_but_to_delete_what_is_called_as_cloudspots_machines_are():

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 import requests
+from groups import group_of
 
 from cloudspot.boot.script import ending_command
 from cloudspot.emulation.cloud import MachineView
 from cloudspot.local.metadataservice import MetadataServer
-from cloudspot.model import EndReason, InstanceGroup, InstanceState, Resources
+from cloudspot.model import EndReason, InstanceState
 from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 NAME = "cs-digits-1-60e73611-1-0"
@@ -24,18 +25,7 @@ def provisioner(cloud):
 @pytest.fixture
 def machine(cloud, compute_door, provisioner):
     """Return a launched machine, and the address of its metadata server."""
-    group = InstanceGroup(
-        job_id="digits-1",
-        launch=1,
-        num_nodes=1,
-        job_nodes=1,
-        min_nodes=1,
-        offer=cloud.offer(provisioner),
-        resources=Resources(),
-        user_data="#!/bin/sh\n",
-        max_seconds=60.0,
-        store_url="gs://bucket/prefix",
-    )
+    group = group_of(cloud.offer(provisioner), store_url="gs://bucket/prefix")
     (instance,) = provisioner.create(provisioner.render(group), token="t")
     facts = {**cloud.host.machines[NAME].metadata, "token-seed": compute_door.machine_tokens.seed}
     server = MetadataServer(

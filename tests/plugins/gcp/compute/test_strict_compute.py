@@ -28,6 +28,17 @@ PROPERTIES = {
 }
 SPOT = {"provisioningModel": "SPOT", "automaticRestart": False}
 BULK = {"count": "2", "namePattern": "web-#", "instanceProperties": PROPERTIES}
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+NODE = f"cloudspot-node@{PROJECT}.iam.gserviceaccount.com"
+
+
+def attached(machine_type, accelerator, count):
+    """Return what changes a request for machines into one with accelerators attached."""
+    return {
+        "instanceProperties.machineType": machine_type,
+        "instanceProperties.guestAccelerators": [{"acceleratorType": accelerator, "acceleratorCount": count}],
+        "instanceProperties.scheduling": {"onHostMaintenance": "TERMINATE"},
+    }
 
 
 class Api:
@@ -126,8 +137,35 @@ def launch(api, **change):
         (
             {"instanceProperties.disks.0.initializeParams.diskType": "hyperdisk-balanced"},
             400,
-            "cannot have it",
+            "hyperdisk-balanced disk type cannot be used by n2-standard-4 machine type",
         ),
+        (
+            {
+                "instanceProperties.machineType": "g2-standard-4",
+                "instanceProperties.disks.0.initializeParams.diskType": "pd-standard",
+            },
+            400,
+            "pd-standard disk type cannot be used by g2-standard-4 machine type",
+        ),
+        (
+            {
+                "instanceProperties.machineType": "a3-highgpu-8g",
+                "instanceProperties.disks.0.initializeParams.diskType": "pd-standard",
+            },
+            400,
+            "pd-standard disk type cannot be used by a3-highgpu-8g machine type",
+        ),
+        (
+            {"instanceProperties.machineType": "g4-standard-48"},
+            400,
+            "pd-balanced disk type cannot be used by g4-standard-48 machine type",
+        ),
+        (
+            {"instanceProperties.disks.0.initializeParams.diskSizeGb": "65537"},
+            400,
+            "Disk size must be at most 65536 GB",
+        ),
+        ({"instanceProperties.disks.0.type": "SCRATCH"}, 400, "Boot disk must be a persistent disk"),
         ({"instanceProperties.networkInterfaces": []}, 400, "At least one network interface is required"),
         (
             {
@@ -164,18 +202,52 @@ def launch(api, **change):
             "Spot VMs alone have it",
         ),
         (
-            {"instanceProperties.guestAccelerators": [{"acceleratorType": "nvidia-tesla-t4"}]},
+            {
+                "instanceProperties.scheduling": {
+                    "maxRunDuration": {"seconds": "60"},
+                    "terminationTime": "2026-12-01T00:00:00Z",
+                }
+            },
             400,
-            "there are too many of it",
+            "Only one of it and maxRunDuration can be set",
+        ),
+        (
+            {"instanceProperties.scheduling": {**SPOT, "provisioningModel": "STANDARD", "preemptible": True}},
+            400,
+            "'STANDARD'. For preemptible, only allowed provisioning_model value is SPOT",
         ),
         (
             {
-                "instanceProperties.guestAccelerators": [
-                    {"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 1}
-                ]
+                "instanceProperties.machineType": "a3-highgpu-1g",
+                "instanceProperties.scheduling": {"onHostMaintenance": "TERMINATE"},
             },
             400,
-            "Only N1 machines can have accelerators attached",
+            "'STANDARD'. a3-highgpu-1g machines need FLEX_START or SPOT",
+        ),
+        (
+            attached("n1-standard-4", "nvidia-tesla-t4", 8),
+            400,
+            "'8'. Number of accelerator cards attached to an instance must be one of [1, 2, 4]",
+        ),
+        (
+            attached("n1-standard-16", "nvidia-tesla-v100", 1),
+            400,
+            "'1'. At most 12 vCPUs can be used along with 1 accelerator cards in an instance",
+        ),
+        (
+            attached("n1-standard-64", "nvidia-tesla-p100", 2),
+            400,
+            "'2'. At most 32 vCPUs can be used along with 2 accelerator cards in an instance",
+        ),
+        (
+            attached("n2-standard-4", "nvidia-tesla-t4", 1),
+            400,
+            "[nvidia-tesla-t4, n2-standard-4] features are not compatible for creating instance",
+        ),
+        (
+            {"locationPolicy.locations": {"zones/us-central1-ai1a": {}}},
+            400,
+            "It is not a zone of us-central1",
         ),
         (
             {"instanceProperties.machineType": "g2-standard-4"},
@@ -205,10 +277,16 @@ def launch(api, **change):
             "All have more than 524288 bytes",
         ),
         (
-            {"instanceProperties.serviceAccounts": [{"email": "nobody", "scopes": ["x"]}]},
+            {"instanceProperties.serviceAccounts": [{"email": "nobody", "scopes": [SCOPE]}]},
             400,
             "was not found",
         ),
+        (
+            {"instanceProperties.serviceAccounts": [{"email": NODE, "scopes": ["devstorage.read_write"]}]},
+            400,
+            "One or more of the service account scopes are invalid: 'devstorage.read_write'",
+        ),
+        ({"instanceProperties.tags.items": [f"tag-{i}" for i in range(65)]}, 400, "At most 64 tags"),
         ({"instanceProperties.tags.items": ["A"]}, 400, "Must be a match of regex"),
         ({"instanceProperties.resourcePolicies": ["gone"]}, 404, "resourcePolicies/gone' was not found"),
     ],
@@ -218,6 +296,42 @@ def test_a_launch_that_compute_engine_refuses_is_refused(cloud, api, change, sta
     assert found[0] == status
     assert words in found[2]
     assert cloud.host.machines == {}
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "accelerator", "count"),
+    [
+        ("n1-standard-8", "nvidia-tesla-v100", 1),
+        ("n1-standard-16", "nvidia-tesla-v100", 2),
+        ("n1-standard-96", "nvidia-tesla-v100", 8),
+        ("n1-standard-32", "nvidia-tesla-t4", 1),
+        ("n1-standard-96", "nvidia-tesla-t4", 4),
+        ("n1-standard-16", "nvidia-tesla-p100", 1),
+    ],
+)
+def test_a_machine_within_the_limits_of_its_accelerators_is_made(api, machine_type, accelerator, count):
+    launch(api, **attached(machine_type, accelerator, count))
+    assert len(
+        api.get("aggregated/instances")["items"][
+            "zones/us-central1-c" if "v100" not in accelerator else "zones/us-central1-a"
+        ]
+    )
+
+
+def test_four_p100_have_smaller_machines_in_one_zone(api):
+    """Source: "GPU machine types", N1+P100 GPUs (as of 2026-04-14; checked 2026-11)."""
+    large = changed(BULK, {**attached("n1-standard-96", "nvidia-tesla-p100", 4), "count": "1"})
+    status, _, message = api.refused("POST", "zones/us-east1-c/instances/bulkInsert", large)
+    assert (status, "At most 64 vCPUs can be used along with 4 accelerator cards" in message) == (400, True)
+    assert api.post("zones/us-east1-b/instances/bulkInsert", large)["status"] == "DONE"
+
+
+def test_a_bulk_insert_in_a_region_uses_no_ai_zone(cloud, api):
+    assert "us-central1-ai1a" in {one.rpartition("/")[2] for one in api.get("regions/us-central1")["zones"]}
+    spot = {"instanceProperties.scheduling": {**SPOT, "onHostMaintenance": "TERMINATE"}}
+    hyperdisk = {"instanceProperties.disks.0.initializeParams.diskType": "hyperdisk-balanced"}
+    launch(api, **spot, **hyperdisk, **{"instanceProperties.machineType": "a4-highgpu-8g"})
+    assert {one.zone.rpartition("/")[2] for one in cloud.listed().values()} == {"us-central1-b"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What an earlier run of a job tells of the next one: how long it trains, how it starts, and its prices."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cloudspot.cli.jobs import Job, open_job, open_named_store
+from cloudspot.controller.earlier_jobs import jobs_of_name, length_seconds
+from cloudspot.controller.measured import restart_seconds, start_seconds
+from cloudspot.errors import JobNotFound, SpecError
+from cloudspot.jobfile.spec import load_job
+from cloudspot.model import Market
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """Durations are seconds."""
+
+    job_id: str
+    length: float
+    """How long it trains on machines that nobody takes."""
+    overhead: float
+    """From the request of a machine until it trained, in the median."""
+    spot_price: float | None
+    """As a share of on-demand's; None: it had no spot machine with a known price."""
+    on_demand_price: float
+    """What all of its machines cost an hour on demand."""
+    currency: str
+    deadline: float | None
+
+
+def find_past_run(store_url: str | None, word: str, now: datetime) -> PastRun:
+    """Return what is known from the job of this id, or from the newest one of the job file's name.
+
+    Raises:
+        SpecError: the job does not tell how long it trains.
+        JobNotFound: there is no such job, or none of the newest ones of that name tells it.
+    """
+    if not word.endswith(".toml"):
+        return _read(open_job(store_url, word), now)
+    spec = load_job(Path(word))
+    store = open_named_store(store_url or spec.store)
+    for job_id in jobs_of_name(store, spec.name):
+        with suppress(SpecError):
+            return _read(Job(store, job_id), now)
+    raise JobNotFound(
+        f"no job {spec.name!r} in {store.url} has told how long it trains; give --length, and no job file"
+    )
+
+
+def _read(job: Job, now: datetime) -> PastRun:
+    history = job.first_history
+    offers = [launch.intent.offer for launch in reversed(history.launches) if launch.claimed]
+    newest = next((one for one in offers if one.market is Market.SPOT), offers[0] if offers else None)
+    length = length_seconds(history, now)
+    if newest is None or length is None:
+        raise SpecError(
+            f"the records of job {job.id} do not tell how long it trained; give --length, and no job"
+        )
+    price, on_demand = newest.price_per_hour, newest.on_demand_price_per_hour
+    return PastRun(
+        job_id=job.id,
+        length=length,
+        overhead=start_seconds(history) + restart_seconds(history),
+        spot_price=price / on_demand if newest.market is Market.SPOT and 0 < price <= on_demand else None,
+        on_demand_price=on_demand * job.spec.nodes.max,
+        currency=newest.currency,
+        deadline=job.spec.spot.deadline,
+    )

@@ -1,0 +1,267 @@
+"""Whether a job has reached a limit, and what may still be bought below ``limits.max_cost``; pure.
+
+A stop costs money too: the machines that live run until they have saved and ended. So the job stops when
+what is spent and what a stop costs from now reach the limit together, and a machine is bought only if it
+could start and stop again below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from cloudspot.controller.actions import Wait
+from cloudspot.controller.measured import DEFAULT_START_SECONDS, start_seconds
+from cloudspot.controller.policy import GiveUp
+from cloudspot.controller.supply import Need
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.amounts import money_text
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.records import Heartbeat, StopReason
+from cloudspot.model import Instance, InstanceState, Offer
+from cloudspot.story.ledger import Ledger, bill, spent_in
+from cloudspot.story.outcomes import own_beat
+from cloudspot.story.stretches import OVER
+
+LOOK_SECONDS = 30.0
+"""From the moment that a stop is due to that at which the nodes know: the looks of a driver and of a node."""
+DEFAULT_BOUNDARY_SECONDS = 30.0
+"""Until all ranks are at a step where they save, before a step was measured; after that, two steps."""
+DEFAULT_SAVE_SECONDS = 120.0
+"""The last save and its upload, before one was measured."""
+DEFAULT_END_SECONDS = 120.0
+"""From a node's last word to the end of its machine, before one was measured."""
+DEFAULT_STOP_SECONDS = LOOK_SECONDS + DEFAULT_BOUNDARY_SECONDS + DEFAULT_SAVE_SECONDS + DEFAULT_END_SECONDS
+_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A limit that the job has reached."""
+
+    reason: StopReason
+    detail: str = ""
+    """The figures, for people."""
+
+
+def reached_limit(
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+) -> Reached | None:
+    """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
+    ledger = bill(history, now, instances=instances)
+    budget = _budget(spec, history, ledger, now, instances)
+    if budget is not None and budget.spent + budget.stop_cost >= budget.limit:
+        return Reached("max_cost", budget.text)
+    limit = spec.limits.max_runtime
+    return Reached("max_runtime") if limit is not None and ledger.run_seconds >= limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a job with ``limits.max_cost`` may still buy."""
+
+    limit: float
+    currency: str
+    spent: float
+    stop_cost: float = 0.0
+    """What the machines that live, or may come, cost until a stop that is requested now has ended them."""
+    stop_seconds: float = DEFAULT_STOP_SECONDS
+    start_seconds: float = DEFAULT_START_SECONDS
+
+    @property
+    def text(self) -> str:
+        """Tell how near the limit is."""
+        limit = money_text(self.limit, self.currency)
+        if not self.stop_cost:
+            return f"{money_text(self.spent, self.currency)} of {limit} spent"
+        stop = money_text(self.stop_cost, self.currency)
+        return (
+            f"{money_text(self.spent, self.currency)} of {limit} spent, and the stop, which takes up to "
+            f"{self.stop_seconds:.0f} s, may cost {stop}"
+        )
+
+    def cost_of(self, offer: Offer, num_nodes: int) -> float:
+        """Return what so many machines cost at least: their start and their stop, or their least time."""
+        seconds = offer.billing.charged_seconds(self.start_seconds + self.stop_seconds)
+        return num_nodes * seconds * offer.price_per_hour / 3600
+
+    def affords(self, offer: Offer, num_nodes: int) -> bool:
+        """Return whether so many more machines keep below the limit."""
+        return self.spent + self.stop_cost + self.cost_of(offer, num_nodes) < self.limit
+
+    def why_not(self, offer: Offer, num_nodes: int) -> str:
+        """Say that so many are not bought."""
+        cost = money_text(self.cost_of(offer, num_nodes), offer.currency)
+        return (
+            f"limits.max_cost of {money_text(self.limit, self.currency)} has no room for {num_nodes} x "
+            f"{offer.instance_type} ({offer.market.value}), of which the start and the stop alone cost {cost}"
+        )
+
+
+def budget_of(
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+) -> Budget | None:
+    """Return what the job may still buy; None: it has no ``limits.max_cost``."""
+    return _budget(spec, history, bill(history, now, instances=instances), now, instances)
+
+
+def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: int) -> None:
+    """Check that a job that is about to be submitted, or resumed, can run at all.
+
+    Raises:
+        SpecError: ``limits.max_cost`` has no room for ``num_nodes`` machines of any offer.
+    """
+    if budget is None or any(budget.affords(offer, num_nodes) for offer in offers):
+        return
+    cheapest = min(offers, key=lambda offer: budget.cost_of(offer, num_nodes))
+    spent = f", and {money_text(budget.spent, budget.currency)} is spent" if budget.spent else ""
+    raise SpecError(f"{budget.why_not(cheapest, num_nodes)}{spent}; raise it with --set limits.max_cost=...")
+
+
+def new_budget(spec: JobSpec, currency: str) -> Budget | None:
+    """Return what a job may buy that was not submitted yet."""
+    limits = spec.limits
+    if limits.max_cost is None:
+        return None
+    return Budget(limit=limits.max_cost, currency=limits.currency or currency, spent=0.0)
+
+
+@dataclass(frozen=True)
+class TooDear:
+    """Nothing is bought, since it would pass ``limits.max_cost``."""
+
+    why: str
+    detail: str
+    """The figures."""
+
+
+def already_too_dear(budget: Budget | None, lacks: Need, history: History) -> TooDear | None:
+    """Return that no node is bought for those that live, at the price of the cheapest of them; None: perhaps.
+
+    So nobody asks for offers at each look, for as long as the job trains on.
+    """
+    known = [
+        msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)
+        for launch in history.live_launches
+        if launch.claimed
+    ]
+    if budget is None or not known:
+        return None
+    cheapest = min(known, key=lambda offer: offer.price_per_hour)
+    if budget.affords(cheapest, lacks.min_nodes):
+        return None
+    return TooDear(budget.why_not(cheapest, lacks.min_nodes), budget.text)
+
+
+def choose_within(
+    budget: Budget | None,
+    lacks: Need,
+    offers: Sequence[Offer],
+    choose: Callable[[Sequence[Offer]], Offer | Wait | GiveUp],
+) -> Offer | Wait | GiveUp | TooDear:
+    """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
+    found = choose(offers)
+    if budget is None or not isinstance(found, Offer) or budget.affords(found, lacks.min_nodes):
+        return found
+    other = choose([one for one in offers if budget.affords(one, lacks.min_nodes)])
+    if isinstance(other, GiveUp):
+        return TooDear(budget.why_not(found, lacks.min_nodes), budget.text)
+    return other
+
+
+def count_within(budget: Budget | None, lacks: Need, offer: Offer) -> int:
+    """Return how many of the nodes that a job lacks it may buy, if the least number of them is affordable."""
+    counts = range(lacks.num_nodes, lacks.min_nodes, -1)
+    return next(
+        (count for count in counts if budget is None or budget.affords(offer, count)), lacks.min_nodes
+    )
+
+
+def stop_seconds(history: History) -> float:
+    """Return how long a stop takes that is requested now, from the moment that it is due: the longest seen.
+
+    That is until all know of it and are at a boundary, the last save with its upload, and from the last
+    word of a node to the end of its machine. What was not measured yet counts as its default.
+    """
+    beats = [
+        beat
+        for launch in history.launches
+        for rank in launch.claimed
+        if (beat := own_beat(launch, rank)) is not None
+    ]
+    boundary = max((2 * step for beat in beats for step in _step_seconds(beat)), default=None)
+    saves = [
+        beat.upload_seconds + (beat.stall_seconds or 0.0) for beat in beats if beat.upload_seconds is not None
+    ]
+    ends = [seconds for launch in history.launches for seconds in _end_seconds(launch)]
+    return (
+        LOOK_SECONDS
+        + (DEFAULT_BOUNDARY_SECONDS if boundary is None else boundary)
+        + max(saves, default=DEFAULT_SAVE_SECONDS)
+        + max(ends, default=DEFAULT_END_SECONDS)
+    )
+
+
+def _step_seconds(beat: Heartbeat) -> Iterator[float]:
+    """Yield how long a step took in the node's newest generation, if it has counted some."""
+    phases = [one for one in beat.phases if one.generation == beat.generation]
+    begun = next((one.at for one in phases if one.state == "training"), None)
+    over = next((one.at for one in phases if one.state in OVER), beat.at)
+    num_steps = beat.step - beat.restored_step
+    if begun is not None and num_steps > 0:
+        yield max(0.0, (over - begun).total_seconds()) / num_steps
+
+
+def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
+    """Yield how long each machine ran on after the last word of its node, as far as its provider told."""
+    for rank, last in launch.own_exits.items():
+        certificate = launch.certificate(rank)
+        # Without the provider's word for its end, a certificate repeats the node's.
+        if certificate is not None and certificate.ended_at > last.at:
+            yield (certificate.ended_at - last.at).total_seconds()
+
+
+def _budget(
+    spec: JobSpec, history: History, ledger: Ledger, now: datetime, instances: Sequence[Instance]
+) -> Budget | None:
+    limits = spec.limits
+    if limits.max_cost is None:
+        return None
+    start, seconds = start_seconds(history), stop_seconds(history)
+    spent = spent_in(ledger, limits.currency)
+    later = bill(history, now + timedelta(seconds=seconds), instances=instances)
+    currency = limits.currency or ledger.currency
+    unseen = sum(
+        _unseen_cost(launch, now, start, seconds, instances)
+        for launch in history.live_launches
+        if launch.intent.offer.currency == currency
+    )
+    return Budget(
+        limit=limits.max_cost,
+        currency=currency,
+        spent=spent,
+        stop_cost=max(0.0, spent_in(later, limits.currency) - spent) + unseen,
+        stop_seconds=seconds,
+        start_seconds=start,
+    )
+
+
+def _unseen_cost(
+    launch: LaunchHistory, now: datetime, start: float, stop: float, instances: Sequence[Instance]
+) -> float:
+    """Return what those machines cost until a stop has ended them that may run and that nobody has seen yet.
+
+    At most their start is counted besides, as when they were bought: what is not seen for longer never came.
+    """
+    owners = {slot.instance_id for slot in launch.claimed.values()}
+    seen = [
+        one for one in instances if one.launch == launch.number and one.id not in owners and one.state in _UP
+    ]
+    num_unseen = max(0, len(launch.open_ranks) - len(seen))
+    age = max(0.0, (now - launch.intent.at).total_seconds())
+    charged = launch.intent.offer.billing.charged_seconds(min(age, start) + stop)
+    return num_unseen * charged * launch.price_per_hour / 3600

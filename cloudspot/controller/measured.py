@@ -1,0 +1,157 @@
+"""What a job has shown of itself: its pace, and how long its machines take to start; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from math import sqrt
+
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.story.progress import steps_total
+
+DEFAULT_START_SECONDS = 300.0
+"""From the request of a machine until it could train, before one was measured."""
+DEFAULT_RESTART_SECONDS = 60.0
+"""From the agreement on a generation until all of its nodes train, before one was measured."""
+MIN_INTERVALS, MAX_INTERVALS = 3, 100
+"""From how many times between two commits a pace is known beyond the newest heartbeat's, and from how many of
+the newest it is taken."""
+UNKNOWN_LENGTH_SHARE = 0.75
+"""What a job is taken to need of its deadline if nobody tells its length."""
+
+
+def seconds_to_go(spec: JobSpec, history: History) -> float | None:
+    """Return how long the job trains from its newest commit on, if it is known.
+
+    By the training's own steps and pace; before these are known, by ``spot.length``. While so few steps are
+    known that nobody can say how they vary, the longer of both counts.
+    """
+    kept, pace, total = 0 if history.head is None else history.head.step, _pace(history), steps_total(history)
+    if pace is None or total is None:
+        return spec.spot.length
+    left = max(0, total - kept)
+    told = 0.0 if spec.spot.length is None or pace.variance is not None else spec.spot.length * left / total
+    return max(told, left * pace.step_seconds)
+
+
+def seconds_to_end(history: History) -> float | None:
+    """Return how long the rest of the steps takes that nobody has begun, if that is known."""
+    pace, total = _pace(history), steps_total(history)
+    return None if pace is None or total is None else max(0, total - pace.newest_step) * pace.step_seconds
+
+
+def doubt_seconds(history: History) -> float:
+    """Return by how much ``seconds_to_go`` may be too little: two standard errors, as steps have varied."""
+    pace, total = _pace(history), steps_total(history)
+    if pace is None or pace.variance is None or total is None:
+        return 0.0
+    left = max(0, total - (0 if history.head is None else history.head.step))
+    # The steps that are left vary, and so did those by which the pace is known.
+    return 2 * sqrt(pace.variance * left * (1 + left / pace.num_steps))
+
+
+def assumed_seconds_to_go(spec: JobSpec, history: History) -> float | None:
+    """Return ``seconds_to_go``, or a share of the deadline for a job that tells neither length nor pace."""
+    known = seconds_to_go(spec, history)
+    if known is None and spec.spot.deadline is not None:
+        return UNKNOWN_LENGTH_SHARE * spec.spot.deadline
+    return known
+
+
+def start_seconds(history: History) -> float:
+    """Return how long it takes from the request of a machine until it could train, as measured."""
+    found = []
+    for launch in history.launches:
+        first = next(iter(history.generations_by_launch.get(launch.number, ())), None)
+        ready = [
+            phase.at for beat in launch.heartbeats.values() for phase in beat.phases if phase.state == "ready"
+        ]
+        came = [*ready[:1], *([] if first is None else [first.at])]
+        found += [max(0.0, (min(came) - launch.intent.at).total_seconds())] if came else []
+    return statistics.median(found) if found else DEFAULT_START_SECONDS
+
+
+def restart_seconds(history: History) -> float:
+    """Return how long a generation takes from its record until all of its nodes train, as measured."""
+    found = list(_restarts(history))
+    return statistics.median(found) if found else DEFAULT_RESTART_SECONDS
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How fast a job trains."""
+
+    step_seconds: float
+    newest_step: int
+    num_steps: int
+    """By how many steps that is known."""
+    variance: float | None = None
+    """Of the time of one step, in square seconds; None: too few are known to tell."""
+
+
+def _pace(history: History) -> _Pace | None:
+    """Return how fast the job trains on the machines that it has now, if it tells."""
+    now = _told_pace(history)
+    intervals = _intervals(history)
+    num_steps = sum(steps for steps, _ in intervals)
+    if now is None or len(intervals) < MIN_INTERVALS:
+        return now
+    mean = sum(seconds for _, seconds in intervals) / num_steps
+    # The steps vary each on its own: an interval does so as much as all its steps together.
+    variance = sum((seconds - mean * steps) ** 2 for steps, seconds in intervals) / num_steps
+    if num_steps > now.num_steps:
+        now = dataclasses.replace(now, step_seconds=mean, num_steps=num_steps)
+    return dataclasses.replace(now, variance=variance)
+
+
+def _told_pace(history: History) -> _Pace | None:
+    """Return the pace of the newest training that tells it, by its newest heartbeat."""
+    for launch in reversed(history.launches):
+        for rank, beat in sorted(launch.heartbeats.items()):
+            done = beat.step - beat.restored_step
+            begun = [
+                one.at for one in beat.phases if one.generation == beat.generation and one.state == "training"
+            ]
+            since = begun[-1] if begun else launch.slots[rank].at if rank in launch.slots else None
+            if since is not None and done > 0:
+                return _Pace(max(0.0, (beat.at - since).total_seconds()) / done, beat.step, done)
+    return None
+
+
+def _intervals(history: History) -> Sequence[tuple[int, float]]:
+    """Return the steps and the seconds between commits, the newest, on machines like those of the newest."""
+    types = {one.number: _machine_types(history, one) for one in history.generations}
+    # What a fork began with was committed by no generation of its own.
+    commits = [one for one in history.commits[-MAX_INTERVALS - 1 :] if one.generation in types]
+    found = [
+        (after.step - before.step, (after.at - before.at).total_seconds())
+        for before, after in pairwise(commits)
+        if before.generation == after.generation and types[after.generation] == types[commits[-1].generation]
+    ]
+    return [one for one in found if one[1] > 0]
+
+
+def _machine_types(history: History, generation: Generation) -> Sequence[str]:
+    launches = (history.launches[seat.launch - 1] for seat in generation.seats)
+    return sorted(launch.intent.offer.instance_type for launch in launches)
+
+
+def _restarts(history: History) -> Iterator[float]:
+    for generation in history.generations[1:]:
+        begun = [at for seat in generation.seats if (at := _begun_at(history, seat, generation)) is not None]
+        if begun:
+            yield max(0.0, (max(begun) - generation.at).total_seconds())
+
+
+def _begun_at(history: History, seat: Seat, generation: Generation) -> datetime | None:
+    launch = history.launch_of(seat)
+    beat = None if launch is None else launch.heartbeats.get(seat.rank)
+    phases = () if beat is None else beat.phases
+    begun = (one.at for one in phases if one.generation == generation.number and one.state == "training")
+    return next(begun, None)

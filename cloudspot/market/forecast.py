@@ -1,0 +1,122 @@
+"""What a job comes to in many made-up markets, as ranges; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cloudspot.market.hazards import Hazards, usual_elsewhere
+from cloudspot.market.made_up import made_up
+from cloudspot.market.policies import ELSEWHERE, LOG_BADNESS
+from cloudspot.market.replay import SimulatedJob, replay
+from cloudspot.market.situation import ON_DEMAND, Floats, Ints, MarketPolicy, Situation
+
+NUM_RUNS: Final = 200
+_TICKS_A_LENGTH: Final = 150
+_MIN_TICK_HOURS: Final = 1 / 60
+_MAX_TICK_HOURS: Final = 0.5
+_MAX_TICKS: Final = 1500
+
+
+@dataclass(frozen=True)
+class Zone:
+    """Where spot machines may be had."""
+
+    hazards: Hazards
+    price: float
+    """A share of on-demand's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What became of the runs, in hours; ranges go from the 10th to the 90th percentile.
+
+    ``inf``: so many runs still waited when they were given up.
+    """
+
+    costs: tuple[float, float]
+    """In hours on demand."""
+    ends: tuple[float, float]
+    on_demand: float
+    """In the mean, as the next one."""
+    num_losses: float
+    late_share: float
+
+
+def play(
+    zones: Sequence[Zone],
+    policy: MarketPolicy,
+    *,
+    length: float,
+    deadline: float,
+    start: float,
+    usual: Hazards,
+    badness: float,
+    only_spot: bool,
+) -> Ranges:
+    """Return how the policy does; times are hours, and ``badness`` is as in ``Situation``.
+
+    A job that takes ``only_spot`` machines is given up after five times its length, and a day.
+    """
+    horizon = 5 * length + 24 if only_spot else min(deadline, 3 * length + 4)
+    tick = min(max(length / _TICKS_A_LENGTH, _MIN_TICK_HOURS), _MAX_TICK_HOURS)
+    tick = max(tick, horizon / _MAX_TICKS)
+    markets = [
+        made_up(
+            zone.hazards,
+            num_ticks=int(horizon / tick) + 1,
+            tick_hours=tick,
+            num_zones=1,
+            num_runs=NUM_RUNS,
+            seed=number,
+        )
+        for number, zone in enumerate(zones)
+    ]
+    prices = np.array([[zone.price] for zone in zones])
+    job = SimulatedJob(length=length, deadline=deadline, overhead=start, spot_price=prices)
+    played = replay(
+        np.concatenate(markets, axis=1), tick, job, _Player(policy, horizon, usual, badness), usual
+    )
+    # Nothing but spot will do for it, so its end and its cost are open when it is given up.
+    is_open = only_spot & (played.ends > horizon)
+    return Ranges(
+        costs=_range(np.where(is_open, np.inf, played.costs)),
+        ends=_range(np.where(is_open, np.inf, played.ends)),
+        on_demand=0.0 if only_spot else float(played.on_demand_hours.mean()),
+        num_losses=float(played.reclaims.mean()),
+        late_share=float(played.is_late.mean()),
+    )
+
+
+@dataclass(frozen=True)
+class _Player:
+    """A policy in a game: it comes to an end, and plans for one market only, which is far quicker."""
+
+    policy: MarketPolicy
+    horizon: float
+    usual: Hazards
+    badness: float
+
+    def choose(self, situation: Situation) -> Ints:
+        held, num_zones = situation.held, len(situation.is_up)
+        if situation.hours >= self.horizon:
+            return np.full_like(held, ON_DEMAND)
+        likely = usual_elsewhere(self.usual, num_zones) if num_zones > 1 else 0.0
+        # The points for which plans are made anyway.
+        # The deadline's policy squares it before it looks for the nearest plan.
+        elsewhere = min(ELSEWHERE, key=lambda one: abs(one - likely**2)) ** 0.5
+        badness = 2.0 ** min(LOG_BADNESS, key=lambda one: abs(one - np.log2(self.badness)))
+        return self.policy.choose(
+            dataclasses.replace(
+                situation, badness=np.full(len(held), badness), elsewhere=np.full(len(held), elsewhere)
+            )
+        )
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    low, high = np.quantile(values, [0.1, 0.9], method="nearest")
+    return float(low), float(high)

@@ -1,0 +1,181 @@
+"""How soon spot machines are lost, and how soon they can be had again: counts that merge, and rates; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+AGE_EDGES_HOURS: Final = (0.25, 1.0, 4.0)
+"""Where one age ends and the next begins: a zone that has just changed changes again sooner."""
+NUM_AGES: Final = len(AGE_EDGES_HOURS) + 1
+OWN_WEIGHT_HOURS: Final = 2.0
+"""A zone is believed to be like the others until it has been watched for about this long at an age."""
+
+_Counts = Annotated[tuple[float, ...], msgspec.Meta(min_length=NUM_AGES, max_length=NUM_AGES)]
+_ZERO: Final = (0.0,) * NUM_AGES
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of a market, by the age of its state: changes, and for how long it was watched.
+
+    Tallies add up: that of two jobs, or of two zones, is the sum of both.
+    """
+
+    losses: _Counts = _ZERO
+    """How often there was capacity, and then none."""
+    up_hours: _Counts = _ZERO
+    gains: _Counts = _ZERO
+    """How often there was no capacity, and then some."""
+    down_hours: _Counts = _ZERO
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            losses=_sum(self.losses, other.losses),
+            up_hours=_sum(self.up_hours, other.up_hours),
+            gains=_sum(self.gains, other.gains),
+            down_hours=_sum(self.down_hours, other.down_hours),
+        )
+
+
+class Hazards(msgspec.Struct, frozen=True):
+    """The expected changes an hour, by the age of the state."""
+
+    loss: _Counts
+    gain: _Counts
+
+    def scaled(self, loss: float, gain: float) -> Hazards:
+        """Return them multiplied."""
+        return Hazards(tuple(loss * one for one in self.loss), tuple(gain * one for one in self.gain))
+
+
+def age_index(age_hours: float | NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return which age each is of, from 0 for the youngest."""
+    return np.searchsorted(AGE_EDGES_HOURS, age_hours, side="right")
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """Return the sum."""
+    return sum(tallies, Tally())
+
+
+def estimate(tally: Tally, prior: Hazards | None = None, weight_hours: float = OWN_WEIGHT_HOURS) -> Hazards:
+    """Return the hazards that a tally tells, drawn to the prior as if that had been seen for so many hours.
+
+    Without a prior, each age is drawn to the mean of its state.
+    """
+    return Hazards(
+        _rates(tally.losses, tally.up_hours, prior.loss if prior else None, weight_hours),
+        _rates(tally.gains, tally.down_hours, prior.gain if prior else None, weight_hours),
+    )
+
+
+def _rates(
+    changes: Sequence[float], hours: Sequence[float], prior: Sequence[float] | None, weight: float
+) -> tuple[float, ...]:
+    if prior is None:
+        prior = ((sum(changes) + 1.0) / (sum(hours) + 2.0),) * NUM_AGES
+    return tuple(
+        (seen + weight * before) / (watched + weight)
+        for seen, watched, before in zip(changes, hours, prior, strict=True)
+    )
+
+
+def _sum(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...]:
+    return tuple(one + other for one, other in zip(left, right, strict=True))
+
+
+def tally_of(is_up: NDArray[np.bool_], tick_hours: float) -> Tally:
+    """Return what a trace of one zone tells, of shape [ticks]."""
+    changes: NDArray[np.intp] = np.flatnonzero(np.diff(is_up)) + 1
+    newest: NDArray[np.intp] = np.zeros(len(is_up), int)
+    newest[changes] = changes
+    ages = age_index((np.arange(len(is_up)) - np.maximum.accumulate(newest)) * tick_hours)[:-1]
+    is_changing, state = is_up[1:] != is_up[:-1], is_up[:-1]
+
+    def count(mask: NDArray[np.bool_]) -> tuple[float, ...]:
+        return tuple(float(one) for one in np.bincount(ages[mask], minlength=NUM_AGES))
+
+    def hours(mask: NDArray[np.bool_]) -> tuple[float, ...]:
+        return tuple(one * tick_hours for one in count(mask))
+
+    return Tally(
+        losses=count(state & is_changing),
+        up_hours=hours(state),
+        gains=count(~state & is_changing),
+        down_hours=hours(~state),
+    )
+
+
+def expected_changes(
+    rates: Sequence[float], ages_hours: NDArray[np.float64], hours: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how many changes are expected from each age on, if the state went on for so many hours."""
+    edges = np.array((0.0, *AGE_EDGES_HOURS))
+    sums = np.concatenate([[0.0], np.cumsum(np.diff(edges) * rates[:-1])])
+
+    def up_to(age: NDArray[np.float64]) -> NDArray[np.float64]:
+        index = age_index(age)
+        return sums[index] + (age - edges[index]) * np.array(rates)[index]
+
+    return up_to(ages_hours + hours) - up_to(ages_hours)
+
+
+def changes_within(rates: Sequence[float], hours: float) -> float:
+    """Return how many changes are expected within so many hours of a state's begin, if it went on."""
+    return float(expected_changes(rates, np.zeros(1), hours)[0])
+
+
+def hours_until_change(
+    rates: Sequence[float],
+    ages_hours: NDArray[np.float64],
+    until_hours: NDArray[np.float64],
+    factor: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return for how long a state of each age goes on in the mean, counted up to ``until_hours``.
+
+    The rates are multiplied by ``factor``. All arrays are of shape [N].
+    """
+    found, reached, age = np.zeros_like(ages_hours), np.ones_like(ages_hours), ages_hours
+    left = until_hours
+    for rate, end in zip(rates, (*AGE_EDGES_HOURS, np.inf), strict=True):
+        spent = np.clip(np.minimum(left, end - age), 0.0, None)
+        stays = np.exp(-rate * factor * spent)
+        found = found + reached * (1 - stays) / (rate * factor)
+        reached, age, left = reached * stays, age + spent, left - spent
+    return found
+
+
+def usual_elsewhere(hazards: Hazards, num_zones: int) -> float:
+    """Return how likely there is capacity in another zone when one is lost.
+
+    The exponent says that zones partly fail together; it fits one machine type in nine zones of a large cloud
+    in 2023 (skypilot-org/spot-traces; docs/market.md names the set).
+    """
+    up, down = mean_hours(hazards.loss).sum(), mean_hours(hazards.gain).sum()
+    return float(1 - (down / (up + down)) ** ((num_zones - 1) ** 0.8))
+
+
+def mean_hours(rates: Sequence[float]) -> NDArray[np.float64]:
+    """Return for how long a state is of each age, in the mean, before it changes."""
+    reached, hours = 1.0, []
+    for rate, begin, end in zip(rates, (0.0, *AGE_EDGES_HOURS), (*AGE_EDGES_HOURS, np.inf), strict=True):
+        stays = np.exp(-rate * (end - begin))
+        hours.append(reached * (1 - stays) / rate)
+        reached *= stays
+    return np.array(hours)
+
+
+DEFAULT: Final = estimate(
+    Tally(
+        losses=(73, 54, 44, 31),
+        up_hours=(42.6, 76.2, 142.5, 169.9),
+        gains=(83, 70, 37, 14),
+        down_hours=(42.2, 59.0, 75.0, 102.3),
+    )
+)
+"""What is assumed of an unknown market: what one V100 machine met in each of four zones of a large cloud in
+7.4 days of April 2023. Source: github.com/skypilot-org/spot-traces, a set that docs/market.md names."""

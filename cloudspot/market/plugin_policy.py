@@ -1,0 +1,102 @@
+"""Market policies that plugins bring: their base class, and the guard around them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from cloudspot.errors import PluginError
+from cloudspot.jobfile.tables import convert
+from cloudspot.market.hazards import Hazards
+from cloudspot.market.situation import NOTHING, Ints, MarketPolicy, Situation
+from cloudspot.registry import policy_class
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a policy that has none."""
+
+
+class PluginPolicy(ABC):
+    """The base class of a policy that the hook ``cloudspot_market_policy`` returns.
+
+    A driver asks it at each launch, and about once a minute while the job trains. It may be asked by several
+    drivers at once, on different computers: whatever it knows has to come from its options and the situation.
+    """
+
+    name: ClassVar[str]
+    """As in ``spot.policy`` and the entry point."""
+    options_type: ClassVar[type[msgspec.Struct]] = NoOptions
+    """The type of the table ``[spot.options]``; all its fields have defaults."""
+
+    def __init__(self, usual: Hazards, options: Any) -> None:
+        """Keep how soon machines are usually lost, and the options. Does no I/O."""
+        self.usual = usual
+        self.options = options
+
+    @abstractmethod
+    def choose(self, situation: Situation) -> Ints:
+        """Choose, as ``MarketPolicy.choose``.
+
+        A driver asks about one run, a simulation about many at once. ``NOTHING`` makes a job wait that has no
+        machine; one that has some keeps them. On-demand instead of spot, or spot instead of on-demand, moves
+        the nodes, at most once in 15 minutes. Spot in another zone than the one held changes nothing.
+        """
+
+
+def plugin_policy(name: str, options: Mapping[str, object], usual: Hazards) -> MarketPolicy:
+    """Return a plugin's policy, guarded: what it must not choose raises PluginError.
+
+    Raises:
+        PluginError: no plugin brings it, or it is broken.
+        SpecError: its options are wrong.
+    """
+    class_ = _class_of(name)
+    values = convert(dict(options), class_.options_type, at=("spot", "options"))
+    try:
+        made = class_(usual, values)
+    except (Exception, SystemExit) as error:
+        raise _broken(name, f"{type(error).__name__}: {error}") from error
+    return _Guarded(name, made)
+
+
+def _broken(name: str, why: str) -> PluginError:
+    return PluginError(f'market policy "{name}" is broken: {why}')
+
+
+@cache
+def _class_of(name: str) -> type[PluginPolicy]:
+    return policy_class(name, PluginPolicy)  # type: ignore[type-abstract]
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A policy of a plugin; its mistakes are told as such."""
+
+    name: str
+    policy: PluginPolicy
+
+    def choose(self, situation: Situation) -> Ints:
+        """Return the policy's choice, checked."""
+        try:
+            found = np.asarray(self.policy.choose(situation))
+        except (Exception, SystemExit) as error:
+            raise _broken(self.name, f"{type(error).__name__}: {error}") from error
+        held, num_zones = situation.held, len(situation.is_up)
+        if found.shape != held.shape or found.dtype.kind not in "iu":
+            raise _broken(
+                self.name, f"it returned {found.dtype} of shape {found.shape}, not {held.shape} integers"
+            )
+        wrong = (found < NOTHING) | (found >= num_zones)
+        if wrong.any():
+            raise _broken(self.name, f"it chose {found[wrong][0]}; there are {num_zones} zones")
+        is_up = situation.is_up[np.maximum(found, 0), np.arange(len(found))] if num_zones else found < 0
+        wrong = (found >= 0) & ~is_up & (found != held)
+        if wrong.any():
+            raise _broken(self.name, f"it chose zone {found[wrong][0]}, which has no machine to give")
+        return found.astype(np.intp)

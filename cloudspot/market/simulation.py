@@ -1,0 +1,99 @@
+"""What a job would cost and when it would end under each policy, over many runs; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cloudspot.market.hazards import Hazards
+from cloudspot.market.optimum import optimum
+from cloudspot.market.plugin_policy import plugin_policy
+from cloudspot.market.policies import Deadline, Greedy, OnDemand, SpotThenOnDemand, UniformProgress
+from cloudspot.market.replay import Replay, SimulatedJob, replay
+from cloudspot.market.situation import Bools, MarketPolicy
+
+OPTIMUM: Final = "optimum"
+WITHOUT_DEADLINE: Final = ("on-demand", "greedy", "spot-then-on-demand", OPTIMUM)
+"""The policies that need no deadline, and the bound."""
+NAMES: Final = ("on-demand", "greedy", "uniform-progress", "spot-then-on-demand", "deadline", OPTIMUM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a policy's runs: means, and the range from the 10th to the 90th percentile.
+
+    Costs are shares of what the work costs on demand. None: the bound does not tell it.
+    """
+
+    mean_cost: float
+    cost_range: tuple[float, float]
+    late: int
+    reclaims: float | None = None
+    starts: float | None = None
+    spot_hours: float | None = None
+    on_demand_hours: float | None = None
+    idle_hours: float | None = None
+    """In which the job held no machine."""
+    end_hours: float | None = None
+    end_range: tuple[float, float] | None = None
+
+
+def policies(hazards: Hazards, max_wait_hours: float) -> Mapping[str, MarketPolicy]:
+    """Return the policies by their names."""
+    return {
+        "on-demand": OnDemand(),
+        "greedy": Greedy(hazards),
+        "uniform-progress": UniformProgress(hazards),
+        "spot-then-on-demand": SpotThenOnDemand(hazards, max_wait_hours),
+        "deadline": Deadline(hazards),
+    }
+
+
+def num_ticks_needed(job: SimulatedJob, tick_hours: float) -> int:
+    """Return how much of a market a run meets at most: to the deadline, and what a late run needs."""
+    return int(np.ceil((job.deadline + 2 * job.overhead) / tick_hours - 1e-9)) + 1
+
+
+def simulate(
+    is_up: Bools,
+    tick_hours: float,
+    job: SimulatedJob,
+    *,
+    names: Iterable[str],
+    hazards: Hazards,
+    max_wait_hours: float,
+) -> Mapping[str, Outcome]:
+    """Return each policy's outcome, in this order; ``is_up`` as in ``replay``."""
+    known = policies(hazards, max_wait_hours)
+    found = {}
+    for name in names:
+        if name == OPTIMUM:
+            costs = optimum(is_up, tick_hours, job) / job.length
+            found[name] = Outcome(mean_cost=float(costs.mean()), cost_range=_range(costs), late=0)
+        else:
+            policy = known.get(name) or plugin_policy(name, {}, hazards)
+            found[name] = _outcome(replay(is_up, tick_hours, job, policy, hazards), job.length)
+    return found
+
+
+def _outcome(runs: Replay, length: float) -> Outcome:
+    return Outcome(
+        mean_cost=float(runs.costs.mean() / length),
+        cost_range=_range(runs.costs / length),
+        late=int(runs.is_late.sum()),
+        reclaims=float(runs.reclaims.mean()),
+        starts=float(runs.starts.mean()),
+        spot_hours=float(runs.spot_hours.mean()),
+        on_demand_hours=float(runs.on_demand_hours.mean()),
+        idle_hours=max(0.0, float((runs.ends - runs.spot_hours - runs.on_demand_hours).mean())),
+        end_hours=float(runs.ends.mean()),
+        end_range=_range(runs.ends),
+    )
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(values, (10, 90))
+    return float(low), float(high)

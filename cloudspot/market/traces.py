@@ -1,0 +1,90 @@
+"""Recorded markets: when a zone had spot machines, read from files as in skypilot-org/spot-traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from cloudspot.decoding import decode
+from cloudspot.errors import SpecError
+from cloudspot.market.situation import Bools, Ints
+
+_NUM_LOOKS_AT_LEAST = 2
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    gap_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400.0)]
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What is read of a file; it may hold more, such as prices."""
+
+    metadata: _Metadata
+    data: Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=_NUM_LOOKS_AT_LEAST)]
+
+
+@dataclass(frozen=True)
+class Market:
+    """Zones that were looked at at the same moments."""
+
+    is_up: Bools
+    """Where there was capacity, of shape [ticks, zones]."""
+    tick_hours: float
+
+    @property
+    def hours(self) -> float:
+        """How long it was looked at."""
+        return len(self.is_up) * self.tick_hours
+
+
+def read_market(paths: Sequence[Path], *, num_nodes: int = 1) -> Market:
+    """Return the zones of these files, one each, with capacity where there were at least so many machines.
+
+    The files begin at the same moment, and the shortest ends them. If they were not looked at equally often,
+    the finest tick counts, and what was seen goes on until the next look.
+
+    Raises:
+        SpecError: a file cannot be read or is not a trace.
+    """
+    found = [_read(path) for path in paths]
+    gap = min(one.metadata.gap_seconds for one in found)
+    seconds = min(one.metadata.gap_seconds * len(one.data) for one in found)
+    ticks = np.arange(int(seconds / gap + 1e-9)) * gap
+    columns = [np.asarray(one.data)[_looks(one, ticks)] >= num_nodes for one in found]
+    return Market(np.stack(columns, axis=1), gap / 3600.0)
+
+
+def _looks(trace: _File, seconds: np.ndarray) -> Ints:
+    """Return the index of the newest look at each moment."""
+    found: Ints = (seconds / trace.metadata.gap_seconds + 1e-9).astype(int)
+    return found
+
+
+def _read(path: Path) -> _File:
+    try:
+        trace: _File = decode(path.read_bytes(), _File)
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f'{path} is not a trace, {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: {error}'
+        ) from error
+    return trace
+
+
+def windows(market: Market, *, num_ticks: int, num_runs: int, seed: int) -> Bools:
+    """Return what runs meet that begin at random places, of shape [ticks, zones, runs].
+
+    No two begin at the same place, so there are fewer runs if the market has fewer places from which so many
+    ticks fit. The same arguments give the same places.
+    """
+    num_places = len(market.is_up) - num_ticks + 1
+    assert num_places > 0, "the caller has compared the lengths"
+    places = np.random.default_rng(seed).choice(num_places, size=min(num_runs, num_places), replace=False)
+    found: Bools = market.is_up[np.sort(places) + np.arange(num_ticks)[:, np.newaxis]]
+    return found.swapaxes(1, 2)

@@ -1,0 +1,93 @@
+"""Signature V3 (``ACS3-HMAC-SHA256``), which the second generation of Alibaba Cloud's SDKs uses.
+
+What an older SDK has in parameters stands in headers here: the action, its version, the time and the nonce.
+Source: "Request syntax and signature method V3" (checked 2026-11), whose example the tests hold it to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote
+
+ALGORITHM: Final = "ACS3-HMAC-SHA256"
+_AUTHORIZATION: Final = re.compile(
+    rf"{ALGORITHM} Credential=(?P<key>[^,]+),\s*SignedHeaders=(?P<headers>[^,]+),\s*"
+    r"Signature=(?P<signature>\w+)"
+)
+NEEDED: Final = (
+    "host",
+    "x-acs-action",
+    "x-acs-content-sha256",
+    "x-acs-date",
+    "x-acs-signature-nonce",
+    "x-acs-version",
+)
+"""The headers that must be signed, besides all others that begin with ``x-acs-``."""
+
+
+class Signed(NamedTuple):
+    """A signed request."""
+
+    key: str
+    signature: str
+    headers: Mapping[str, str]
+    """Those that begin with ``x-acs-``, and ``host``; a missing one that is needed is empty."""
+    unsigned: tuple[str, ...]
+    """The headers that should have been signed, and were not, or are missing."""
+    text: str
+    """What the signature is made of."""
+    is_body_as_signed: bool
+
+
+def is_acs3(environ: Mapping[str, Any]) -> bool:
+    """Return whether a request claims to be signed so."""
+    return str(environ.get("HTTP_AUTHORIZATION", "")).startswith(ALGORITHM)
+
+
+def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
+    """Return what is signed; None: the header cannot be read."""
+    found = _AUTHORIZATION.fullmatch(str(environ["HTTP_AUTHORIZATION"]))
+    if found is None:
+        return None
+    given = {
+        name.removeprefix("HTTP_").replace("_", "-").lower(): str(value).strip()
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or name == "CONTENT_TYPE"
+    }
+    names = found["headers"].split(";")
+    own = {name: value for name, value in given.items() if name.startswith("x-acs-") or name == "host"}
+    lines = "".join(f"{name}:{given.get(name, '')}\n" for name in sorted(names))
+    digest = hashlib.sha256(body).hexdigest()
+    canonical = "\n".join(
+        (
+            str(environ["REQUEST_METHOD"]),
+            quote(str(environ.get("PATH_INFO") or "/"), safe="/-_.~"),
+            canonical_query(str(environ.get("QUERY_STRING", ""))),
+            lines,
+            ";".join(sorted(names)),
+            given.get("x-acs-content-sha256", ""),
+        )
+    )
+    return Signed(
+        key=found["key"],
+        signature=found["signature"],
+        headers={**dict.fromkeys(NEEDED, ""), **own},
+        unsigned=tuple(sorted(({*own, *NEEDED} - set(names)) | (set(NEEDED) - set(own)))),
+        text=f"{ALGORITHM}\n{hashlib.sha256(canonical.encode()).hexdigest()}",
+        is_body_as_signed=given.get("x-acs-content-sha256") == digest,
+    )
+
+
+def canonical_query(query: str) -> str:
+    """Return a query's parameters by name, each part encoded as RFC 3986 wants it."""
+    pairs = sorted(parse_qsl(query, keep_blank_values=True))
+    return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
+
+
+def sign(text: str, secret: str) -> str:
+    """Return the signature in hexadecimal."""
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
