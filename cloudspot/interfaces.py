@@ -29,6 +29,8 @@ from cloudspot.errors import CloudspotError, StoreRefused
 from cloudspot.model import (
     BootProfile,
     CheckResult,
+    DriverFunction,
+    FunctionStatus,
     Instance,
     InstanceGroup,
     LaunchRequest,
@@ -167,6 +169,44 @@ class Provisioner(ABC):
             TransientError: it cannot be told now.
         """
         return None
+
+
+class FunctionHost(ABC):
+    """Where a provider runs a small program now and then, although none of the user's machines is on.
+
+    Each method may be cut off at any call and repeated; it then goes on where it stood.
+    """
+
+    @abstractmethod
+    def plan(self, function: DriverFunction) -> Sequence[str]:
+        """Return what ``deploy`` would make and what it costs a month, a line each, without making anything.
+
+        Raises:
+            SpecError: the function cannot run here; the message says what has to be different.
+        """
+
+    @abstractmethod
+    def deploy(self, function: DriverFunction) -> None:
+        """Make the function, its schedule and its least role, or bring them up to date; then run it once.
+
+        It also runs whenever the provider tells that it takes a machine of the account. A second deployment
+        of the same function changes nothing.
+
+        Raises:
+            AuthError: a right is missing.
+            CloudspotError: the function does not run; the message holds what it printed.
+        """
+
+    @abstractmethod
+    def status(self, name: str) -> FunctionStatus | None:
+        """Return what the provider tells of the function; None: there is none of that name."""
+
+    @abstractmethod
+    def remove(self, name: str) -> Sequence[str]:
+        """Remove the function and all that ``deploy`` has made for it; return what was there.
+
+        Safe to repeat: what is not there is no error.
+        """
 
 
 class PreemptionSource(ABC):
@@ -434,6 +474,8 @@ class Provider(ABC):
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
+    is_this_computer: ClassVar[bool] = False
+    """Its machines are processes of the computer that drives them, and end when that is switched off."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
@@ -492,6 +534,16 @@ class Provider(ABC):
             NotAdopted: the job was not adopted here, or with another submission.
         """
         return None
+
+    def function_host(self) -> FunctionHost:
+        """Return where a driver can run as a function, for jobs that nobody is awake to drive.
+
+        Raises:
+            CloudspotError: the provider runs no functions.
+        """
+        raise CloudspotError(
+            f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
+        )
 
     def default_store(self) -> str | None:
         """Return the URL of the store to use where neither the job nor the user names one, or None."""

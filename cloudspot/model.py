@@ -107,6 +107,37 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return min(extras, self.price_per_hour) if extras > 0 else 0.0
 
 
+class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that drives a store's jobs: ``FunctionHost`` runs it once for each event."""
+
+    name: str
+    """At most 40 letters, digits and hyphens: the same for the same store."""
+    archive: bytes
+    """A zip of all its Python code; equal code gives equal bytes."""
+    unpacked_bytes: int
+    """How much that is on disk."""
+    handler: str
+    """``module.function``, which takes what the provider passes on."""
+    every_seconds: float
+    """How long it is from one pass to the next."""
+    store_url: str
+    environment: Mapping[str, str]
+
+
+class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider tells of a function that it runs."""
+
+    where: str
+    """Its name within the provider, such as an ARN."""
+    state: str
+    """The provider's own word."""
+    every_seconds: float | None
+    """None: nothing runs it on a schedule."""
+    version: str
+    """The version of cloudspot that it has."""
+    changed_at: datetime | None
+
+
 DEFAULT_MASTER_PORT: Final = 29500
 """torchrun's default."""
 ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")

@@ -12,6 +12,7 @@ from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.ending.final_delivery import FinalDelivery
+from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.heartbeat_writer import HeartbeatWriter
@@ -66,7 +67,8 @@ class Life:
         self.courier = Courier(context)
         source = provider.preemption_source()
         context.status.notice_seconds = source.notice_seconds
-        self.notices = NoticeIntake(context, source, pipe)
+        self.last_pass = LastPass(context)
+        self.notices = NoticeIntake(context, source, pipe, on_recorded=self.last_pass.run)
         self.heartbeat = HeartbeatWriter(context)
 
     def run(self) -> None:
@@ -109,6 +111,8 @@ class Life:
             leaving = Leaving("failed", str(error), exit_code=1)
         end_training(node)
         self._leave(leaving)
+        if leaving.outcome != "superseded":
+            self.last_pass.run_until_replaced()
 
     def _remember(self) -> None:
         """Go on where an earlier agent of this machine stood; on a fresh one there is nothing."""
@@ -161,6 +165,7 @@ class Life:
             artifacts=self.artifacts,
             logs=self.logs,
             stop_heartbeat=self.heartbeat.finish,
+            end_pass=self.last_pass.wait,
         ).leave(leaving)
 
     def _leave_denied(self, error: AuthError) -> None:

@@ -55,17 +55,20 @@ class AgentArchive:
     """The distributions of that code; what else the archive holds is what they need."""
 
 
-def make_agent_archive(plugins: Sequence[str]) -> AgentArchive:
+def make_agent_archive(plugins: Sequence[str], *, drives: bool = False) -> AgentArchive:
     """Return the archive with cloudspot, the plugins' distributions, and all that they need.
+
+    ``drives``: also what only drivers need.
 
     Raises:
         CloudspotError: a distribution is not installed, or its files cannot be found.
     """
+    left_out = frozenset() if drives else DRIVERS_ONLY
     wanted = (CORE, *(name for name in plugins if _canonical(name) != CORE))
     ours = set(map(_canonical, wanted))
     members: dict[str, bytes] = {}
     versions: list[str] = []
-    for name in _closure(wanted):
+    for name in closure(wanted, left_out=left_out):
         distribution = _distribution(name)
         if _canonical(name) in ours or not _came_from_index(distribution):
             files, folder = _files(distribution), "wheels"
@@ -73,7 +76,7 @@ def make_agent_archive(plugins: Sequence[str]) -> AgentArchive:
             files = _listed_files(distribution)
             folder = "wheels" if files and _is_pure(_tags(distribution)) else "compiled"
         if files:
-            file, data = _wheel(distribution, files)
+            file, data = _wheel(distribution, files, left_out)
             members[f"{folder}/{file}"] = data
         if folder == "compiled":
             versions.append(f"{distribution.metadata['Name']}=={distribution.version}\n")
@@ -81,7 +84,7 @@ def make_agent_archive(plugins: Sequence[str]) -> AgentArchive:
     if _is_installed(INSTALLER):
         # Debian's Python has no ensurepip: the node installs with this one.
         installer = _distribution(INSTALLER)
-        file, data = _wheel(installer, _files(installer))
+        file, data = _wheel(installer, _files(installer), left_out)
         members[f"installer/{file}"] = data
     tar = _tar(members)
     return AgentArchive(tar, hashlib.sha256(tar).hexdigest(), code_digest(wanted), wanted)
@@ -109,7 +112,9 @@ def _came_from_index(distribution: metadata.Distribution) -> bool:
     return distribution.read_text("direct_url.json") is None or installer == "conda"
 
 
-def _wheel(distribution: metadata.Distribution, code: Mapping[str, bytes]) -> tuple[str, bytes]:
+def _wheel(
+    distribution: metadata.Distribution, code: Mapping[str, bytes], left_out: frozenset[str]
+) -> tuple[str, bytes]:
     """Return the file name and the bytes of a wheel of the installed distribution."""
     tags = _tags(distribution)
     files = dict(code)
@@ -118,7 +123,7 @@ def _wheel(distribution: metadata.Distribution, code: Mapping[str, bytes]) -> tu
     for file in _METADATA:
         text = distribution.read_text(file)
         if text is not None:
-            files[f"{stem}.dist-info/{file}"] = _for_machines(distribution, text).encode()
+            files[f"{stem}.dist-info/{file}"] = _for_machines(distribution, text, left_out).encode()
     lines = ["Wheel-Version: 1.0", "Generator: cloudspot", f"Root-Is-Purelib: {str(_is_pure(tags)).lower()}"]
     files[f"{stem}.dist-info/WHEEL"] = "\n".join([*lines, *(f"Tag: {tag}" for tag in tags), ""]).encode()
     record = f"{stem}.dist-info/RECORD"
@@ -134,17 +139,17 @@ def _wheel(distribution: metadata.Distribution, code: Mapping[str, bytes]) -> tu
     return f"{stem}-{_compressed(tags)}.whl", target.getvalue()
 
 
-def _for_machines(distribution: metadata.Distribution, text: str) -> str:
+def _for_machines(distribution: metadata.Distribution, text: str, left_out: frozenset[str]) -> str:
     """Return the metadata without the requirements that the archive leaves out: pip would insist on them."""
     if _canonical(distribution.metadata["Name"]) != CORE:
         return text
-    return "".join(line for line in text.splitlines(keepends=True) if not _requires_drivers_only(line))
+    return "".join(line for line in text.splitlines(keepends=True) if not _requires(line, left_out))
 
 
-def _requires_drivers_only(line: str) -> bool:
+def _requires(line: str, names: frozenset[str]) -> bool:
     name, _, requirement = line.partition(":")
     match = _REQUIREMENT.match(requirement.strip())
-    return name == "Requires-Dist" and match is not None and _canonical(match[1]) in DRIVERS_ONLY
+    return name == "Requires-Dist" and match is not None and _canonical(match[1]) in names
 
 
 def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
@@ -185,8 +190,14 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
     return found
 
 
-def _closure(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distributions and all that they need here, by their canonical names, sorted."""
+def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return the distributions and all that they need here, by their canonical names, sorted.
+
+    ``left_out``: what cloudspot requires, and is not wanted.
+
+    Raises:
+        CloudspotError: one is not installed.
+    """
     waiting = [(name, "") for name in names]
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
@@ -196,9 +207,9 @@ def _closure(names: Iterable[str]) -> tuple[str, ...]:
             continue
         seen.add((_canonical(name), extra))
         found.setdefault(_canonical(name), name)
-        left_out = DRIVERS_ONLY if _canonical(name) == CORE else frozenset()
+        unwanted = left_out if _canonical(name) == CORE else frozenset()
         for needed, extras in _needed(_distribution(name), extra):
-            if _canonical(needed) not in left_out and _is_installed(needed):
+            if _canonical(needed) not in unwanted and _is_installed(needed):
                 waiting += [(needed, one) for one in ("", *extras)]
     return tuple(found[name] for name in sorted(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 import click
@@ -28,6 +29,13 @@ class Invocation:
     """The ``--store`` given before the command."""
     chosen_store: ChosenStore | None = None
     """What named it matters to the reader of an error."""
+
+
+def driver_name() -> str:
+    """Return what people are told that drives a job while this command does: the command and its host."""
+    context = click.get_current_context(silent=True)
+    command = "cloudspot" if context is None else context.info_name
+    return f"{command} on {socket.gethostname()}"
 
 
 def current_invocation() -> Invocation:

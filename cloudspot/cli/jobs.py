@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cloudspot.cli.config import default_store
-from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
+from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation, driver_name
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -154,7 +154,14 @@ class Job:
 
         provider, sha256 = self.provider, self._opened[2]
         return Controller(
-            self.store, self.id, provider, sleep=sleep, reader=self.reader, opened_for=sha256, known=known
+            self.store,
+            self.id,
+            provider,
+            sleep=sleep,
+            reader=self.reader,
+            opened_for=sha256,
+            known=known,
+            driver=driver_name(),
         )
 
     @cached_property
@@ -198,8 +205,12 @@ class Job:
 
     def command(self, name: str) -> str:
         """Return the command line that runs ``name`` on this job, for a message."""
+        return self.store_command(f"{name} {self.id}")
+
+    def store_command(self, name: str) -> str:
+        """Return the command line that runs ``name`` on this job's store, for a message."""
         at = "" if self.store.url == unnamed_store().url else f" --store {self.store.url}"
-        return f"cloudspot {name} {self.id}{at}"
+        return f"cloudspot {name}{at}"
 
 
 def open_job(store_url: str | None, text: str) -> Job:

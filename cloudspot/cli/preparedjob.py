@@ -123,11 +123,11 @@ def opens_session(script: Path) -> bool:
         return False
 
 
-def agent_archive(provider: Provider, store: ObjectStore) -> AgentArchive | None:
+def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> AgentArchive | None:
     """Return the archive from which a job's machines install the agent; None if their image has it.
 
     CloudspotError if cloudspot or the plugin is not installed as a distribution here.
     """
     if provider.boot_profile().has_cloudspot:
         return None
-    return make_agent_archive(plugin_distributions(provider.name, store.url))
+    return make_agent_archive(plugin_distributions(provider.name, store.url), drives=spec.nodes.drive)

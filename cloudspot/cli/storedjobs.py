@@ -28,6 +28,11 @@ NUM_THREADS = 32
 _Found = TypeVar("_Found")
 
 
+def driven_json(job: Summary) -> dict[str, str] | None:
+    """Return who last drove the job, and when, as ``ps`` and ``show`` print it; None: nobody knows."""
+    return None if job.driven_at is None else {"by": job.driven_by, "at": job.driven_at.isoformat()}
+
+
 class StoredJobs:
     """The jobs of a store, and the faults of those whose records cannot be read."""
 

@@ -141,13 +141,16 @@ class Controller:
         opened_for: str | None = None,
         known: History | None = None,
         experiences: dict[str, Experience] | None = None,
+        driver: str = "",
     ) -> None:
         """Take for known, and tell in no event, what ``known`` says; None: tell everything.
 
-        ``experiences`` is shared by the controllers of one process.
+        ``experiences`` is shared by the controllers of one process. ``driver`` is what people are told that
+        drives the job.
         """
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
+        self._driver = driver
         self._label = store_label(store)
         self._provider = provider
         self._provisioner = provider.provisioner()
@@ -523,7 +526,10 @@ class Controller:
         self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
     ) -> Generator[str, None, None]:
         """Write the summary for ``ps``; the protocol does not need it."""
-        summary = summarise(history, self._clock.now(), instances=instances or ())
+        now = self._clock.now()
+        summary = msgspec.structs.replace(
+            summarise(history, now, instances=instances or ()), driven_by=self._driver, driven_at=now
+        )
         if self._is_due(summary, is_last=history.finished is not None):
             yield "write summary"
             try:
@@ -554,7 +560,7 @@ class Controller:
             return True
         last, written_at = self._summary
         age = self._clock.monotonic() - written_at
-        if msgspec.structs.replace(summary, at=last.at) == last:
+        if msgspec.structs.replace(summary, at=last.at, driven_at=last.driven_at) == last:
             return not is_last and age >= SUMMARY_REFRESH_SECONDS
         return is_last or summary.state != last.state or age >= SUMMARY_SECONDS
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -22,8 +24,12 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import drop_marks_of_missing_job, list_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.standing_drivers import note_driver
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.model import Instance, InstanceState
+
+NOTE_SECONDS = 60.0
+"""A driver that keeps running is noted no more often than this."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,21 @@ class Reconciler:
         *,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
+        driver: str = "",
+        every: timedelta | None = None,
     ) -> None:
+        """Drive as ``driver``, as which people are told of it; empty: nobody is.
+
+        ``every`` is how long it is between two passes; None: not known.
+        """
         self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
         self._clock = clock
         self._sleep = sleep
+        self._driver = driver
+        self._every = every
+        self._noted_at = -math.inf
+        """When the store was last told of this driver (monotonic)."""
         self._experiences: dict[str, Experience] = {}
         """Shared by all controllers, so that a store's jobs are asked once for a provider."""
         self._controllers: dict[str, Controller] = {}
@@ -78,6 +94,8 @@ class Reconciler:
         Raises:
             TransientError: the jobs could not be listed.
         """
+        if job_ids is None:
+            self._note_driver()
         driven = list(list_live(self._store) if job_ids is None else job_ids)
         for job_id in driven:
             yield self._drive(job_id)
@@ -91,6 +109,14 @@ class Reconciler:
                 if not isinstance(done.error, JobNotFound):  # `orphans` tells of the others.
                     yield done
         yield from problems
+
+    def _note_driver(self) -> None:
+        now = self._clock.monotonic()
+        if not self._driver or now - self._noted_at < NOTE_SECONDS:
+            return
+        self._noted_at = now
+        with suppress(CloudspotError):  # Whatever is wrong with the store, the pass itself will say.
+            note_driver(self._store, self._driver, self._clock.now(), every=self._every)
 
     def _drive(self, job_id: str) -> Reconciled:
         try:
@@ -155,6 +181,7 @@ class Reconciler:
                 reader=reader,
                 opened_for=reader.submission_sha256,
                 experiences=self._experiences,
+                driver=self._driver,
             )
         return self._controllers[job_id]
 

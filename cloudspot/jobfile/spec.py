@@ -48,6 +48,9 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hold: Duration | None = None
     """How long nodes keep their machines, state and setup when fewer than ``min`` are left and no other is on
     its way; in all, since the newest checkpoint."""
+    drive: bool = False
+    """A node that is told its end, and one whose training has ended, drives the job once more. The nodes'
+    role needs the rights of a driver."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,7 +225,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How many equal machines. The job does not train on fewer than ``min``. If fewer are left and no other
     is on its way, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since the
     newest checkpoint. If that is left out: as long as the node's own start took, from the request of its
-    machine on, at least a minute and at most half an hour."""
+    machine on, at least a minute and at most half an hour. With ``drive = true``, a node that is told its
+    end, and one whose training has ended, drives the job once more, as ``reconcile`` does: what comes next is
+    bought although nothing else drives the job. The nodes' role needs the rights of a driver for that."""
     procs_per_node: PositiveCount = 1
     """Training processes on each machine; at most 9999 over all ``nodes.max`` machines. torchrun starts that
     many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""

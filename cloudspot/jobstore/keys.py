@@ -58,6 +58,16 @@ def market_seen(provider: str, nonce: str, *, milliseconds: int) -> str:
     return f"{market_prefix(provider)}{max(0, 10**13 - milliseconds):013d}-{nonce}"
 
 
+def drivers_prefix() -> str:
+    """Return the prefix of what drives the store's jobs by itself: one small object for each."""
+    return "drivers/"
+
+
+def driver(name: str) -> str:
+    """Return the key of one of those; overwritten."""
+    return drivers_prefix() + name
+
+
 def job_prefix(job_id: str) -> str:
     """Return the prefix of everything that belongs to the job."""
     return f"jobs/{job_id}/"

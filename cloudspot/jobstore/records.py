@@ -622,6 +622,20 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The job file's."""
     outlays: tuple[Outlay, ...] | None = None
     """Of a job that has ended, for ``cost``; None: nobody has added them up."""
+    driven_by: str = ""
+    """What last drove the job, such as ``run on laptop``; empty: nobody knows."""
+    driven_at: datetime | None = None
+    """When it last did, by its own clock."""
+
+
+class StandingDriver(Dated, frozen=True, kw_only=True):
+    """``drivers/<name>``: what drives all jobs of the store now and then; overwritten at each pass or so."""
+
+    who: str
+    """Such as ``reconcile on host``."""
+    every: Seconds | None
+    """How long it is from one of its passes to the next; None: it has come once."""
+    at: datetime
 
 
 NUM_MARKET_AGES = 4

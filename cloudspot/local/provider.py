@@ -25,6 +25,7 @@ class LocalProvider(Provider):
     """Machines as process trees on this host: the same boot script, agent and trainer as in a cloud."""
 
     name: ClassVar[str] = "local"
+    is_this_computer: ClassVar[bool] = True
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:

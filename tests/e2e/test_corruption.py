@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from acting_user import User, wait_for
 
+from cloudspot.local.machines import MachineDirectory
+from cloudspot.model import InstanceState
+
 SETS = ('run.env.TINY_EPOCHS="18"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
 
 
@@ -19,7 +22,14 @@ def stop_with_commits(user: User, name: str, count: int) -> Path:
     cli.kill()
     cli.wait()
     user.cloudspot("preempt", name, "--no-notice")
+    # Until then it may still commit.
+    wait_for("the machine's end", lambda: has_ended(user.machines()[-1]))
     return job
+
+
+def has_ended(machine: Path) -> bool:
+    """Return whether the machine is off."""
+    return MachineDirectory(machine).instance().state is InstanceState.ENDED
 
 
 def newest_manifests(job: Path) -> list[Path]:

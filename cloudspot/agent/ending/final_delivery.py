@@ -27,6 +27,9 @@ LAST_WORD_SECONDS = 600.0
 POLL_SECONDS = 0.25
 """How often it looks for the other nodes' parts of the last checkpoint."""
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
+PASS_SECONDS = 10.0
+PASS_SHARE = 0.3
+"""The share of the time that is left, at most ``PASS_SECONDS``, that a pass may take before the last lines."""
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
 """The share of a notice, at most ``KEEP_BACK_SECONDS``, that uploads leave to the last lines and the exit
@@ -44,12 +47,15 @@ class FinalDelivery:
         artifacts: ArtifactSync,
         logs: LogPump,
         stop_heartbeat: Callable[[], None],
+        end_pass: Callable[[float], None],
     ) -> None:
+        """``end_pass`` waits for at most so many seconds until a pass that drives the job has ended."""
         self._context = context
         self._courier = courier
         self._artifacts = artifacts
         self._logs = logs
         self._stop_heartbeat = stop_heartbeat
+        self._end_pass = end_pass
 
     def leave(self, leaving: Leaving) -> None:
         """Deliver everything in this order: checkpoints, artifacts, log lines, the exit record.
@@ -69,6 +75,10 @@ class FinalDelivery:
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
+        # What it says of the job, and of a missing right, has to be among the last lines.
+        now = time.monotonic()
+        left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
+        self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))
         _log.info("leaving: %s (%s)", leaving.outcome, leaving.detail)
         now = time.monotonic()
         deadline = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)

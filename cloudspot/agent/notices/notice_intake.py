@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 from cloudspot.agent.node_context import NodeContext
@@ -25,8 +26,17 @@ _log = logging.getLogger(__name__)
 class NoticeIntake:
     """Takes notices from the provider, from SIGTERM and from the machine's notice file, in any order."""
 
-    def __init__(self, context: NodeContext, source: PreemptionSource, pipe: NoticePipe) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        source: PreemptionSource,
+        pipe: NoticePipe,
+        *,
+        on_recorded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call ``on_recorded``, in a thread of its own, once the job's records have the notice."""
         self._context = context
+        self._on_recorded = on_recorded
         self._file = NoticeFile(context.node.directory)
         self._source = source
         self._pipe = pipe
@@ -104,3 +114,5 @@ class NoticeIntake:
             context.insist(lambda: create_record(context.store, key, record), deadline=reclaim.deadline)
         except CloudspotError as error:
             _log.warning("the notice was not recorded: %s", error)
+            return
+        self._on_recorded()

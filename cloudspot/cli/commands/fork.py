@@ -89,7 +89,7 @@ def fork(
     else:
         bundle = _bundle(spec, code_directory)
     environ = with_secrets(spec, {})
-    agent = agent_archive(provider, job.store)
+    agent = agent_archive(provider, job.store, spec)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)
     forked = new_submission(
         spec,

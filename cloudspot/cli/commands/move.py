@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import click
 
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.follow import relaunch_warning
+from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
@@ -76,7 +76,7 @@ def move(
     launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
         _look(controller)
-        output.warn(relaunch_warning(job))
+        tell_of_drivers(job)
         return
     ctx.exit(_follow(job, controller, launch, target))
 
@@ -131,7 +131,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
         if history is not None and len(history.launches) >= launch.launch:
             if has_moved(history, launch.launch):
                 output.echo(f"job {job.id} has moved to {launch.offer.key}; the machines from before end now")
-                output.warn(relaunch_warning(job))
+                tell_of_drivers(job)
                 return exit_codes.SUCCEEDED
             if history.finished is not None:
                 raise CloudspotError(f"job {job.id} {history.finished.outcome} before it had moved")

@@ -68,7 +68,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.run.secrets, os.environ)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
-    agent = agent_archive(prepared.provider, prepared.store)
+    agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
     submission = new_submission(
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.cli.storedjobs import StoredJobs
+from cloudspot.cli.storedjobs import StoredJobs, driven_json
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
@@ -121,7 +123,9 @@ def _read_all(store: ObjectStore, jobs: StoredJobs) -> _Page:
         summary = jobs.find_summary(job_id)
         # Any other summary may be stale, since its driver may have died.
         is_final = summary is not None and summary.state in TERMINAL_STATES
-        return summary if is_final else jobs.work_out(job_id, _summarised, otherwise=summary)
+        if is_final:
+            return summary
+        return jobs.work_out(job_id, partial(_summarised, before=summary), otherwise=summary)
 
     return _Page(jobs.each(look, list_jobs(store)))
 
@@ -159,14 +163,19 @@ def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[S
         )
         return jobs
     worked_out = {
-        job_id: stored.work_out(job_id, _summarised, otherwise=job) for job_id, job in stale.items()
+        job_id: stored.work_out(job_id, partial(_summarised, before=job), otherwise=job)
+        for job_id, job in stale.items()
     }
     found = [worked_out.get(job.job_id, job) for job in jobs]
     return [job for job in found if job is not None]
 
 
-def _summarised(history: History) -> Summary:
-    return summarise(history, datetime.now(timezone.utc))
+def _summarised(history: History, before: Summary | None = None) -> Summary:
+    """Return the summary as it is now; ``before``: the one that a driver has left."""
+    summary = summarise(history, datetime.now(timezone.utc))
+    if before is None:
+        return summary
+    return msgspec.structs.replace(summary, driven_by=before.driven_by, driven_at=before.driven_at)
 
 
 def _as_json(job: Summary) -> dict[str, Any]:
@@ -189,4 +198,5 @@ def _as_json(job: Summary) -> dict[str, Any]:
         "metrics": job.metrics,
         "detail": job.detail,
         "seen": job.at.isoformat(),
+        "driven": driven_json(job),
     }

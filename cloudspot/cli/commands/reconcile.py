@@ -10,12 +10,12 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
-from cloudspot.cli.invocation import current_invocation
+from cloudspot.cli.invocation import current_invocation, driver_name
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import store_option
-from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
+from cloudspot.controller.reconcile import NOTE_SECONDS, Reconciled, Reconciler, Unlisted
 from cloudspot.errors import (
     CloudspotError,
     CorruptData,
@@ -54,16 +54,36 @@ LONG_OVER = timedelta(days=1)
     is_flag=True,
     help="Look at all jobs first, also at those that are not marked live; mark what has not ended for long.",
 )
+@click.option(
+    "--as",
+    "driver",
+    metavar="NAME",
+    help="What `show` and `run` call this driver. Default: the command and the host's name.",
+)
+@click.option(
+    "--every",
+    "every_seconds",
+    type=click.FloatRange(min=1.0),
+    metavar="SECONDS",
+    help="How long it is from one pass to the next, if you know. By default, the second pass tells.",
+)
 @store_option
 @click.pass_context
 def reconcile(
-    ctx: click.Context, watch: bool, job_id: str | None, verify_all: bool, store_url: str | None
+    ctx: click.Context,
+    watch: bool,
+    job_id: str | None,
+    verify_all: bool,
+    driver: str | None,
+    every_seconds: float | None,
+    store_url: str | None,
 ) -> None:
     """Drive a store's unfinished jobs, once or continuously.
 
     One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
     longer run, and prints what it did. Any number may run at once, also beside attached commands. An
-    error in one job does not hold up the others; a single pass then exits with 1.
+    error in one job does not hold up the others; a single pass then exits with 1, or, with --job, with the
+    status of that error.
 
     A pass costs requests for the jobs that are live, not for those that have ended.
     """
@@ -71,11 +91,14 @@ def reconcile(
     wanted = None if job_id is None else find_job(store, job_id)
     if verify_all:
         mark_all(store)
-    rounds = _Rounds(store, wanted)
+    seconds = NOTE_SECONDS if watch else every_seconds
+    every = None if seconds is None else timedelta(seconds=seconds)
+    reconciler = Reconciler(store, open_provider, driver=driver or driver_name(), every=every)
+    rounds = _Rounds(store, wanted, reconciler)
     if not watch:
         rounds.run_one()
         rounds.warn_of_orphans()
-        ctx.exit(exit_codes.FAILED if rounds.num_errors else exit_codes.SUCCEEDED)
+        ctx.exit(rounds.exit_code)
     while True:
         try:
             rounds.run_one()
@@ -89,10 +112,10 @@ def reconcile(
 class _Rounds:
     """Makes passes over the jobs of a store and prints what they did."""
 
-    def __init__(self, store: ObjectStore, wanted: str | None) -> None:
+    def __init__(self, store: ObjectStore, wanted: str | None, reconciler: Reconciler) -> None:
         self._store = store
         self._wanted = wanted
-        self._reconciler = Reconciler(store, open_provider)
+        self._reconciler = reconciler
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """What was last said of each job, provider or store that could not be dealt with."""
@@ -101,6 +124,8 @@ class _Rounds:
         self._started = datetime.now(timezone.utc)
         self.num_errors = 0
         """In the newest pass."""
+        self._job_error: CloudspotError | None = None
+        """Why the newest pass could do nothing for its last job."""
         self.is_settled = False
         """The last job of the newest pass is finished and its machines are gone."""
 
@@ -115,10 +140,18 @@ class _Rounds:
                 self._complain_of(done)
                 continue
             self._print(done)
+            self._job_error = done.error
             self.is_settled = done.tick is not None and done.tick.is_settled
         for about in [one for one in self._complaints if one not in self._failing]:
             del self._complaints[about]
             output.echo(f"no longer an error: {about}", error=True)
+
+    @property
+    def exit_code(self) -> int:
+        """Return the status of a command that ends after the newest pass."""
+        if self._wanted is not None and self._job_error is not None:
+            return self._job_error.exit_code
+        return exit_codes.FAILED if self.num_errors else exit_codes.SUCCEEDED
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:

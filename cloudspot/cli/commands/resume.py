@@ -123,7 +123,7 @@ def resume(
         spec=spec,
         provider=provider.name,
         environ=environ,
-        agent=agent_archive(provider, job.store),
+        agent=agent_archive(provider, job.store, spec),
         adopt=partial(adopt, job.store, provider, job.id),
         open_progress=transfer,
     )

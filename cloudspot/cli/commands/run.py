@@ -11,6 +11,7 @@ import click
 from cloudspot.cli.commands.plan import print_plan
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
+from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text
@@ -83,11 +84,13 @@ def run(
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
         output.echo(prospects_text(prospects, prepared.spec))
     warn_of_lost_work(prepared)  # nothing is launched yet
+    if not detach and not prepared.provider.is_this_computer:
+        tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
 
 
 def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Submission:
-    agent = agent_archive(prepared.provider, prepared.store)
+    agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
     for number in range(1, MAX_ID_TRIES + 1):
         job_id = name or new_job_id(prepared.spec.name)
         try:

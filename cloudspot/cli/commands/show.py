@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobdetails import echo_details
 from cloudspot.cli.screen.jobsummary import echo_last_lines, echo_title, job_json, summary_fields
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
+from cloudspot.cli.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
+from cloudspot.story.states import TERMINAL_STATES
 
+UNDRIVEN_SECONDS = 900.0
+"""A job that no driver has looked at for so long is said to have none; a cron may come every ten minutes."""
 MAX_WARNINGS = 8
 """Many nodes may report the same thing, each with its own figures."""
 
@@ -47,6 +52,8 @@ def show(
         check_plot(plot)
     job = open_job(store_url, job_id)
     value = job_json(job, job.first_history, verify_chunks=verify_chunks)
+    summary = StoredJobs(job.store).find_summary(job.id)
+    value["driven"] = None if summary is None else driven_json(summary)
     if as_json:
         output.echo_json(value)
     else:
@@ -59,6 +66,7 @@ def show(
                 ("forked from", _origin(value["forked_from"])),
                 ("resumed", ", ".join(_resumptions(value["turns"]))),
                 ("stop", _stop(value)),
+                ("driver", _driver_text(value)),
                 *summary_fields(job, value),
                 ("warnings", _warnings(value["warnings"])),
             ]
@@ -77,6 +85,18 @@ def _stop(value: Mapping[str, Any]) -> str:
         return ""
     figures = f": {value['stop_detail']}" if value["stop_detail"] else ""
     return f"requested ({value['stop_requested']}){figures}"
+
+
+def _driver_text(value: Mapping[str, Any]) -> str:
+    """Return who drives the job; empty once it has ended."""
+    driven = value["driven"]
+    if driven is None or value["state"] in TERMINAL_STATES:
+        return ""
+    seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(driven["at"])).total_seconds()
+    who = driven["by"] or "an unnamed driver"
+    if seconds < UNDRIVEN_SECONDS:
+        return f"{who}, {output.duration_text(max(0.0, seconds))} ago"
+    return f"nobody for {output.duration_text(seconds)}; the last was {who}"
 
 
 def _origin(origin: Mapping[str, Any] | None) -> str:

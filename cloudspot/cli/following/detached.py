@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.follow import relaunch_warning
+from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
@@ -42,7 +42,7 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
         return exit_codes.OF_OUTCOME[finished.outcome]
     if not _has_machines(tick):
         output.warn(f"job {job.id} has no machine yet")
-    output.warn(relaunch_warning(job))
+    tell_of_drivers(job)
     return exit_codes.SUCCEEDED
 
 

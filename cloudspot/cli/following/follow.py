@@ -14,6 +14,7 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.following.interrupts import Detached, Interrupts
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.terminal import can_hold_a_panel
+from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
@@ -86,7 +87,7 @@ def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_p
             history = _follow_live(job, feed, is_new=is_new, since=since)
     except Detached:
         output.echo(f"detached; job {job.id} goes on. Come back with: {job.command('attach')}")
-        output.echo(relaunch_warning(job))
+        tell_of_drivers(job)
         return exit_codes.INTERRUPTED
     except JobResumed:
         output.echo(f"job {job.id} was resumed with another submission")
@@ -115,14 +116,6 @@ def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_p
         output.warn(f"it is not proven that {machines} {has} ended, and until then the bill counts {it}")
         output.warn(f"look again with: {job.command('reconcile --job')}")
     return exit_codes.OF_OUTCOME[history.finished.outcome]
-
-
-def relaunch_warning(job: Job) -> str:
-    """Return the warning that nothing relaunches a job that nothing drives."""
-    return (
-        "Nothing relaunches it after a reclaim until you come back, or something runs: "
-        f"{job.command('reconcile --watch --job')}"
-    )
 
 
 def _follow_live(job: Job, feed: Feed, *, is_new: bool, since: History | None) -> History:

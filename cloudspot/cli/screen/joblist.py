@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 
 from cloudspot.cli.jobfields import duration, metric_names
 from cloudspot.cli.screen import output
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.records import Summary
+from cloudspot.story.states import TERMINAL_STATES
 
 CODE_LETTERS = 12
 """How much of the code's hash is shown."""
@@ -58,6 +59,7 @@ def _columns(metrics: Sequence[str]) -> list[_Column]:
         _Column("STARTS", lambda job: str(job.starts), 9),
         _Column("NODES", lambda job: f"{job.num_nodes}/{job.max_nodes}" if job.max_nodes else "-", 8),
         _Column("CODE", lambda job: (job.code_sha256 or "-")[:CODE_LETTERS], 7),
+        _Column("DRIVEN", _driven_cell, 10),
         _Column("STARTED", lambda job: _moment_cell(job.started_at), 5),
         _Column("DETAIL", _detail_cell, 6),
     ]
@@ -78,6 +80,14 @@ def _duration_cell(job: Summary) -> str:
 
 def _moment_cell(moment: datetime | None) -> str:
     return "-" if moment is None else output.moment_text(moment)
+
+
+def _driven_cell(job: Summary) -> str:
+    """Return how long ago a driver last looked at the job, if it needs one."""
+    if job.driven_at is None or job.state in TERMINAL_STATES:
+        return "-"
+    seconds = (datetime.now(timezone.utc) - job.driven_at).total_seconds()
+    return f"{output.duration_text(max(0.0, seconds))} ago"
 
 
 def _detail_cell(job: Summary) -> str:

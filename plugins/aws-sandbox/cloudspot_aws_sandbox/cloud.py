@@ -7,7 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -27,6 +27,7 @@ from cloudspot_aws_sandbox.rolecheck import RoleCheck
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
+    from cloudspot_aws_sandbox.functions import StrictFunctions
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
 # Otherwise moto reads 1,300 images for each region.
@@ -68,8 +69,14 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._keys = RoleKeys(secrets.token_hex(16))
         self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
+        self._host: MachineHost | None = None
         self._trail: Trail | None = None
         self._ec2: StrictEc2 | None = None
+        self._functions: StrictFunctions | None = None
+        self._roles: dict[str, str] = {}
+        """The role of each key that was given to a function; all others are the machines'."""
+        self._told: set[str] = set()
+        """The machines whose notice was announced to the account."""
         self._ticker: threading.Thread | None = None
         self._is_over = threading.Event()
 
@@ -79,13 +86,16 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        from moto.awslambda.models import lambda_backends
         from moto.core import DEFAULT_ACCOUNT_ID
         from moto.ec2.models.vpcs import VPCBackend
+        from moto.events.models import events_backends
         from moto.iam.models import iam_backends
         from moto.logs.models import logs_backends
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from moto.s3.models import s3_backends
 
+        from cloudspot_aws_sandbox.functions import StrictFunctions
         from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
         from cloudspot_aws_sandbox.strict_logs import StrictLogs
         from cloudspot_aws_sandbox.strict_s3 import StrictS3
@@ -98,14 +108,23 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
         VPCBackend.create_vpc = make_vpc_here
         # moto's accounts belong to the process, and a test's process may have had one before.
-        for backends in (iam_backends, logs_backends, s3_backends):
+        for backends in (iam_backends, lambda_backends, events_backends, logs_backends, s3_backends):
             backends[DEFAULT_ACCOUNT_ID].reset()
         keys = self._keys
+        self._host = host
         moto = DomainDispatcherApplication(create_backend_app)
         known = Secrets({self._access_key: self._secret_key}, keys)
-        logs = StrictLogs(moto, faults=self.faults, secrets=known, is_granted=self._may_log)
+        self._functions = functions = StrictFunctions(
+            moto,
+            faults=self.faults,
+            secrets=known,
+            is_granted=self._may,
+            environment=self._function_environment,
+            directory=directory,
+        )
+        logs = StrictLogs(functions, faults=self.faults, secrets=known, is_granted=self._may_log)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
-        self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults)
+        self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults, is_granted=self._may)
         self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
         self._make_resources()
         self._trail = Trail(
@@ -145,6 +164,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
     def stop(self) -> None:
         """End the server; see EmulatedCloud."""
         self._is_over.set()
+        if self._functions is not None:
+            self._functions.close()
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None
@@ -157,11 +178,42 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
     def _tick(self) -> None:
         """Carry out schedules while no request comes; AWS's are precise to a minute."""
         assert self._ec2 is not None
+        assert self._functions is not None
         while not self._is_over.wait(1.0):
             self._ec2.run_schedules()
+            self._functions.run_due(REGION)
+            self._tell_of_notices()
+
+    def _tell_of_notices(self) -> None:
+        """Announce, as EC2 does, which spot machines will be taken."""
+        assert self._host is not None
+        assert self._functions is not None
+        for machine_id, state in self._host.states().items():
+            if state.notice_deadline is not None and machine_id not in self._told:
+                self._told.add(machine_id)
+                detail = {"instance-id": machine_id, "instance-action": "terminate"}
+                self._functions.tell("EC2 Spot Instance Interruption Warning", detail, REGION)
+
+    def _function_environment(self, role: str) -> Mapping[str, str]:
+        """Return the credentials of a function's role, and where the services are."""
+        found = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
+        self._roles[found.access_key] = role
+        return {
+            **self.machine_environment(),
+            "AWS_ACCESS_KEY_ID": found.access_key,
+            "AWS_SECRET_ACCESS_KEY": found.secret_key,
+            "AWS_SESSION_TOKEN": found.token,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+        }
 
     def _may_log(self, key: str, right: str, group: str) -> bool:
-        """Return whether the account's owner, or the machines' role by its policies, may do that to a group.
+        from moto.core import DEFAULT_ACCOUNT_ID
+
+        return self._may(key, right, f"arn:aws:logs:{REGION}:{DEFAULT_ACCOUNT_ID}:log-group:{group}")
+
+    def _may(self, key: str, right: str, arn: str) -> bool:
+        """Return whether the account's owner, or a machine's or function's role by its policies, may do that.
 
         A role without a policy of its own has docs/aws/policy-node.json.
         """
@@ -170,8 +222,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
         if not self._keys.is_role_key(key):
             return True
-        role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(NODE_ROLE)
-        arn = f"arn:aws:logs:{REGION}:{DEFAULT_ACCOUNT_ID}:log-group:{group}"
+        name = self._roles.get(key, NODE_ROLE)
+        role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(name)
         return is_allowed(list(role.policies.values()) or [NODE_LOGS], right, arn)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from cloudspot.emulation.api_faults import Call
 from cloudspot_aws_sandbox.s3requests import RIGHTS
@@ -50,9 +50,21 @@ def rights_of(call: Call) -> frozenset[str]:
     return frozenset(rights - FREE)
 
 
-def resource_of(call: Call, *, account: str) -> str:
-    """Return the ARN of what the call was about; ``*`` except for S3 and CloudWatch Logs."""
+_ON_MACHINES: Final = frozenset({"ec2:CreateTags", "ec2:GetConsoleOutput", "ec2:TerminateInstances"})
+_ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"})
+
+
+def resource_of(call: Call, *, right: str = "", account: str) -> str:
+    """Return the ARN of what the call was about, or of what its ``right`` is for; ``*`` where any will do."""
     parameters = call.parameters
+    if right in _ON_MACHINES:
+        return f"arn:aws:ec2:{call.region}:{account}:instance/i-0"
+    if right in _ON_GROUPS:
+        return f"arn:aws:ec2:{call.region}:{account}:placement-group/{parameters.get('GroupName', '')}"
+    if right == "iam:GetInstanceProfile":
+        return f"arn:aws:iam::{account}:instance-profile/{parameters.get('InstanceProfileName', '')}"
+    if right == "iam:PassRole":
+        return _passed_role(parameters, account)
     if call.service == "s3":
         key = parameters.get("Key")
         return f"arn:aws:s3:::{parameters.get('Bucket', '')}" + (f"/{key}" if key else "")
@@ -64,8 +76,23 @@ def resource_of(call: Call, *, account: str) -> str:
     return "*"
 
 
+def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
+    """Return the ARN of the role that is handed on; a profile has the role of its own name here."""
+    profile = parameters.get("IamInstanceProfile") or {}
+    name = profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2]
+    target = parameters.get("Target") or {}
+    return (
+        f"arn:aws:iam::{account}:role/{name}"
+        if name
+        else str(target.get("RoleArn") or parameters.get("roleArn") or parameters.get("Role") or "*")
+    )
+
+
 def is_allowed(policies: Sequence[str], right: str, arn: str) -> bool:
-    """Return whether one of the policies (JSON) grants a right on a resource; denials are not understood."""
+    """Return whether one of the policies (JSON) grants a right on a resource.
+
+    Conditions and denials are not understood.
+    """
     statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
     return any(
         one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], arn)

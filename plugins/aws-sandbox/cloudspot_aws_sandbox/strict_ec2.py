@@ -42,6 +42,7 @@ from cloudspot_aws_sandbox.query import (
     xml_answer,
     xml_error,
 )
+from cloudspot_aws_sandbox.rights import resource_of, rights_of
 from cloudspot_aws_sandbox.s3requests import is_for_s3
 from cloudspot_aws_sandbox.schedules import Schedules
 
@@ -54,7 +55,7 @@ CONSOLE_BYTES: Final = 64 << 10
 _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
-_ELSEWHERE: Final = {"s3", "logs"}
+_ELSEWHERE: Final = {"events", "lambda", "logs", "s3"}
 """The services whose callers the application inside checks."""
 
 
@@ -68,17 +69,20 @@ class StrictEc2:
         *,
         secrets: Mapping[str, str],
         faults: Faults | None = None,
+        is_granted: Callable[[str, str, str], bool] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Boot machines on ``host`` for callers whose key is in ``secrets``.
 
-        ``clock`` (seconds since the epoch) measures lags, ``now`` the age of signatures.
+        ``is_granted`` says whether a key has a right on a resource. ``clock`` (seconds since the epoch)
+        measures lags, ``now`` the age of signatures.
         """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
         self._inner = inner
         self._secrets = secrets
+        self._is_granted = is_granted
         self._now = now
         self._clock = clock
         self._groups = PlacementGroups(self.machines)
@@ -112,7 +116,7 @@ class StrictEc2:
         error: ApiError | None = None
         try:
             authenticate(environ, body, service, secrets=self._secrets, faults=self.faults, now=self._now)
-            status, kind, content = self._answer(environ, service, action, parameters, region)
+            status, kind, content = self._answer(environ, key, service, action, parameters, region)
             if status >= 400:
                 match = re.search(rb"<Code>([^<]+)</Code>", content)
                 error = ApiError(match[1].decode() if match else str(status), "", status=status)
@@ -136,6 +140,7 @@ class StrictEc2:
     def _answer(
         self,
         environ: Environ,
+        key: str,
         service: str,
         action: str,
         parameters: Mapping[str, Any],
@@ -146,7 +151,7 @@ class StrictEc2:
         injected = self.faults.take(action)
         if injected is not None and not injected.happens:
             raise ApiError(injected.code, injected.message, status=injected.status)
-        self._authorize(service, action)
+        self._authorize(Call(service, action, parameters, region, None, access_key=key))
         self.run_schedules()
         if service == "ec2":
             with self.machines.lock:
@@ -157,10 +162,12 @@ class StrictEc2:
             raise ApiError(injected.code, injected.message, status=injected.status)
         return answer
 
-    def _authorize(self, service: str, action: str) -> None:
-        right = f"{service}:{action}"
-        if right in self.faults.denied and action != "GetCallerIdentity":
-            raise _denial(service, right)
+    def _authorize(self, call: Call) -> None:
+        for right in sorted(rights_of(call)):
+            arn = resource_of(call, right=right, account=DEFAULT_ACCOUNT_ID)
+            is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn)
+            if right in self.faults.denied or not is_granted:
+                raise _denial(call.service, right)
 
     # --- EC2 ------------------------------------------------------------------------------------
 
@@ -202,8 +209,6 @@ class StrictEc2:
         zone = launching.zone_of(parameters, region)
         launching.check_request(parameters, region, zone)
         self._groups.check(parameters, region)
-        if "IamInstanceProfile" in parameters and "iam:PassRole" in self.faults.denied:
-            raise _denial("ec2", "iam:PassRole")
         if parameters.get("DryRun"):
             raise ApiError(
                 "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", status=412

@@ -123,12 +123,12 @@ def region_of_this_instance() -> str | None:
 
 
 def _config(num_attempts: int, more: dict[str, Any]) -> botocore.config.Config:
-    return botocore.config.Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        max_pool_connections=MAX_CONNECTIONS,
-        retries={"mode": "standard", "total_max_attempts": num_attempts},
-        tcp_keepalive=True,
-        user_agent_extra=f"cloudspot/{cloudspot.__version__}",
-        **more,
-    )
+    usual = {
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
+        "max_pool_connections": MAX_CONNECTIONS,
+        "retries": {"mode": "standard", "total_max_attempts": num_attempts},
+        "tcp_keepalive": True,
+        "user_agent_extra": f"cloudspot/{cloudspot.__version__}",
+    }
+    return botocore.config.Config(**{**usual, **more})

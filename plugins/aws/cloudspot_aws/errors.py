@@ -134,12 +134,12 @@ def _part(error: BaseException, name: str) -> Mapping[str, Any]:
 
 
 @contextmanager
-def ignored(code: str) -> Iterator[None]:
-    """Let the body end at a refusal with this code: what was asked for is already so."""
+def ignored(*codes: str) -> Iterator[None]:
+    """Let the body end at a refusal with one of these codes: what was asked for is already so."""
     try:
         yield
     except boto.ClientError as error:
-        if ERRORS.code_of(error) != code:
+        if ERRORS.code_of(error) not in codes:
             raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -61,6 +61,11 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         clients = self.clients
         region = check_region(clients)
         return {"region": region, "account": self._options.account or caller(clients).account}
+
+    def function_host(self) -> FunctionHost:
+        from cloudspot_aws.functionhost import LambdaHost
+
+        return LambdaHost(self.clients)
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
         from cloudspot_aws.drill import interrupt

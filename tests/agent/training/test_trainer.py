@@ -62,6 +62,7 @@ def test_a_command_is_started_once_and_its_own_status_told(tmp_path, wait_until)
     assert made.command() == tuple(made.words)
     trainer = Trainer.start(made, handoff)
     wait_until(lambda: trainer.poll() is not None)
+    trainer.kill()  # its shell may not have ended yet
     assert (trainer.poll(), trainer.failed_status((0,))) == (3, None)
     assert trainer.has_started((0,))  # it has no peers to find
     assert (tmp_path / "train.log").read_text() == "$HOME ${local_rank}\n"
@@ -75,6 +76,7 @@ def test_a_command_that_starts_several_processes_is_given_no_number_of_threads(
     made = plan(tmp_path, command=["sh", "-c", "echo threads $OMP_NUM_THREADS"])
     trainer = Trainer.start(made, tmp_path / "handoff")
     wait_until(lambda: trainer.poll() is not None)
+    trainer.kill()
     assert (tmp_path / "train.log").read_text() == "threads\n"
 
 

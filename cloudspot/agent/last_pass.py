@@ -1,0 +1,98 @@
+"""A node that ends drives its job once more, so that what comes next is bought while nobody is awake.
+
+It runs ``cloudspot reconcile`` for its own job, in a process of its own, when it has been told its end and
+again when it has left. It needs the rights of a driver: the job file's ``nodes.drive`` says that it has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.jobstore.records import Finished, Intent
+
+_log = logging.getLogger(__name__)
+
+LAST_SECONDS = 120.0
+"""How long a node without a deadline tries to have its job go on elsewhere, before its machine ends."""
+PAUSE_SECONDS = 10.0
+"""From one pass to the next: as long as the first wait after a failure."""
+_NICENESS = 10
+
+
+class LastPass:
+    """Drives the job from one of its nodes; does nothing unless the job file asks for it. Thread-safe."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        # Machines that are this very computer would end together with what they start.
+        self._is_able = context.job.spec.nodes.drive and not context.provider.is_this_computer
+        self._num_launches = 0
+        """Before the first pass."""
+
+    def run(self) -> None:
+        """Make one pass, by the node's deadline at the latest; whatever goes wrong is only logged."""
+        with self._lock:
+            if self._is_able:
+                self._num_launches = self._num_launches or self._count_launches()
+                self._run(until=self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS))
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a pass that is under way has ended, for at most so long."""
+        if self._lock.acquire(timeout=seconds):
+            self._lock.release()
+
+    def run_until_replaced(self) -> None:
+        """Make passes until the job has another launch than this node's, or its end; for a bounded time."""
+        until = self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS)
+        while self._is_able and time.monotonic() < until:
+            self.run()
+            if self._is_replaced():
+                return
+            time.sleep(max(0.0, min(PAUSE_SECONDS, until - time.monotonic())))
+
+    def _is_replaced(self) -> bool:
+        try:
+            journal = self._context.journal.read()
+        except CloudspotError:
+            return False
+        return self._count_launches() > self._num_launches or any(
+            isinstance(one, Finished) for one in journal
+        )
+
+    def _count_launches(self) -> int:
+        return sum(isinstance(one, Intent) for one in self._context.journal.known)
+
+    def _run(self, *, until: float) -> None:
+        node = self._context.node
+        command = [sys.executable, "-m", "cloudspot", "reconcile", "--job", node.job_id]
+        command += ["--store", node.store_url, "--as", f"node {self._context.seat}"]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            with suppress(ProcessLookupError):  # What the training still has to save goes first.
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            try:
+                printed, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                printed, _ = process.communicate()
+        except OSError as error:
+            _log.error("this node could not drive its job: %s", error)
+            return
+        lines = printed.decode("utf-8", "replace").splitlines()
+        for line in lines:
+            _log.info("driving: %s", line)
+        if process.returncode == AuthError.exit_code:
+            self._is_able = False
+            why = lines[-1] if lines else "a right is missing"
+            _log.error("nodes.drive: this node lacks the rights of a driver, and tries no more: %s", why)

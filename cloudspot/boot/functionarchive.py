@@ -1,0 +1,60 @@
+"""The archive from which a cloud function drives jobs: one zip of what is installed here, ready to import."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cloudspot.boot.agentarchive import make_agent_archive
+from cloudspot.errors import CloudspotError
+
+_TIME = (2020, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class FunctionArchive:
+    """The code of a function."""
+
+    data: bytes = field(repr=False)
+    """A zip without times and owners: equal code gives equal bytes."""
+    unpacked_bytes: int
+
+
+def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
+    """Return cloudspot, the plugins' distributions and all that they need, unpacked into one directory.
+
+    What is compiled fits the Python and the platform of this process only.
+
+    Raises:
+        CloudspotError: a distribution is not installed, or its files cannot be found.
+    """
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(make_agent_archive(plugins, drives=True).data)) as archive:
+        held = {one.name: archive.extractfile(one) for one in archive}
+        wheels = {name: wheel for name, wheel in held.items() if name.startswith(("wheels/", "compiled/"))}
+        for wheel in wheels.values():
+            assert wheel is not None, "the archive holds files only"
+            with zipfile.ZipFile(io.BytesIO(wheel.read())) as unpacked:
+                files.update((name, unpacked.read(name)) for name in unpacked.namelist())
+        index = held["index.txt"]
+        assert index is not None, "the archive holds files only"
+        listed = index.read().decode().split()
+    # A wheel's name has "_" where its project may have another separator.
+    compiled = {name.partition("/")[2].split("-")[0].lower() for name in wheels}
+    missing = [one for one in listed if one.partition("==")[0].replace("-", "_").lower() not in compiled]
+    if missing:
+        raise CloudspotError(
+            f"the files of {', '.join(missing)} cannot be found: another installer than pip has put them "
+            "there; install cloudspot in a virtual environment"
+        )
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as packed:
+        for path, data in sorted(files.items()):
+            info = zipfile.ZipInfo(path, _TIME)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            packed.writestr(info, data, compresslevel=6)
+    return FunctionArchive(target.getvalue(), sum(map(len, files.values())))

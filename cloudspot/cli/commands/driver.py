@@ -1,0 +1,133 @@
+"""``cloudspot driver``: a function in the cloud that drives a store's jobs while nobody is awake."""
+
+from __future__ import annotations
+
+import hashlib
+
+import click
+
+from cloudspot.boot.functionarchive import make_function_archive
+from cloudspot.cli import exit_codes
+from cloudspot.cli.function import EVERY, NAME
+from cloudspot.cli.jobs import open_named_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import json_option, provider_option, store_option
+from cloudspot.controller.ownership import store_label
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.quantities import parse_duration
+from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.registry import open_provider, plugin_distributions
+
+DEFAULT_EVERY = "2m"
+
+
+@click.group("driver")
+def driver() -> None:
+    """Let a cloud function drive the store's jobs.
+
+    It does what `reconcile` does, on a schedule and whenever the cloud takes one of the machines: it
+    relaunches, ends what should not run, and holds the limits. So no computer of yours has to be on. It
+    runs in the provider's account and region, and drives the jobs of one store.
+    """
+
+
+@driver.command("deploy")
+@provider_option
+@click.option(
+    "--every", default=DEFAULT_EVERY, show_default=True, metavar="DURATION", help="From one pass to the next."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@store_option
+def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> None:
+    """Make the function, or bring it up to date.
+
+    Prints first what will be made and what it costs. The function is made of the cloudspot that is
+    installed here, with its plugins, and runs once before this command ends. Its role has what a driver
+    needs and no more.
+    """
+    store, host = open_named_store(store_url), open_provider(provider_name, None).function_host()
+    seconds = parse_duration(every)
+    archive = make_function_archive(plugin_distributions(provider_name, store.url))
+    name = _name(store)
+    function = DriverFunction(
+        name=name,
+        archive=archive.data,
+        unpacked_bytes=archive.unpacked_bytes,
+        handler="cloudspot.cli.function.handle",
+        every_seconds=seconds,
+        store_url=store.url,
+        environment={
+            "CLOUDSPOT_STORE": store.url,
+            NAME: f"function {name}",
+            EVERY: f"{seconds:g}",
+            "HOME": "/tmp",  # noqa: S108 - the only place where functions may write
+        },
+    )
+    for line in host.plan(function):
+        output.echo(line)
+    if not yes:
+        click.confirm("deploy it", abort=True)
+    host.deploy(function)
+    shown = output.duration_text(seconds)
+    output.echo(f"deployed: {name} drives the jobs of {store.url}, about every {shown}")
+
+
+@driver.command("status")
+@provider_option
+@store_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, provider_name: str, store_url: str | None, as_json: bool) -> None:
+    """Show the function of the store.
+
+    Exits with 1 if there is none.
+    """
+    store = open_named_store(store_url)
+    found = open_provider(provider_name, None).function_host().status(_name(store))
+    if as_json:
+        output.echo_json(None if found is None else _as_json(found))
+    elif found is None:
+        output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
+    else:
+        every = "no schedule" if found.every_seconds is None else output.duration_text(found.every_seconds)
+        output.echo_fields(
+            [
+                ("function", found.where),
+                ("state", found.state),
+                ("every", every),
+                ("cloudspot", found.version),
+                ("changed", "" if found.changed_at is None else output.moment_text(found.changed_at)),
+            ]
+        )
+    ctx.exit(exit_codes.FAILED if found is None else exit_codes.SUCCEEDED)
+
+
+@driver.command("remove")
+@provider_option
+@store_option
+def remove(provider_name: str, store_url: str | None) -> None:
+    """Remove the function, its schedule, its role and its log.
+
+    The jobs are left as they are; nothing but another driver relaunches them from then on.
+    """
+    store = open_named_store(store_url)
+    removed = open_provider(provider_name, None).function_host().remove(_name(store))
+    for one in removed:
+        output.echo(f"removed {one}")
+    if not removed:
+        output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
+
+
+def _name(store: ObjectStore) -> str:
+    """Return the same name for every spelling of the store's URL."""
+    return f"cloudspot-driver-{hashlib.sha256(store_label(store).encode()).hexdigest()[:12]}"
+
+
+def _as_json(found: FunctionStatus) -> dict[str, object]:
+    return {
+        "function": found.where,
+        "state": found.state,
+        "every_seconds": found.every_seconds,
+        "version": found.version,
+        "changed": None if found.changed_at is None else found.changed_at.isoformat(),
+    }

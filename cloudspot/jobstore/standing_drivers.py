@@ -1,0 +1,70 @@
+"""What comes by to drive a store's jobs while nobody watches: a cron, a service, a function.
+
+Each leaves a small object under its name, which tells people that their jobs have a driver. It is advice:
+nothing of the protocol depends on it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import StandingDriver
+from cloudspot.jobstore.stored_records import find_record, read_record
+from cloudspot.model import ObjectMeta
+
+MAX_EVERY = timedelta(hours=1)
+"""What comes by less often drives no job in time."""
+SLACK = timedelta(minutes=2)
+"""A pass may be that late, and clocks may differ by as much."""
+FORGOTTEN_AFTER = timedelta(days=1)
+
+
+def note_driver(store: ObjectStore, who: str, now: datetime, *, every: timedelta | None = None) -> None:
+    """Note that ``who`` drives the store's jobs, and comes again after ``every``.
+
+    None: so often as it has come until now, which its first pass cannot tell.
+    """
+    store, key = patient(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
+    try:
+        before = find_record(store, key, StandingDriver)
+    except CorruptData:
+        before = None
+    if before is None:
+        _forget_old(store, now)
+    elif every is None:
+        every = max(now - before.at, timedelta())
+    seconds = None if every is None else every.total_seconds()
+    store.put(key, codec.encode(StandingDriver(who=who, every=seconds, at=now)))
+
+
+def list_drivers(store: ObjectStore, now: datetime) -> tuple[StandingDriver, ...]:
+    """Return those that can be expected to come again within an hour."""
+    store = patient(store)
+
+    def read(meta: ObjectMeta) -> StandingDriver | None:
+        try:
+            return read_record(store, meta.key, StandingDriver)
+        except (CorruptData, ObjectMissing):
+            return None
+
+    found = each(read, store.list_page(keys.drivers_prefix()).objects)
+    return tuple(one for one in found if one is not None and _is_expected(one, now))
+
+
+def _is_expected(driver: StandingDriver, now: datetime) -> bool:
+    if driver.every is None or driver.every > MAX_EVERY.total_seconds():
+        return False
+    return abs(now - driver.at) <= 2 * timedelta(seconds=driver.every) + SLACK
+
+
+def _forget_old(store: ObjectStore, now: datetime) -> None:
+    """Make room: hosts that live for one pass would leave a name each."""
+    for meta in store.list_page(keys.drivers_prefix()).objects:
+        if now - meta.modified_at > FORGOTTEN_AFTER:
+            store.delete(meta.key)

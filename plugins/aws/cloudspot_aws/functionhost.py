@@ -1,0 +1,297 @@
+"""AWS Lambda as the host of a driver: EventBridge runs it on a schedule, and when EC2 takes a machine.
+
+Source: Lambda developer guide, "Lambda quotas", "Lambda runtimes", "Execution role" and the API reference;
+EventBridge user guide, "Rate expressions", and EC2 user guide, "Spot Instance interruption notices" and "EC2
+instance rebalance recommendations" (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import cloudspot
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.interfaces import FunctionHost
+from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import ERRORS, ignored
+
+MEMORY_MIB: Final = 512
+TIMEOUT_SECONDS: Final = 300
+MAX_PACKED_BYTES: Final = 50_000_000
+"""Of a zip that is sent with the request; MAX_UNPACKED_BYTES is what Lambda unpacks."""
+MAX_UNPACKED_BYTES: Final = 250 << 20
+PYTHONS: Final = ((3, 10), (3, 11), (3, 12), (3, 13))
+_ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
+USD_A_GB_SECOND: Final = 0.0000166667
+USD_A_CALL: Final = 0.0000002
+"""Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
+PASS_SECONDS: Final = 3.0
+"""What a pass over a few live jobs is reckoned to take; one over none takes less than a second."""
+ROLE_SECONDS: Final = 60.0
+"""How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
+_DAYS_A_MONTH: Final = 30.4
+_VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
+_TRUST: Final = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "lambda.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ],
+    }
+)
+_NOTICES: Final = json.dumps(
+    {
+        "source": ["aws.ec2"],
+        "detail-type": ["EC2 Spot Instance Interruption Warning", "EC2 Instance Rebalance Recommendation"],
+    }
+)
+_POLICY: Final = "cloudspot-driver"
+
+
+class LambdaHost(FunctionHost):
+    """Functions in one account and region. What belongs to one has its name, or begins with it."""
+
+    def __init__(self, clients: AwsClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Do no I/O; ``sleep`` waits for AWS to know a new role."""
+        self._clients = clients
+        self._sleep = sleep
+
+    def plan(self, function: DriverFunction) -> Sequence[str]:
+        """Return what is made and what it costs; see FunctionHost."""
+        minutes = _minutes(function)
+        _check_fits(function)
+        passes = _DAYS_A_MONTH * 24 * 60 / minutes
+        usd = passes * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
+        packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
+        most = MAX_UNPACKED_BYTES / 1e6
+        return (
+            f"Lambda function {function.name} in {self._clients.region}: {_runtime()}, {MEMORY_MIB} MiB",
+            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Lambda takes {most:.0f}",
+            f"EventBridge rules: every {_rate(minutes)[5:-1]}, and when EC2 is about to take a spot machine",
+            f"role {function.name} with the plugin's policy-driver.json for bucket {_bucket(function)}",
+            f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
+        )
+
+    def deploy(self, function: DriverFunction) -> None:
+        """Make it, or bring it up to date, and run it once; see FunctionHost."""
+        _check_fits(function)
+        minutes = _minutes(function)
+        with ERRORS.translated("deploying the driver"):
+            role = self._make_role(function)
+            arn = self._make_function(function, role)
+            self._make_rule(function.name, arn, ScheduleExpression=_rate(minutes))
+            self._make_rule(f"{function.name}-notices", arn, EventPattern=_NOTICES)
+            self._try(function.name)
+
+    def status(self, name: str) -> FunctionStatus | None:
+        """Return what Lambda and EventBridge tell; see FunctionHost."""
+        with ERRORS.translated("asking for the driver"):
+            try:
+                found = self._lambda.get_function(FunctionName=name)["Configuration"]
+            except self._lambda.exceptions.ResourceNotFoundException:
+                return None
+            every: float | None = None
+            with ignored("ResourceNotFoundException"):
+                rule = self._events.describe_rule(Name=name)
+                every = _seconds(rule["ScheduleExpression"]) if rule["State"] == "ENABLED" else None
+        return FunctionStatus(
+            where=found["FunctionArn"],
+            state=found.get("State", "Active"),
+            every_seconds=every,
+            version=found.get("Environment", {}).get("Variables", {}).get(_VERSION, "unknown"),
+            # In UTC, with more digits than Python reads.
+            changed_at=datetime.fromisoformat(str(found["LastModified"])[:19]).replace(tzinfo=timezone.utc),
+        )
+
+    def remove(self, name: str) -> Sequence[str]:
+        """Remove rules, function, role and log; see FunctionHost."""
+        iam, logs = self._clients.client("iam"), self._clients.client("logs")
+        removed: list[str] = []
+
+        def tried(what: str, call: Callable[[], object]) -> None:
+            with ignored("ResourceNotFoundException", "NoSuchEntity"):
+                call()
+                removed.append(what)
+
+        with ERRORS.translated("removing the driver"):
+            for rule in (name, f"{name}-notices"):
+                with ignored("ResourceNotFoundException"):
+                    self._events.remove_targets(Rule=rule, Ids=["driver"])
+                if self._has_rule(rule):
+                    tried(f"rule {rule}", lambda rule=rule: self._events.delete_rule(Name=rule))  # type: ignore[misc]
+            tried(f"function {name}", lambda: self._lambda.delete_function(FunctionName=name))
+            with ignored("NoSuchEntity"):
+                iam.delete_role_policy(RoleName=name, PolicyName=_POLICY)
+            tried(f"role {name}", lambda: iam.delete_role(RoleName=name))
+            group = f"/aws/lambda/{name}"
+            tried(f"log {group}", lambda: logs.delete_log_group(logGroupName=group))
+        return removed
+
+    @property
+    def _lambda(self) -> Any:
+        return self._clients.client("lambda", read_timeout=TIMEOUT_SECONDS + 10)
+
+    @property
+    def _events(self) -> Any:
+        return self._clients.client("events")
+
+    def _make_role(self, function: DriverFunction) -> str:
+        iam, name = self._clients.client("iam"), function.name
+        with ignored("EntityAlreadyExists"):
+            iam.create_role(
+                RoleName=name,
+                AssumeRolePolicyDocument=_TRUST,
+                Description="cloudspot: what drives jobs while nobody is awake",
+            )
+        policy = Path(__file__).with_name("policy-driver.json").read_text(encoding="utf-8")
+        iam.put_role_policy(
+            RoleName=name, PolicyName=_POLICY, PolicyDocument=policy.replace("BUCKET", _bucket(function))
+        )
+        return str(iam.get_role(RoleName=name)["Role"]["Arn"])
+
+    def _make_function(self, function: DriverFunction, role: str) -> str:
+        client, name = self._lambda, function.name
+        settings = {
+            "FunctionName": name,
+            "Role": role,
+            "Handler": function.handler,
+            "Runtime": _runtime(),
+            "Timeout": TIMEOUT_SECONDS,
+            "MemorySize": MEMORY_MIB,
+            "Description": f"cloudspot: drives the jobs of {function.store_url}"[:256],
+            "Environment": {"Variables": {**function.environment, _VERSION: cloudspot.__version__}},
+        }
+        architectures = [_ARCHITECTURES[platform.machine()]]
+        try:
+            found = client.get_function(FunctionName=name)["Configuration"]
+        except client.exceptions.ResourceNotFoundException:
+            code = {"ZipFile": function.archive}
+            found = self._once_known(
+                lambda: client.create_function(**settings, Code=code, Architectures=architectures)
+            )
+            client.get_waiter("function_active_v2").wait(FunctionName=name)
+        else:
+            sha256 = b64encode(hashlib.sha256(function.archive).digest()).decode()
+            if found["CodeSha256"] != sha256:
+                client.update_function_code(
+                    FunctionName=name, ZipFile=function.archive, Architectures=architectures
+                )
+                client.get_waiter("function_updated_v2").wait(FunctionName=name)
+            client.update_function_configuration(**settings)
+            client.get_waiter("function_updated_v2").wait(FunctionName=name)
+        # A pass that fails is made up for by the next one.
+        client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0)
+        return str(found["FunctionArn"])
+
+    def _once_known(self, create: Callable[[], Any]) -> Any:
+        """Return what ``create`` returns, as soon as Lambda knows the new role."""
+        end = time.monotonic() + ROLE_SECONDS
+        while True:
+            try:
+                return create()
+            except self._lambda.exceptions.InvalidParameterValueException as error:
+                if "role" not in str(error).lower() or time.monotonic() >= end:
+                    raise
+            self._sleep(2.0)
+
+    def _make_rule(self, name: str, function: str, **when: str) -> None:
+        rule = self._events.put_rule(
+            Name=name, State="ENABLED", Description="cloudspot: runs the driver", **when
+        )["RuleArn"]
+        with suppress(self._lambda.exceptions.ResourceConflictException):
+            self._lambda.add_permission(
+                FunctionName=function,
+                StatementId=name,
+                Action="lambda:InvokeFunction",
+                Principal="events.amazonaws.com",
+                SourceArn=rule,
+            )
+        put = self._events.put_targets(Rule=name, Targets=[{"Id": "driver", "Arn": function}])
+        if put["FailedEntryCount"]:
+            why = put["FailedEntries"][0]["ErrorMessage"]
+            raise CloudspotError(f"EventBridge does not run the driver: {why}")
+
+    def _has_rule(self, name: str) -> bool:
+        try:
+            self._events.describe_rule(Name=name)
+        except self._events.exceptions.ResourceNotFoundException:
+            return False
+        return True
+
+    def _try(self, name: str) -> None:
+        """Run the function once, and raise CloudspotError with the end of its log if it fails."""
+        answer = self._lambda.invoke(FunctionName=name, LogType="Tail", Payload=b"{}")
+        if answer.get("FunctionError"):
+            raise CloudspotError(f"the driver {name} does not run: {_said(answer)}")
+
+
+def _said(answer: Any) -> str:
+    """Return what a function that failed has said, in one line."""
+    said = json.loads(answer["Payload"].read() or b"{}")
+    return " ".join(str(said.get("errorMessage") or said).split())[:500]
+
+
+def _minutes(function: DriverFunction) -> int:
+    """Return how many minutes lie between two passes: EventBridge counts whole ones.
+
+    Raises:
+        SpecError: the function asks for something else.
+    """
+    minutes = function.every_seconds / 60
+    if minutes < 1 or not math.isclose(minutes, round(minutes)):
+        raise SpecError("--every: EventBridge runs a function every minute or number of minutes, such as 5m")
+    return round(minutes)
+
+
+def _rate(minutes: int) -> str:
+    return "rate(1 minute)" if minutes == 1 else f"rate({minutes} minutes)"
+
+
+def _seconds(rate: str) -> float | None:
+    words = rate.removeprefix("rate(").removesuffix(")").split()
+    return 60.0 * int(words[0]) if len(words) == 2 and words[1].startswith("minute") else None
+
+
+def _runtime() -> str:
+    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _bucket(function: DriverFunction) -> str:
+    parts = urlsplit(function.store_url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise SpecError(f"a driver on AWS Lambda needs a store in S3; this one is {function.store_url}")
+    return parts.netloc
+
+
+def _check_fits(function: DriverFunction) -> None:
+    """Raise SpecError if Lambda cannot run the code that is installed here, or not with this store."""
+    _bucket(function)
+    here = sys.version_info[:2]
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or here not in PYTHONS:
+        raise SpecError(
+            "a driver on AWS Lambda is made of what is installed here, so deploy it from Linux on x86-64 or "
+            f"arm64 with Python 3.10 to 3.13; here is {_runtime()} on {sys.platform}, {platform.machine()}"
+        )
+    if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
+        raise SpecError(
+            f"the driver's code has {len(function.archive) / 1e6:.0f} MB packed and "
+            f"{function.unpacked_bytes / 1e6:.0f} MB unpacked; Lambda takes {MAX_PACKED_BYTES / 1e6:.0f} and "
+            f"{MAX_UNPACKED_BYTES / 1e6:.0f}"
+        )

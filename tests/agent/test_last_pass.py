@@ -1,0 +1,105 @@
+"""A node that ends drives its job once more."""
+
+import os
+import sys
+import time
+from datetime import datetime, timezone
+
+import made_journal
+import pytest
+
+from cloudspot.agent import last_pass
+from cloudspot.agent.last_pass import LastPass
+from cloudspot.agent.reclaim import understand
+from cloudspot.errors import AuthError
+from cloudspot.model import PreemptionNotice
+
+DRIVE = {"min": 1, "max": 1, "drive": True}
+
+
+@pytest.fixture
+def program(bench, monkeypatch):
+    """Stands in for the agent's Python: notes how it was called, and does what the test has chosen."""
+
+    def choose(body):
+        path = bench.root / "program"
+        path.write_text(f'#!/bin/sh\necho "$@" >> {bench.root}/calls\n{body}\n')
+        path.chmod(0o755)
+        monkeypatch.setattr(last_pass.sys, "executable", str(path))
+
+    # What the stand-in torchrun of other tests runs is not what is replaced here.
+    monkeypatch.setattr(last_pass, "sys", type("sys", (), {"executable": sys.executable}))
+    choose("echo drove")
+    return choose
+
+
+def calls(bench):
+    path = bench.root / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_it_reconciles_its_own_job_by_its_name(bench, program):
+    LastPass(bench.life(nodes=DRIVE).context).run()
+    store = f"file://{bench.root}/store"
+    assert calls(bench) == [f"-m cloudspot reconcile --job digits-1 --store {store} --as node 1.0"]
+
+
+def test_a_job_that_does_not_ask_for_it_is_not_driven(bench, program):
+    driver = LastPass(bench.life().context)
+    driver.run()
+    driver.run_until_replaced()
+    assert calls(bench) == []
+
+
+def test_a_machine_that_is_this_computer_drives_nothing(bench, program, monkeypatch):
+    monkeypatch.setattr(type(bench.provider), "is_this_computer", True)
+    LastPass(bench.life(nodes=DRIVE).context).run_until_replaced()
+    assert calls(bench) == []
+
+
+def test_without_the_right_it_says_so_once(bench, program, caplog):
+    program(f"echo 'not allowed to launch'; exit {AuthError.exit_code}")
+    driver = LastPass(bench.life(nodes=DRIVE).context)
+    for _ in range(3):
+        driver.run()
+    assert len(calls(bench)) == 1
+    told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert told == [
+        "nodes.drive: this node lacks the rights of a driver, and tries no more: not allowed to launch"
+    ]
+
+
+def test_it_drives_until_something_was_launched(bench, program, monkeypatch):
+    monkeypatch.setattr(last_pass, "PAUSE_SECONDS", 0.05)
+    driver = LastPass(bench.life(nodes=DRIVE).context)
+    driver._context.journal.read()
+    bought = []
+
+    def third(command, **options):
+        bought.append(command)
+        if len(bought) == 3:
+            made_journal.open_launch(bench.store, "digits-1", 2, num_nodes=1)
+        return popen(command, **options)
+
+    popen = last_pass.subprocess.Popen
+    monkeypatch.setattr(last_pass.subprocess, "Popen", third)
+    driver.run_until_replaced()
+    assert len(calls(bench)) == 3
+
+
+def test_it_ends_a_pass_at_the_machines_deadline(bench, program):
+    program("exec sleep 60")
+    life = bench.life(nodes=DRIVE)
+    notice = PreemptionNotice(deadline=None)
+    now = time.monotonic()
+    life.context.orders.give(
+        reclaim=understand(notice, notice_seconds=0.5, now=now, wall=datetime.now(timezone.utc))
+    )
+    LastPass(life.context).run_until_replaced()
+    assert 0.4 < time.monotonic() - now < 20
+
+
+def test_a_program_that_cannot_start_is_only_logged(bench, program, caplog):
+    os.remove(bench.root / "program")
+    LastPass(bench.life(nodes=DRIVE).context).run()
+    assert "this node could not drive its job" in caplog.text

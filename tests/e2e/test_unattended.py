@@ -1,0 +1,149 @@
+"""Nobody is awake: the command that submitted the job has ended, and the job goes on to its end.
+
+Run as a script it is what runs inside a sandbox: ``test_unattended.py NAME PREPARATION TIMEOUT [ARGUMENT...]``
+prepares the account, submits the job, and only looks on from then on; it prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_user import COMMAND, JOBS, User
+
+from cloudspot.local.enclosure import why_not
+
+PLUGIN = Path(__file__).parents[2] / "plugins" / "aws" / "cloudspot_aws"
+POLICIES = Path(__file__).parents[2] / "docs" / "aws"
+RECLAIMS = ("launch=1,rank=0,after_steps=30,notice=30", "launch=2,rank=0,after_steps=60,notice=30")
+ENDED = {"succeeded", "failed", "stopped"}
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
+]
+
+
+def look_on(
+    user: User,
+    name: str,
+    *,
+    preparation: str,
+    drive: bool,
+    reclaims: tuple[str, ...] = RECLAIMS,
+    timeout: int = 400,
+) -> dict[str, Any]:
+    """Return what there was to see of a job that nobody but its nodes and a function could drive."""
+    sets = (
+        f"nodes={{ min = 1, max = 1, drive = {str(drive).lower()} }}",
+        'providers.aws.instance_types=["m5.large"]',
+        'run.env.TINY_EPOCHS="9"',
+        'run.env.TINY_STEP_SECONDS="0.2"',
+    )
+    inside = [sys.executable, __file__, name, preparation, str(timeout)]
+    inside += [word for one in sets for word in ("--set", one)]
+    options = [word for one in reclaims for word in ("--reclaim", one)]
+    command = [*COMMAND, "sandbox", "aws", *options, "--", *inside]
+    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    seen: dict[str, Any] = json.loads(done.stdout)
+    print(json.dumps({key: value for key, value in seen.items() if key not in {"show", "log"}}, indent=1))
+    return seen
+
+
+def check_done(seen: dict[str, Any], *, num_machines: int = 3) -> None:
+    """The job has succeeded with nothing lost, and as many machines as it needed."""
+    show = seen["show"]
+    assert (show["state"], show["steps_lost"], len(show["notices"])) == ("succeeded", 0, 2)
+    outcomes = [one["outcome"] for one in show["launches"]]
+    assert outcomes == ["reclaimed", "reclaimed", "succeeded"]
+    assert seen["machines"] == num_machines
+
+
+def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User) -> None:
+    """Each node buys the next one within its notice, and the last one ends the job."""
+    seen = look_on(user, "nodes", preparation="policy-driver policy-node", drive=True)
+    check_done(seen)
+    assert [one["why"] for one in seen["show"]["launches"]] == ["first", "notice", "notice"]
+    assert seen["show"]["driven"]["by"] == "node 3.0"
+    assert "nothing relaunches the job after a reclaim" in seen["submitted"]
+
+
+def test_without_the_rights_the_node_says_so_once_and_the_job_waits(user: User) -> None:
+    seen = look_on(user, "asleep", preparation="policy-node", drive=True, reclaims=RECLAIMS[:1], timeout=90)
+    assert seen["show"]["state"] not in ENDED
+    assert seen["machines"] == 1
+    assert seen["log"].count("this node lacks the rights of a driver, and tries no more") == 1
+
+
+def test_a_function_alone_brings_a_job_through_two_reclaims(user: User) -> None:
+    """It runs every minute, and at each notice."""
+    seen = look_on(user, "function", preparation="function", drive=False)
+    check_done(seen)
+    assert seen["show"]["driven"]["by"].startswith("function cloudspot-driver-")
+    assert "drives all jobs of this store, about every 1m 00s" in seen["submitted"]
+    assert seen["left"] == []
+
+
+def test_function_and_nodes_together_buy_no_machine_twice(user: User) -> None:
+    seen = look_on(user, "both", preparation="function policy-driver policy-node", drive=True)
+    check_done(seen)
+
+
+def main(name: str, preparation: str, timeout: str, *arguments: str) -> None:
+    """Do what the module's docstring says."""
+    import boto3
+
+    iam, ec2 = boto3.client("iam"), boto3.client("ec2")
+    for word in preparation.split():
+        if word == "function":
+            cloudspot("driver", "deploy", "--provider", "aws", "--every", "1m", "--yes")
+            continue
+        folder = PLUGIN if word == "policy-driver" else POLICIES
+        text = (folder / f"{word}.json").read_text().replace("BUCKET", os.environ["CLOUDSPOT_STORE"][5:])
+        iam.put_role_policy(RoleName="cloudspot-node", PolicyName=word, PolicyDocument=text)
+    job = str(JOBS / "tiny" / "job.toml")
+    submitted = cloudspot("run", job, "--name", name, "--provider", "aws", "--detach", *arguments)
+    end = time.monotonic() + float(timeout)
+    show: dict[str, Any] = {}
+    while time.monotonic() < end and show.get("state") not in ENDED:
+        time.sleep(2.0)
+        show = json.loads(cloudspot("show", name, "--json"))
+    machines = [one for page in ec2.describe_instances()["Reservations"] for one in page["Instances"]]
+    left = []
+    if "function" in preparation:
+        cloudspot("driver", "remove", "--provider", "aws")
+        left = [one["RoleName"] for one in iam.list_roles()["Roles"] if "driver" in one["RoleName"]]
+        left += [one["Name"] for one in boto3.client("events").list_rules()["Rules"]]
+        left += [one["FunctionName"] for one in boto3.client("lambda").list_functions()["Functions"]]
+    result = {
+        "show": show,
+        "log": cloudspot("logs", name),
+        "machines": len(machines),
+        "states": Counter(one["State"]["Name"] for one in machines),
+        "submitted": submitted,
+        "left": left,
+    }
+    print(json.dumps(result))
+
+
+def cloudspot(*arguments: str) -> str:
+    """Return what the command prints, its warnings too unless it prints JSON."""
+    errors = None if "--json" in arguments else subprocess.STDOUT
+    done = subprocess.run(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, check=False
+    )
+    assert done.returncode == 0, (arguments, done.stdout[-4000:])
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

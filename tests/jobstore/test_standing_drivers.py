@@ -1,0 +1,69 @@
+"""What tells people that something drives their jobs while nobody watches."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from memorystore import InMemoryStore
+
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.standing_drivers import list_drivers, note_driver
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+TEN_MINUTES = timedelta(minutes=10)
+
+
+def names(store: InMemoryStore, now: datetime) -> list[str]:
+    return [one.who for one in list_drivers(store, now)]
+
+
+def test_one_pass_is_no_driver_and_two_tell_when_the_third_is_due(store: InMemoryStore) -> None:
+    note_driver(store, "reconcile on host", START)
+    assert names(store, START) == []
+    note_driver(store, "reconcile on host", START + TEN_MINUTES)
+    assert [(one.who, one.every) for one in list_drivers(store, START + TEN_MINUTES)] == [
+        ("reconcile on host", 600.0)
+    ]
+    assert names(store, START + 3 * TEN_MINUTES) == ["reconcile on host"]
+    assert names(store, START + 4 * TEN_MINUTES) == []
+
+
+def test_one_that_knows_its_interval_counts_from_the_first_pass(store: InMemoryStore) -> None:
+    note_driver(store, "a function", START, every=timedelta(minutes=1))
+    assert names(store, START + timedelta(minutes=3)) == ["a function"]
+    assert names(store, START + timedelta(minutes=5)) == []
+
+
+def test_what_comes_less_than_hourly_drives_nothing_in_time(store: InMemoryStore) -> None:
+    for number in range(2):
+        note_driver(store, "nightly", START + number * timedelta(days=1))
+    assert names(store, START + timedelta(days=1)) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"who": 3}'])
+def test_a_malformed_note_is_passed_over_and_replaced(store: InMemoryStore, data: bytes) -> None:
+    store.put(keys.driver("a-function"), data)
+    note_driver(store, "another", START, every=timedelta(minutes=1))
+    assert names(store, START) == ["another"]
+    note_driver(store, "a function", START, every=timedelta(minutes=1))
+    assert names(store, START) == ["a function", "another"]
+
+
+def test_hosts_that_live_for_one_pass_leave_no_heap_of_notes() -> None:
+    time = START
+    store = InMemoryStore(now=lambda: time)
+    for day in range(5):
+        time = START + timedelta(days=day)
+        note_driver(store, f"reconcile on pod-{day}", time)
+    assert len(list(store.list_objects(keys.drivers_prefix()))) == 2
+
+
+def test_any_name_has_a_key(store: InMemoryStore) -> None:
+    note_driver(store, "réconcile/../" + "x" * 300, START, every=timedelta(minutes=1))
+    assert len(names(store, START)) == 1
+
+
+@pytest.fixture
+def store() -> InMemoryStore:
+    return InMemoryStore()
