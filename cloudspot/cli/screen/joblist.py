@@ -81,7 +81,8 @@ def _moment_cell(moment: datetime | None) -> str:
 
 
 def _detail_cell(job: Summary) -> str:
-    return "" if job.metrics and job.state in _STATES_WITH_METRICS else job.detail
+    is_told = bool(job.metrics) and job.state in _STATES_WITH_METRICS
+    return job.idle or ("" if is_told else job.detail)
 
 
 def _that_fit(
