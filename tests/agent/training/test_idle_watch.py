@@ -13,6 +13,7 @@ from made_journal import append
 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.training.idle_watch import IdleClock, IdleWatch, Meter
+from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Finished, Idle, StopRequest, new_nonce
 from cloudspot.jobstore.stored_records import find_record
@@ -171,9 +172,9 @@ def test_work_of_the_cpus_is_use_until_the_gpus_were_at_work(train, nvidia_smi):
 class Watched:
     """A node that trains, or does something else, while nothing of its machine is used."""
 
-    def __init__(self, bench, **limits):
+    def __init__(self, bench, nodes=None, **limits):
         self.bench = bench
-        self.life = bench.life(limits={"idle_after": 60.0, **limits})
+        self.life = bench.life(limits={"idle_after": 60.0, **limits}, nodes=nodes or {"min": 1, "max": 1})
         self.context = self.life.context
         self.status = self.context.status
         self.membership = Membership(self.context)
@@ -283,6 +284,32 @@ def test_a_job_that_says_so_is_asked_to_stop_with_the_figures(bench):
     assert watched.context.orders.stop == stop
     watched.look(120)
     assert watched.stop() == stop
+
+
+def test_a_job_of_several_nodes_is_asked_to_stop_only_once_all_are_idle(bench):
+    watched = Watched(bench, on_idle="stop", nodes={"min": 1, "max": 2})
+    watched.membership.others_are_idle = lambda: False
+    assert watched.look(120)
+    assert watched.stop() is None
+    watched.membership.others_are_idle = lambda: True
+    watched.look(12)
+    assert watched.stop().detail == "idle for 2 min (GPUs at 0 %) on node 1.0, and all others too"
+
+
+def test_a_store_that_does_not_answer_delays_the_stop_and_ends_no_watch(bench, monkeypatch, wait_until):
+    watched = Watched(bench, on_idle="stop", idle_after=0.05)
+    put, problems = bench.store.put, [TransientError("away")]
+
+    def fails_once(*arguments, **options):
+        if problems:
+            raise problems.pop()
+        put(*arguments, **options)
+
+    monkeypatch.setattr(bench.store, "put", fails_once)
+    watched.watch.start()
+    wait_until(watched.stop)
+    watched.watch.stop()
+    assert not problems
 
 
 def test_a_node_that_the_job_has_left_behind_asks_for_nothing(bench):
