@@ -101,11 +101,11 @@ class Meter:
         try:
             return max(int(line) for line in self._ask_nvidia_smi().splitlines())
         except FileNotFoundError:
-            problem = "is not there"
+            level, problem = logging.INFO, "is not there"  # as on every machine without a GPU
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            problem = f"gave no answer ({error})"
+            level, problem = logging.WARNING, f"gave no answer ({error})"
         self._asks_gpus = False
-        _log.warning("nvidia-smi %s: for limits.idle_after, the CPU time of the training counts", problem)
+        _log.log(level, "nvidia-smi %s: limits.idle_after goes by the CPU time of the training", problem)
         return None
 
     def _ask_nvidia_smi(self) -> bytes:

@@ -145,13 +145,15 @@ def test_without_an_answer_from_nvidia_smi_the_cpus_count_which_is_said_once(
 ):
     if answer is not None:
         nvidia_smi(answer)
+    caplog.set_level("INFO")
     meter = Meter(1, answer_seconds=0.3)
     began = time.monotonic()
     assert measure(meter, train(SLEEPING)) == "CPUs at 0 % of a core"
     assert measure(meter, train(BUSY)) is None
     assert time.monotonic() - began < 10.0
-    [told] = caplog.messages
-    assert told.startswith(f"nvidia-smi {problem}")
+    [told] = caplog.records
+    assert told.message.startswith(f"nvidia-smi {problem}")
+    assert told.levelname == ("INFO" if answer is None else "WARNING")
 
 
 def test_work_of_the_cpus_is_use_until_the_gpus_were_at_work(train, nvidia_smi):
