@@ -46,6 +46,26 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
+def cpu_seconds(pids: Collection[int]) -> float | None:
+    """Return the CPU time of these processes and of their children that have ended; None: not on Linux.
+
+    What has ended meanwhile counts nothing itself.
+    """
+    if sys.platform != "linux":
+        return None
+    ticks = sum(_cpu_ticks(pid) for pid in pids)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return 0
+    # The name, in parentheses, may hold anything. Then: utime, stime, cutime, cstime; see proc(5).
+    return sum(map(int, stat.rpartition(b")")[2].split()[11:15]))
+
+
 def _scan_ps(mark: bytes) -> tuple[int, ...]:
     listing = subprocess.run(["ps", "-axwwE", "-o", "pid=,command="], capture_output=True, check=False).stdout
     found = []

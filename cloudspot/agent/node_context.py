@@ -16,8 +16,9 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import newest_generation, why_over
-from cloudspot.jobstore.records import JournalRecord, Part, Seat, StopRequest, Submission
+from cloudspot.jobstore.records import JournalRecord, Part, Seat, StopReason, StopRequest, Submission
 from cloudspot.jobstore.stored_records import find_record
+from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import NodeIdentity
 
 
@@ -73,6 +74,12 @@ class NodeContext:
             stop = find_record(self.store, key, StopRequest)
             if stop is not None:
                 self.orders.give(stop=stop)
+
+    def request_stop(self, reason: StopReason, detail: str) -> None:
+        """Ask the whole job to checkpoint and end, this node among the others."""
+        number = self.job.submission.resumption
+        stop = request_stop(self.store, self.job_id, reason, resumption=number, detail=detail)
+        self.orders.give(stop=stop)
 
     def read_journal(self) -> None:
         """Look for what others have decided: a newer generation, or the end of this launch or of the job."""

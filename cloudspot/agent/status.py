@@ -13,6 +13,7 @@ from typing import Literal
 from cloudspot.jobstore.records import (
     CheckpointId,
     Failed,
+    Idle,
     LogStanding,
     NodeState,
     Phase,
@@ -73,6 +74,7 @@ class Status:
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
         self._failed: Failed | None = None
+        self._idle: Idle | None = None
         self._is_regrouping = False
         self._metrics: dict[str, float] = {}
         self._metrics_read = (Path(), 0)
@@ -133,6 +135,21 @@ class Status:
     def failed(self, failed: Failed) -> None:
         self._failed = failed
         self.state_changed.set()
+
+    @property
+    def idle(self) -> Idle | None:
+        """For how long the training has not used what is paid for, once that is too long.
+
+        A heartbeat tells the others at once that this begins or ends.
+        """
+        return self._idle if self._state == "running" else None
+
+    @idle.setter
+    def idle(self, idle: Idle | None) -> None:
+        has_changed = (idle is None) != (self._idle is None)
+        self._idle = idle
+        if has_changed:
+            self.state_changed.set()
 
     @contextmanager
     def transferring(self, what: TransferKind, total: int) -> Iterator[Callable[[int], None]]:

@@ -55,6 +55,10 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
         "pattern": _INSIDE,
     },
     ("spot", "policy"): {"anyOf": [{"enum": sorted(POLICIES)}, {"pattern": f"^{POLICY_NAME}$"}]},
+    ("limits",): {
+        "if": {"properties": {"on_idle": {"const": "stop"}}, "required": ["on_idle"]},
+        "then": {"required": ["idle_after"]},
+    },
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
 }
 """What ``load_job`` requires of a field beyond its type."""

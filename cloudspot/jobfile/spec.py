@@ -207,6 +207,13 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
     """A training with a session that makes no step for this long is restarted; its stack traces are in the
     log."""
+    idle_after: PositiveDuration | None = None
+    """A node that trains is *idle* once it has made no step, stored no checkpoint and used nothing that is
+    paid for, for this long: no GPU was 5 % busy, by ``nvidia-smi``, or, where that is missing or fails, the
+    training took less than 5 % of a core for each of ``procs_per_node``."""
+    on_idle: Literal["warn", "stop"] = "warn"
+    """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
+    driver, once all of them are."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -386,6 +393,8 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("spot", "deadline"), 'has no effect without spot.policy = "deadline"')
         if spec.spot.options:
             raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
+    if spec.limits.on_idle == "stop" and spec.limits.idle_after is None:
+        raise FieldError(("limits", "on_idle"), "has no effect without limits.idle_after")
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     if (spec.run.entrypoint is None) == (spec.run.command is None):

@@ -42,7 +42,7 @@ JobState = (
     Literal["queued", "launching", "running", "holding", "draining", "waiting", "suspended", "stopping"]
     | JobOutcome
 )
-StopReason = Literal["user", "max_cost", "max_runtime"]
+StopReason = Literal["user", "max_cost", "max_runtime", "idle_after"]
 VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
@@ -389,6 +389,22 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     total: Tally
 
 
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """A node has not used what is paid for, for ``limits.idle_after`` or longer."""
+
+    seconds: Seconds
+    """How long, by its own clock."""
+    cause: str
+    """What it last measured, such as ``GPUs at 0 %``."""
+
+    @property
+    def text(self) -> str:
+        """Tell it in a phrase."""
+        minutes = self.seconds / 60
+        spent = f"{self.seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
+        return f"idle for {spent if minutes < 120 else f'{minutes / 60:.1f} h'} ({self.cause})"
+
+
 class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How far a node has delivered its log."""
 
@@ -432,6 +448,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """What it uploads or restores now, if anything."""
     log: LogStanding | None = None
     """None: unknown to this agent."""
+    idle: Idle | None = None
+    """None: it is not idle, or its job does not ask."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     """What the node has done since its agent started, oldest first; only the newest of very many."""
@@ -612,6 +630,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     """How many are in the newest generation; 0 before the first."""
     max_nodes: OrdinalOrZero = 0
     """How many the job may have."""
+    idle: str = ""
+    """Which nodes do not use what is paid for; empty: none, as far as is known."""
     name: str | None = None
     """The job file's."""
     code_sha256: Sha256 | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from cloudspot.jobstore.history import History
@@ -10,6 +10,7 @@ from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import own_beat
+from cloudspot.story.states import live_members
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""
@@ -18,7 +19,7 @@ MAX_NAMED = 4
 
 
 def warnings(history: History) -> tuple[str, ...]:
-    """Return what the user should know, each once: skipped checkpoints, then the nodes' warnings."""
+    """Return what the user should know, each once: skipped checkpoints, then what the nodes say."""
     found = [
         f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         for generation in history.generations
@@ -27,7 +28,22 @@ def warnings(history: History) -> tuple[str, ...]:
     for seat in _nodes(history):
         beat = history.launches[seat.launch - 1].heartbeats.get(seat.rank)
         found += () if beat is None else beat.warnings
-    return tuple(dict.fromkeys(found))
+    idle = idleness(history)
+    return tuple(dict.fromkeys([*found, *([idle] if idle else [])]))
+
+
+def idleness(history: History) -> str:
+    """Return which nodes do not use what is paid for, and for how long at least; empty: none."""
+    idle = {}
+    for seat in live_members(history):
+        beat = own_beat(history.launches[seat.launch - 1], seat.rank)
+        if beat is not None and beat.idle is not None:
+            idle[seat] = beat.idle
+    return f"{_who(idle)}: {min(idle.values(), key=lambda one: one.seconds).text}" if idle else ""
+
+
+def _who(seats: Collection[Seat]) -> str:
+    return named(seats) if len(seats) <= MAX_NAMED else f"{len(seats)} nodes"
 
 
 def _nodes(history: History) -> list[Seat]:
@@ -50,8 +66,7 @@ def silence(history: History, now: datetime) -> Iterator[str]:
     if silent:
         minutes = min(silent.values()) / 60
         how_long = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
-        who = named(silent) if len(silent) <= MAX_NAMED else f"{len(silent)} nodes"
         yield (
-            f"nothing was heard of {who} for "
+            f"nothing was heard of {_who(silent)} for "
             f"{how_long}; each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

@@ -112,6 +112,8 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
         for warning in beat.warnings:
             if last is None or warning not in last.warnings:
                 yield Event(EventKind.WARNED, f"node {node}: {warning}", beat.at)
+        if beat.idle is not None and (last is None or last.idle is None):
+            yield Event(EventKind.WARNED, f"node {node}: {beat.idle.text}", beat.at)
     for rank, notice in sorted(launch.notices.items()):
         if before is None or rank not in before.notices:
             left = max(0.0, (notice.deadline - notice.at).total_seconds())

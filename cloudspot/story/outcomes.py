@@ -24,6 +24,7 @@ _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
     "max_cost": "limits.max_cost was reached",
     "max_runtime": "limits.max_runtime was reached",
+    "idle_after": "limits.idle_after was reached",
 }
 """What the user is told, by the reason in the request."""
 

@@ -20,7 +20,7 @@ from cloudspot.jobstore.records import (
     Turn,
 )
 from cloudspot.model import EndReason, Instance
-from cloudspot.story.advice import silence, warnings
+from cloudspot.story.advice import idleness, silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, purposes
 from cloudspot.story.outcomes import End, end_by_nodes, launch_end, member_exits, own_beat, own_exit
@@ -120,6 +120,7 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         submitted_at=history.first_submission.at,
         metrics=metrics(history),
         detail=detail(history),
+        idle=idleness(history),
         at=now,
         name=submission.spec.get("name"),
         code_sha256=submission.code_sha256,

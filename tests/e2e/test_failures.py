@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from acting_user import User
+import re
+
+from acting_user import User, wait_for
 
 
 def test_an_error_that_comes_at_once_and_again_ends_the_job_with_its_traceback(user: User) -> None:
@@ -39,6 +41,33 @@ def test_a_trainer_that_makes_no_step_is_dumped_and_restarted(user: User) -> Non
     log = user.cloudspot("logs", "stuck").stdout
     assert "no step for" in log
     assert "hang_on_purpose" in log
+
+
+def test_a_job_that_idles_is_saved_and_stopped_with_nothing_attached(user: User) -> None:
+    """The nodes find it out and ask for the stop; the script wakes up in time to save where it stood."""
+    idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='15'"]
+    user.run_tiny("idler", "--detach", sets=[*idles, 'limits.on_idle="stop"', 'checkpoint.interval="1h"'])
+    wait_for("the end of the job", lambda: user.show("idler")["state"] == "stopped")
+    shown = user.show("idler", "--verify")
+    assert shown["stop_requested"] == "idle_after"
+    assert re.fullmatch(r"idle for \d+ s \(CPUs at \d % of a core\)", shown["stop_detail"])
+    assert shown["detail"] == f"limits.idle_after was reached: {shown['stop_detail']}"
+    assert shown["last_commit"]["verified"] is True
+    assert 30 <= shown["last_commit"]["step"] < shown["steps_total"]
+    assert shown["steps_lost"] == 0
+
+
+def test_a_job_that_idles_is_warned_about_until_it_goes_on(user: User) -> None:
+    idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='20'"]
+    driver = user.start_tiny("napper", sets=idles)
+    wait_for("the job", lambda: "training starts" in user.output(driver))
+    [warning] = wait_for("the warning", lambda: user.show("napper")["warnings"])
+    assert re.fullmatch(r"node 1\.0: idle for \d+ s \(CPUs at \d % of a core\)", warning)
+    assert driver.wait(120) == 0
+    assert len(re.findall(r"node 1\.0: idle for", user.output(driver))) == 1
+    shown = user.show("napper")
+    assert (shown["state"], shown["stop_requested"], shown["warnings"]) == ("succeeded", None, [])
+    assert len(shown["generations"]) == 1
 
 
 def test_a_secret_reaches_the_training_and_nothing_else(user: User) -> None:

@@ -72,6 +72,8 @@ max_cost = "12.50 USD"
 max_runtime = 3600
 max_restarts = 0
 stuck_after = "off"
+idle_after = "45m"
+on_idle = "stop"
 [providers.local]
 notice = "5s"
 [providers.other]
@@ -140,6 +142,7 @@ def test_a_small_job_file_has_the_documented_defaults(load):
     assert (spec.checkpoint.interval, spec.checkpoint.keep) == (None, 3)
     assert spec.logs.flush_seconds == 2.0
     assert (spec.limits.max_cost, spec.limits.max_restarts, spec.limits.stuck_after) == (None, 3, 1800.0)
+    assert (spec.limits.idle_after, spec.limits.on_idle) == (None, "warn")
     assert spec.providers == {}
 
 
@@ -161,6 +164,7 @@ def test_every_field_can_be_written(load):
     assert spec.logs.flush_seconds == 0.5
     assert (spec.limits.max_cost, spec.limits.currency) == (12.5, "USD")
     assert (spec.limits.max_runtime, spec.limits.max_restarts, spec.limits.stuck_after) == (3600.0, 0, None)
+    assert (spec.limits.idle_after, spec.limits.on_idle) == (2700.0, "stop")
     assert spec.providers == {"local": {"notice": "5s"}, "other": {"region": "here"}}
 
 
@@ -303,6 +307,10 @@ def with_run(line):
         (
             SMALL + "[limits]\nmax_cost = '5 USD'\ncurrency = 'EUR'",
             'job.toml: limits.currency: "EUR" contradicts max_cost = "5 USD"',
+        ),
+        (
+            SMALL + "[limits]\non_idle = 'stop'",
+            "job.toml: limits.on_idle: has no effect without limits.idle_after",
         ),
         (SMALL + "[limits]\nmax_cost = 0", "job.toml: limits.max_cost: expected a number > 0, got 0"),
         (SMALL + "[providers]\nlocal = 3", "job.toml: providers.local: expected a table, got 3"),

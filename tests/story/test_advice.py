@@ -1,7 +1,8 @@
 """What a job's user is warned of."""
 
-from cloudspot.story.advice import silence
-from cloudspot.story.report import show_json
+from cloudspot.jobstore.records import Idle
+from cloudspot.story.advice import silence, warnings
+from cloudspot.story.report import show_json, summarise
 
 
 def test_nodes_of_which_nothing_was_heard_for_long_are_warned_of(records):
@@ -39,3 +40,26 @@ def test_newcomers_are_waited_for_and_those_that_were_left_out_are_not(records):
     generations = (records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(1,)))
     [told] = silence(records.history(one, two, generations=generations), records.at(999))
     assert told.startswith("nothing was heard of nodes 1.1 and 2.0 for 16 minutes;")
+
+
+def test_nodes_that_idle_are_named_with_how_long_they_do_at_least(records):
+    def history(*seconds):
+        idle = [None if one is None else Idle(seconds=one, cause="GPUs at 0 %") for one in seconds]
+        beats = {
+            rank: records.heartbeat(instance_id=f"i-1-{rank}", idle=one) for rank, one in enumerate(idle)
+        }
+        launch = records.launch(intent=records.intent(num_nodes=len(idle)), heartbeats=beats)
+        return records.history(launch, generations=(records.generation(1, ranks=range(len(idle))),))
+
+    assert warnings(history(None, None)) == ()
+    assert warnings(history(None, 90.0)) == ("node 1.1: idle for 90 s (GPUs at 0 %)",)
+    found = history(7300.0, 1800.0)
+    assert warnings(found) == ("nodes 1.0 and 1.1: idle for 30 min (GPUs at 0 %)",)
+    assert summarise(found, records.at(99)).idle == warnings(found)[0]
+    assert warnings(history(*[9000.0] * 5)) == ("5 nodes: idle for 2.5 h (GPUs at 0 %)",)
+
+
+def test_a_node_that_has_ended_idles_no_more(records):
+    beats = {0: records.heartbeat(idle=Idle(seconds=1800.0, cause="GPUs at 0 %"))}
+    launch = records.launch(heartbeats=beats, exits={0: records.exit("stopped")})
+    assert warnings(records.history(launch, generations=(records.generation(1),))) == ()

@@ -1,4 +1,4 @@
-from cloudspot.jobstore.records import CheckpointId, Skipped
+from cloudspot.jobstore.records import CheckpointId, Idle, Skipped
 from cloudspot.story.events import EventKind, diff
 
 
@@ -54,6 +54,18 @@ def test_only_what_is_new_is_told(records):
     ]
     assert texts(events)[1:] == ["node 1.0: running", "node 1.0: slow"]
     assert diff(after, after) == ()
+
+
+def test_that_a_node_idles_is_told_once_however_long_it_does(records):
+    def history(idle):
+        return records.history(records.launch(heartbeats={0: records.heartbeat(idle=idle)}))
+
+    busy, idle = history(None), history(Idle(seconds=1800.0, cause="GPUs at 0 %"))
+    longer = history(Idle(seconds=1830.0, cause="GPUs at 1 %"))
+    told = [(event.kind, event.text) for event in diff(busy, idle)]
+    assert told == [(EventKind.WARNED, "node 1.0: idle for 30 min (GPUs at 0 %)")]
+    assert diff(idle, longer) == diff(longer, busy) == ()
+    assert texts(diff(busy, longer)) == ["node 1.0: idle for 30 min (GPUs at 1 %)"]
 
 
 def test_a_price_that_changes_is_told_once(records):

@@ -146,6 +146,23 @@ class Membership:
         said = (beat for seat in self._other_members(current) if (beat := beats.get(seat)) is not None)
         return any((phase.state, phase.generation) == drains for beat in said for phase in beat.phases)
 
+    def others_are_idle(self) -> bool:
+        """Return whether all other members of the running generation are idle, or have finished.
+
+        Asks no store.
+        """
+        current = self.current
+        if current is None:
+            return False
+        beats = self._peers.beats()
+        busy = set(self._other_members(current)) - self._peers.finished(current.number)
+        return all(
+            (beat := beats.get(seat)) is not None
+            and beat.idle is not None
+            and beat.generation == current.number
+            for seat in busy
+        )
+
     def newcomers_wait(self) -> bool:
         """Return whether the running generation has a commit, and ready newcomers wait for the next one.
 

@@ -111,12 +111,13 @@ class HeartbeatWriter:
             at_risk=status.is_at_risk,
             transfer=status.transfer,
             log=status.log_standing(),
+            idle=status.idle,
             warnings=status.warnings,
             phases=status.phases,
             failed=status.failed,
             at=datetime.now(timezone.utc),
         )
-        told = beat.state, beat.generation, beat.failed
+        told = beat.state, beat.generation, beat.failed, beat.idle is None
         if told != self._told:
             self._told, num_changes = told, num_changes + 1
         self._num_changes = num_changes

@@ -16,6 +16,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
 from cloudspot.agent.training.generation_end import GenerationEnd
+from cloudspot.agent.training.idle_watch import IdleWatch
 from cloudspot.agent.training.network_interface import gloo_environment
 from cloudspot.agent.training.script_notice import withdraw
 from cloudspot.agent.training.supervision import Supervisor
@@ -60,12 +61,14 @@ class GenerationRun:
         self._drains = DrainSchedule(context)
         self._membership = membership
         self._end = GenerationEnd(context, membership, courier)
+        self._idle_watch = IdleWatch(context, membership)
         self._is_checked = False
 
     def run_all(self) -> Leaving:
         """Run generations until there is a reason to leave, and return it."""
         context = self._context
         self._membership.start()
+        self._idle_watch.start()
         try:
             trainer = self._adopt()
             while True:
@@ -77,6 +80,7 @@ class GenerationRun:
                 if leaving is not None:
                     return leaving
         finally:
+            self._idle_watch.stop()
             self._membership.stop()
 
     def _adopt(self) -> Trainer | None:

@@ -197,6 +197,7 @@ def _as_json(job: Summary) -> dict[str, Any]:
         "cost": {"spent": job.spent, "currency": job.currency, "others": job.others},
         "metrics": job.metrics,
         "detail": job.detail,
+        "idle": job.idle,
         "seen": job.at.isoformat(),
         "driven": driven_json(job),
     }

@@ -91,7 +91,8 @@ def _driven_cell(job: Summary) -> str:
 
 
 def _detail_cell(job: Summary) -> str:
-    return "" if job.metrics and job.state in _STATES_WITH_METRICS else job.detail
+    is_told = bool(job.metrics) and job.state in _STATES_WITH_METRICS
+    return job.idle or ("" if is_told else job.detail)
 
 
 def _that_fit(

@@ -16,7 +16,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Failed, Notice, Seat, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, Seat, new_nonce
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -180,6 +180,35 @@ def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
     second.seek()
     assert ranks(first.found()) == (0, 1)
     assert first.life.context.status.warnings == ()
+
+
+def test_the_others_are_idle_once_all_of_them_say_so(bench, make, wait_until):
+    """Their heartbeats are read for that, though nothing else about them has changed."""
+    first, second, third = make(3, min=2, max=3)
+    for one in (first, second):
+        one.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")
+    wait_until(lambda: first.membership._peers.beats()[second.seat].idle is not None)
+    assert not first.membership.others_are_idle()
+    third.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")
+    for one in (first, second, third):
+        wait_until(one.membership.others_are_idle)
+    third.life.context.status.idle = None
+    wait_until(lambda: not first.membership.others_are_idle())
+
+
+def test_who_idled_in_the_generation_before_says_nothing_of_this_one(bench, make, wait_until):
+    first, second = make(2, min=1, max=2)
+    second.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")
+    wait_until(first.membership.others_are_idle)
+    first.membership.current = msgspec.structs.replace(first.membership.current, number=2)
+    assert not first.membership.others_are_idle()
+
+
+def test_who_has_finished_is_not_asked_whether_it_is_idle(bench, make, wait_until):
+    first, second, third = make(3, min=2, max=3)
+    third.say("succeeded")
+    second.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")
+    wait_until(first.membership.others_are_idle)
 
 
 # --- a loss -----------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ def test_what_stands_in_comments_is_valid_too(tmp_path, has_session):
     assert spec.resources.accelerator == "A100"
     assert spec.run.secrets == ("WANDB_API_KEY",)
     assert spec.limits.max_runtime == 36000
+    assert (spec.limits.idle_after, spec.limits.on_idle) == (3600, "stop")
     assert spec.providers["local"]["reclaims"] == [{"after_seconds": "20s", "notice": "10s"}]
     assert spec.checkpoint.directory == (None if has_session else "output/checkpoint-*")
 

@@ -339,6 +339,16 @@ def test_the_metric_that_was_asked_about_has_a_column_first(several, monkeypatch
     assert "top-5" not in table(several, monkeypatch, 71)[0].split()
 
 
+def test_that_nodes_idle_is_told_even_where_the_metrics_tell_more_than_the_state(jobs):
+    idle = "node 1.0: idle for 30 min (GPUs at 0 %)"
+    put_summary(jobs, "idle-1", metrics={"loss": 0.5}, idle=idle)
+    put_summary(jobs, "busy-1", metrics={"loss": 0.5}, detail="as ever")
+    assert {job["id"]: job["idle"] for job in jobs.run_json("ps")} == {"idle-1": idle, "busy-1": ""}
+    lines = jobs.run("ps").stdout.splitlines()
+    assert [line.endswith(idle) for line in lines if line.startswith("idle-1")] == [True]
+    assert not any("as ever" in line for line in lines)
+
+
 def test_an_older_summary_without_the_newer_fields_is_still_read(jobs):
     put_summary(jobs, "old-1", metrics={"loss": 0.5})
     record = msgspec.json.decode(jobs.store.get(keys.summary("old-1")))

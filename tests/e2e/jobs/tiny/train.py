@@ -26,6 +26,7 @@ EPOCHS = int(os.environ.get("TINY_EPOCHS", "6"))
 STEP_SECONDS = float(os.environ.get("TINY_STEP_SECONDS", "0.02"))
 FAIL_AT = int(os.environ.get("TINY_FAIL_AT", "-1"))
 HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
+HANG_SECONDS = float(os.environ.get("TINY_HANG_SECONDS", "inf"))
 EXACT = "TINY_EXACT" in os.environ
 EVALUATE_AT = int(os.environ.get("TINY_EVALUATE_AT", "-1"))
 TELL_SAMPLES = "TINY_TELL_SAMPLES" in os.environ
@@ -33,8 +34,9 @@ WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
 
 
 def hang_on_purpose() -> None:
-    """Make no step any more; a dump of the stacks shows this function's name."""
-    while True:
+    """Make no step for long, or any more; a dump of the stacks shows this function's name."""
+    end = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < end:
         time.sleep(0.1)
 
 
