@@ -29,7 +29,7 @@ POLL_SECONDS = 0.25
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
 PASS_SECONDS = 10.0
 PASS_SHARE = 0.3
-"""The share of the time that is left, at most ``PASS_SECONDS``, that a pass may take before the last lines."""
+"""The share of the time that is left, at most ``PASS_SECONDS``, that the last lines wait for a pass."""
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
 """The share of a notice, at most ``KEEP_BACK_SECONDS``, that uploads leave to the last lines and the exit
