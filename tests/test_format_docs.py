@@ -28,6 +28,7 @@ SAMPLES = {
     "nonce": "0123456789abcdef",
     "instance_id": "projects/p/i-0abc.1",
     "stream": "1-0",
+    "name": "function-7",
     "date": "2026-11-20",
     "shared": f"code/{'ab' * 32}",
     "save": SaveId(7, 7, 7),

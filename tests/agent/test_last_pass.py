@@ -1,6 +1,5 @@
 """A node that ends drives its job once more."""
 
-import os
 import sys
 import time
 from datetime import datetime, timezone
@@ -100,6 +99,6 @@ def test_it_ends_a_pass_at_the_machines_deadline(bench, program):
 
 
 def test_a_program_that_cannot_start_is_only_logged(bench, program, caplog):
-    os.remove(bench.root / "program")
+    (bench.root / "program").unlink()
     LastPass(bench.life(nodes=DRIVE).context).run()
     assert "this node could not drive its job" in caplog.text

@@ -15,6 +15,7 @@ from cloudspot.jobstore.records import (
     Removal,
     SettledLaunches,
     Slot,
+    StandingDriver,
     StopRequest,
     Submission,
     Summary,
@@ -26,6 +27,7 @@ from cloudspot.model import LogRecord
 KINDS = (
     (r"index/[^/]+", Removal),
     (r"market/[^/]+/[^/]+", MarketSeen),
+    (r"drivers/[^/]+", StandingDriver),
     (r"jobs/[^/]+/spec", Submission),
     (r"jobs/[^/]+/secrets", _Secrets),
     (r"jobs/[^/]+/summary", Summary),

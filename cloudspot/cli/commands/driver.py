@@ -11,11 +11,11 @@ from cloudspot.cli import exit_codes
 from cloudspot.cli.function import EVERY, NAME
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
-from cloudspot.cli.sharedoptions import json_option, provider_option, store_option
+from cloudspot.cli.sharedoptions import provider_option, store_option
 from cloudspot.controller.ownership import store_label
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.quantities import parse_duration
-from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.model import DriverFunction
 from cloudspot.registry import open_provider, plugin_distributions
 
 DEFAULT_EVERY = "2m"
@@ -75,18 +75,15 @@ def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> 
 @driver.command("status")
 @provider_option
 @store_option
-@json_option
 @click.pass_context
-def status(ctx: click.Context, provider_name: str, store_url: str | None, as_json: bool) -> None:
+def status(ctx: click.Context, provider_name: str, store_url: str | None) -> None:
     """Show the function of the store.
 
     Exits with 1 if there is none.
     """
     store = open_named_store(store_url)
     found = open_provider(provider_name, None).function_host().status(_name(store))
-    if as_json:
-        output.echo_json(None if found is None else _as_json(found))
-    elif found is None:
+    if found is None:
         output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
     else:
         every = "no schedule" if found.every_seconds is None else output.duration_text(found.every_seconds)
@@ -121,13 +118,3 @@ def remove(provider_name: str, store_url: str | None) -> None:
 def _name(store: ObjectStore) -> str:
     """Return the same name for every spelling of the store's URL."""
     return f"cloudspot-driver-{hashlib.sha256(store_label(store).encode()).hexdigest()[:12]}"
-
-
-def _as_json(found: FunctionStatus) -> dict[str, object]:
-    return {
-        "function": found.where,
-        "state": found.state,
-        "every_seconds": found.every_seconds,
-        "version": found.version,
-        "changed": None if found.changed_at is None else found.changed_at.isoformat(),
-    }

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import Provider
 from cloudspot.jobstore.standing_drivers import list_drivers
 
 
@@ -25,7 +26,10 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
         every = output.duration_text(soonest.every or 0.0)
         output.echo(f"{soonest.who} drives all jobs of this store, about every {every}")
         return
+    command = job.command("reconcile --watch --job")
+    if type(job.provider).function_host is not Provider.function_host:
+        command += f"; or for good: {job.store_command(f'driver deploy --provider {job.provider.name}')}"
     output.warn(
-        f"{when}, nothing relaunches the job after a reclaim or holds its limits{until}; as a service or "
-        f"from cron, this does: {job.store_command('reconcile')}"
+        f"{when}, nothing relaunches the job after a reclaim or holds its limits{until}, unless something "
+        f"runs: {command}"
     )

@@ -37,6 +37,8 @@ def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> 
     ``metrics_first`` are the metrics that the user asked about.
     """
     columns = _columns(metric_names(jobs, first=metrics_first))
+    if all(_driven_cell(job) == "-" for job in jobs):
+        columns = [one for one in columns if one.header != "DRIVEN"]
     width = output.terminal_width()
     id_width = None
     if width is not None:
