@@ -632,7 +632,8 @@ def test_the_summary_of_a_job_that_waits_tells_that_it_is_driven(house):
     house.world.time += 1.0
     controller.tick()
     again = read_summary(house.store, JOB)
-    assert msgspec.structs.replace(again, at=written.at) == written
+    assert msgspec.structs.replace(again, at=written.at, driven_at=written.driven_at) == written
+    assert again.driven_at == again.at
     assert (again.at - written.at).total_seconds() == SUMMARY_REFRESH_SECONDS
 
 

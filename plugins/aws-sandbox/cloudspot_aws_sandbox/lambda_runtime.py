@@ -181,9 +181,12 @@ def _serve(runtime: LambdaRuntime) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             """Answer the long poll for the next event."""
-            invocation = runtime.next_event() if self.path == f"{_BASE}invocation/next" else None
-            if invocation is None:
+            if self.path != f"{_BASE}invocation/next":
                 self._send(404, b"{}")
+                return
+            invocation = runtime.next_event()
+            if invocation is None:  # The process that asks has been ended.
+                self.close_connection = True
                 return
             deadline = int((time.time() + runtime.code.timeout_seconds) * 1000)
             arn = f"arn:aws:lambda:us-east-1:123456789012:function:{runtime.code.name}"

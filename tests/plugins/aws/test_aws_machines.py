@@ -14,7 +14,7 @@ import pytest
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot_aws_sandbox.cloud import BUCKET, EmulatedAws
+from cloudspot_aws_sandbox.cloud import BUCKET, NODE_ROLE, EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 
 enclosed = pytest.mark.enclosed
@@ -106,6 +106,28 @@ def test_curl_without_a_token_is_refused_at_the_real_address(account):
         assert it.wait_for_console(instance_id, "up\n") == ["400", "401", "401", "200", "up"]
 
 
+def give_role(*rights: str) -> None:
+    """Let the machines' role do this, and nothing else but use the bucket."""
+    statement = {"Effect": "Allow", "Action": rights, "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    boto3.client("iam").put_role_policy(RoleName=NODE_ROLE, PolicyName="given", PolicyDocument=document)
+
+
+@enclosed
+def test_a_machine_may_do_no_more_than_its_roles_policies_say(account):
+    code = (
+        "import boto3\n"
+        "ec2 = boto3.client('ec2')\n"
+        "print(len(ec2.describe_instances()['Reservations']))\n"
+        "try: ec2.terminate_instances(InstanceIds=['i-0123456789abcdef0'])\n"
+        "except Exception as error: print(error.response['Error']['Code'])\n"
+    )
+    with account() as it:
+        give_role("ec2:DescribeInstances")
+        (instance_id,) = it.run(f"export AWS_DEFAULT_REGION=us-east-1; python - <<'END'\n{code}END\necho up")
+        assert it.wait_for_console(instance_id, "up\n") == ["1", "UnauthorizedOperation", "up"]
+
+
 @enclosed
 def test_boto3_takes_the_roles_credentials_from_the_metadata_and_the_api_takes_them(account):
     code = (
@@ -116,6 +138,7 @@ def test_boto3_takes_the_roles_credentials_from_the_metadata_and_the_api_takes_t
         "print(session.client('ec2').describe_instances()['Reservations'][0]['Instances'][0]['InstanceId'])\n"
     )
     with account() as it:
+        give_role("ec2:DescribeInstances")
         (instance_id,) = it.run(f"python - <<'END'\n{code}END\necho up")
         assert it.wait_for_console(instance_id, "up\n") == ["iam-role", instance_id, "up"]
         assert it.s3.get_object(Bucket=BUCKET, Key="from-a-machine")["Body"].read() == b"hello"
@@ -163,6 +186,7 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
     from botocore.exceptions import ClientError
 
     with account() as it:
+        give_role("ec2:DescribeInstances", "logs:CreateLogGroup")
         (instance_id,) = it.run("sleep 1000")
         seed = it.host.directory(instance_id).record().guest.facts["role-seed"]
         from cloudspot_aws_sandbox.rolekeys import RoleKeys
