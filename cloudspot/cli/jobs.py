@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cloudspot.cli.config import default_store
-from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation
+from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation, current_outbox
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -154,7 +154,14 @@ class Job:
 
         provider, sha256 = self.provider, self._opened[2]
         return Controller(
-            self.store, self.id, provider, sleep=sleep, reader=self.reader, opened_for=sha256, known=known
+            self.store,
+            self.id,
+            provider,
+            sleep=sleep,
+            reader=self.reader,
+            opened_for=sha256,
+            known=known,
+            outbox=current_outbox(),
         )
 
     @cached_property

@@ -92,7 +92,7 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment with the job's secrets: stored ones, those that are set, or what is typed."""
     found = {**stored, **os.environ}
-    for name in spec.run.secrets:
+    for name in spec.secret_names:
         if name not in found and output.can_ask():
             found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
     return found

@@ -13,6 +13,7 @@ import msgspec
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
@@ -59,11 +60,13 @@ class Reconciler:
         *,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
+        outbox: Outbox | None = None,
     ) -> None:
         self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
         self._clock = clock
         self._sleep = sleep
+        self._outbox = outbox or Outbox()
         self._experiences: dict[str, Experience] = {}
         """Shared by all controllers, so that a store's jobs are asked once for a provider."""
         self._controllers: dict[str, Controller] = {}
@@ -155,6 +158,7 @@ class Reconciler:
                 reader=reader,
                 opened_for=reader.submission_sha256,
                 experiences=self._experiences,
+                outbox=self._outbox,
             )
         return self._controllers[job_id]
 

@@ -10,7 +10,7 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
-from cloudspot.cli.invocation import current_invocation
+from cloudspot.cli.invocation import current_invocation, current_outbox
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
@@ -92,7 +92,8 @@ class _Rounds:
     def __init__(self, store: ObjectStore, wanted: str | None) -> None:
         self._store = store
         self._wanted = wanted
-        self._reconciler = Reconciler(store, open_provider)
+        self._outbox = current_outbox()
+        self._reconciler = Reconciler(store, open_provider, outbox=self._outbox)
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """What was last said of each job, provider or store that could not be dealt with."""
@@ -116,6 +117,8 @@ class _Rounds:
                 continue
             self._print(done)
             self.is_settled = done.tick is not None and done.tick.is_settled
+        for about, line in self._outbox.take_failures():
+            output.warn(f"{about}: {line}")
         for about in [one for one in self._complaints if one not in self._failing]:
             del self._complaints[about]
             output.echo(f"no longer an error: {about}", error=True)
