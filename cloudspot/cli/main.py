@@ -40,6 +40,7 @@ SHORT_HELPS = {
     "fork": "Begin a new job from a checkpoint of another.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",
+    "notify": "Try whether the messages of jobs arrive.",
     "providers": "List providers, and check that one is ready.",
     "sandbox": "Run a command inside an emulated cloud.",
     "schema": "Print the JSON Schema of the job file.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.outbox import Outbox
@@ -25,6 +26,8 @@ from cloudspot.story.news import News, news
 from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.states import job_state
 
+LEAVE_SECONDS = 30.0
+"""How long what is new is left to another driver that has begun to tell it."""
 MAX_LINES = 40
 MAX_LINE_LENGTH = 300
 
@@ -41,8 +44,8 @@ class Teller:
     """Finds what people are to be told of one job, and hands it to the outbox. For one thread at a time.
 
     Who creates an event's mark sends it, and marks it before: so it is told at most once, and not at all if
-    that driver ends before it is sent. Whoever finds a mark of another driver leaves the rest to that one
-    until its next look; so what is told together stays together.
+    that driver ends before it is sent. Whoever finds a fresh mark of another driver leaves the rest to that
+    one for a while, unless the job has ended; so what is told together stays together.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, outbox: Outbox, *, clock: Clock) -> None:
@@ -54,6 +57,8 @@ class Teller:
         self._told: set[str] = set()
         self._is_listed = False
         """Whether ``_told`` has what others had told when this driver first had something to tell."""
+        self._left_until = -math.inf
+        """Monotonic."""
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
@@ -78,12 +83,22 @@ class Teller:
                 yield "read secrets"
             self._secrets = self._read_secrets(notify, history)
         due = self._due(notify, history)
-        if due and not self._is_listed:
+        if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
+            return
+        if not self._is_listed:
             yield "list what was told"
             prefix = keys.told_prefix(self._job_id)
-            self._told.update(meta.key.removeprefix(prefix) for meta in self._store.list_objects(prefix))
+            marks = {
+                one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
+            }
+            newest = max((marks[key] for key in marks.keys() - self._told), default=None)
+            self._told.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
+            if newest is not None and self._clock.now() - newest < timedelta(seconds=LEAVE_SECONDS):
+                self._leave_to_other()
+                if history.finished is None:
+                    return
         if not due:
             return
         # Whoever cannot send leaves it to others.
@@ -103,13 +118,18 @@ class Teller:
                 break
             self._told.add(one.key)
             if not is_ours:
-                self._is_listed = False
+                self._leave_to_other()
                 break
             won.append(one)
         if won:
             self._outbox.put(notify.through, message_of(won, history, self._clock.now(), notify.zone), urls)
         if problem is not None:
             raise problem
+
+    def _leave_to_other(self) -> None:
+        """Let another driver tell what it has begun to."""
+        self._is_listed = False
+        self._left_until = self._clock.monotonic() + LEAVE_SECONDS
 
     def _read_secrets(self, notify: NotifySpec, history: History) -> Mapping[str, str]:
         names, resumption = notify.secret_names, history.submission.resumption

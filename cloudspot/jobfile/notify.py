@@ -18,7 +18,7 @@ VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The name of an environment variable."""
 URL_PATTERN: Final = r"^(\$\{[A-Za-z_][A-Za-z0-9_]*\}|[a-z][a-z0-9+.-]*://.+)$"
 QUIET_PATTERN: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$"
-_SECRET: Final = re.compile(r"\$\{([^}]*)\}?")
+_SECRET: Final = re.compile(rf"\$\{{({VARIABLE.pattern})\}}")
 
 
 class NewsKind(str, enum.Enum):
@@ -114,8 +114,8 @@ def check_notify(notify: NotifySpec) -> None:
         if not re.fullmatch(URL_PATTERN, url):
             expected = 'expected a URL such as "json://host/path", or "${NAME}", a variable that holds one'
             raise FieldError(("notify", "urls", i), expected)
-        for name in _SECRET.findall(url):
-            if not VARIABLE.fullmatch(name) or name.startswith("CLOUDSPOT_"):
-                raise FieldError(("notify", "urls", i), "has a ${...} that is not the name of a secret")
+        is_reserved = any(name.startswith("CLOUDSPOT_") for name in _SECRET.findall(url))
+        if is_reserved or "${" in _SECRET.sub("", url):
+            raise FieldError(("notify", "urls", i), "has a ${...} that is not the name of a secret")
     if notify.quiet is not None and not re.fullmatch(QUIET_PATTERN, notify.quiet):
         raise FieldError(("notify", "quiet"), f'expected hours such as "22:00-07:00", got "{notify.quiet}"')
