@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,9 @@ def send(
         os.killpg(child.pid, signal.SIGKILL)
         said, _ = child.communicate()
         otherwise = f"did not answer within {seconds:g} s"
-    answers = {one.name: one.error for one in (decode(line, _Answer) for line in said.splitlines())}
+    answers: dict[str, str | None] = {}
+    with suppress(msgspec.DecodeError):
+        answers.update((one.name, one.error) for one in (decode(line, _Answer) for line in said.splitlines()))
     found = {name: answers.get(name, otherwise) for name in urls}
     return {name: error for name, error in found.items() if error is not None}
 

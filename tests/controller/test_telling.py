@@ -195,6 +195,15 @@ def test_secrets_are_read_before_the_job_ends_and_without_them_the_event_is_left
     assert message.severity is Severity.FAILURE
 
 
+def test_no_variable_of_the_drivers_own_is_put_into_a_url(desk, records, monkeypatch):
+    monkeypatch.setenv("TOKEN", "mine")
+    notify = NotifySpec(urls=("json://host/${TOKEN}",))
+    assert len(desk.tell(desk.teller(), busy(records), notify)) == 1
+    desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values={"TOKEN": "of the job"})))
+    desk.tell(desk.teller(), busy(records), notify)
+    assert [urls for _, urls in desk.box.put_in] == [{"urls[0] (json://)": "json://host/of the job"}]
+
+
 def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others(desk, records):
     notify, teller = NotifySpec(urls=ALL.urls, through="pager"), desk.teller()
     warned = [desk.tell(teller, busy(records), notify) for _ in range(2)]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import socket
-import threading
-
 import pytest
+from messagesink import dead_url, open_sink
 
 from cloudspot.controller.sending import send
 from cloudspot.errors import CloudspotError, SpecError
@@ -18,55 +14,16 @@ from cloudspot_apprise.notifier import AppriseNotifier
 MESSAGE = Message(job_id="a-1", title="a-1: failed", body="one\ntwo", severity=Severity.FAILURE)
 
 
-class Sink(http.server.ThreadingHTTPServer):
-    """Keeps what is posted, and answers with the status in the path; ``/hang`` never does."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.got = []
-        self.released = threading.Event()
-
-    @property
-    def url(self):
-        return f"json://127.0.0.1:{self.server_port}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/drip":
-            # Each byte is in time, and the whole never is: no time limit of a socket helps.
-            self.wfile.write(b"HTTP/1.0 200 OK\r\n")
-            while not self.server.released.wait(0.2):
-                self.wfile.write(b"x")
-            return
-        self.server.got.append((self.path, body))
-        self.send_response(int(self.path[1:]))
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def sink():
-    with Sink() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with open_sink() as server:
         yield server
-        server.released.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
 def dead():
-    """A URL where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"json://127.0.0.1:{taken.getsockname()[1]}/"
+    with dead_url() as url:
+        yield url
 
 
 def test_it_is_found_by_its_name():
