@@ -29,6 +29,7 @@ SAMPLES = {
     "instance_id": "projects/p/i-0abc.1",
     "stream": "1-0",
     "date": "2026-11-20",
+    "event": "reclaimed-1-0",
     "shared": f"code/{'ab' * 32}",
     "save": SaveId(7, 7, 7),
 }
