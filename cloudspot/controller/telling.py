@@ -70,8 +70,9 @@ class Teller:
             return
         try:
             yield from self._steps(notify, history)
-        except CloudspotError as error:
-            line = f"notify: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
+            why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
+            line = f"notify: {why}"
             if line not in self._warned:
                 self._warned.add(line)
                 events.append(Event(EventKind.WARNED, line))
@@ -95,7 +96,8 @@ class Teller:
             self._told.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
-            if newest is not None and self._clock.now() - newest < timedelta(seconds=LEAVE_SECONDS):
+            # The store's clock and this one may differ by any time: then it is told at once.
+            if newest is not None and abs(self._clock.now() - newest) < timedelta(seconds=LEAVE_SECONDS):
                 self._leave_to_other()
                 if history.finished is None:
                     return

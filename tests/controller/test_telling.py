@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from memorystore import InMemoryStore
 
+from cloudspot.controller import telling
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.telling import LEAVE_SECONDS, MAX_LINES, Teller, message_of
 from cloudspot.errors import TransientError
@@ -210,6 +211,30 @@ def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others
     assert warned[0][0].startswith('notify: no notifier "pager" is installed')
     assert warned[1] == []
     assert list(desk.store.list_objects(keys.told_prefix(JOB))) == []
+
+
+def test_a_fresh_mark_leaves_what_is_new_to_its_maker_for_a_while_and_an_odd_clock_does_not(desk, records):
+    first = records.history(records.launch(outcome="reclaimed"))
+    desk.tell(desk.teller(), first)
+    other = desk.teller()
+    desk.tell(other, busy(records))
+    assert len(desk.box.put_in) == 1
+    desk.seconds += LEAVE_SECONDS
+    desk.tell(other, busy(records))
+    assert len(desk.box.put_in) == 2
+    stamped = records.at(desk.seconds + 3600)
+    desk.store._now = lambda: stamped
+    desk.store.delete(keys.told(JOB, "reclaimed-4-0"))
+    desk.store.put(keys.told(JOB, "reclaimed-3-0"), b"another's")
+    desk.tell(desk.teller(), busy(records))
+    assert len(desk.box.put_in) == 3
+
+
+def test_a_bug_in_what_is_told_is_a_warning_and_the_job_is_driven_on(desk, records, monkeypatch):
+    monkeypatch.setattr(telling, "news", None)
+    teller = desk.teller()
+    assert desk.tell(teller, busy(records)) == ["notify: a bug: TypeError"]
+    assert desk.tell(teller, busy(records)) == []
 
 
 def test_quiet_hours_hold_back_all_but_a_limit_and_the_end_and_then_tell_it_together(desk, records):
