@@ -10,22 +10,25 @@ A distribution declares what its plugin provides::
     acme = "cloudspot_acme_sandbox"
     [project.entry-points."cloudspot.policies"]    # by the name in spot.policy
     acme-thrifty = "cloudspot_acme"
+    [project.entry-points."cloudspot.notifiers"]   # by the name in notify.through
+    acme-pager = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme or policy is used, and registers it with pluggy.
-The module must import quickly: its classes import SDKs when they first use them.
+cloudspot imports the module only when that provider, scheme, policy or notifier is used, and registers it
+with pluggy. The module must import quickly: its classes import SDKs when they first use them.
 """
 
 from __future__ import annotations
 
 import pluggy
 
-from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.interfaces import Notifier, ObjectStore, Provider
 
 PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
 STORE_GROUP = "cloudspot.stores"
 SANDBOX_GROUP = "cloudspot.sandboxes"
 POLICY_GROUP = "cloudspot.policies"
+NOTIFIER_GROUP = "cloudspot.notifiers"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -56,3 +59,8 @@ def cloudspot_sandbox(name: str) -> type[object] | None:
 @hookspec(firstresult=True)
 def cloudspot_market_policy(name: str) -> type[object] | None:
     """Return the subclass of :class:`cloudspot.market.plugin_policy.PluginPolicy` of that name, or None."""
+
+
+@hookspec(firstresult=True)
+def cloudspot_notifier(name: str) -> type[Notifier] | None:
+    """Return the notifier class of that name, or None. It is made without arguments."""

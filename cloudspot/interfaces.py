@@ -2,7 +2,8 @@
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
-:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider.
+:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, and a :class:`Notifier`
+tells people what happens to a job.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
@@ -36,6 +37,7 @@ from cloudspot.model import (
     LaunchRequest,
     LogPiece,
     LogRecord,
+    Message,
     NodeIdentity,
     ObjectMeta,
     ObjectPage,
@@ -569,3 +571,30 @@ class Provider(ABC):
             CloudspotError: the provider cannot.
         """
         raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")
+
+
+class Notifier(ABC):
+    """What sends a job's messages; no error of its may show a URL, nor a part of one.
+
+    Messages are sent from a process of their own, several at once, which is killed after some seconds. The
+    URLs come from the job's submission: whoever may write to the bucket chooses them.
+    """
+
+    name: ClassVar[str]
+    """As in ``notify.through`` and the entry point."""
+
+    @abstractmethod
+    def holds_credential(self, url: str) -> bool:
+        """Return whether the URL itself holds a password or a token; does no I/O.
+
+        Raises:
+            SpecError: it cannot be sent to; the message says why.
+        """
+
+    @abstractmethod
+    def send(self, url: str, message: Message) -> None:
+        """Send the message once; return when it was accepted.
+
+        Raises:
+            CloudspotError: it was not; the message says why, as in ``answered 500``.
+        """

@@ -305,3 +305,23 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, on one line."""
     remedy: str = ""
     """What to do if it is not ok, on one line: a command, a right to grant, a setting."""
+
+
+class Severity(str, enum.Enum):
+    """How grave a message is, the gravest last."""
+
+    INFO = "info"
+    SUCCESS = "success"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job tells people."""
+
+    job_id: str
+    title: str
+    """One line, which names the job and the kinds of its events."""
+    body: str
+    """Plain text of some lines."""
+    severity: Severity

@@ -21,7 +21,7 @@ import pluggy
 import cloudspot
 from cloudspot import hookspecs
 from cloudspot.errors import CloudspotError, PluginError, SpecError
-from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.interfaces import Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
 
@@ -32,6 +32,7 @@ _BUILT_IN: Final = {
     hookspecs.STORE_GROUP: {"file": "cloudspot.local.plugin"},
     hookspecs.SANDBOX_GROUP: {},
     hookspecs.POLICY_GROUP: {},
+    hookspecs.NOTIFIER_GROUP: {},
 }
 
 
@@ -166,6 +167,18 @@ def policy_class(name: str, base: type[R]) -> type[R]:
 def policy_names() -> tuple[str, ...]:
     """Return the names of the market policies that installed plugins bring, without importing them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.POLICY_GROUP)))
+
+
+def notifier_class(name: str) -> type[Notifier]:
+    """Import the plugin and return its notifier of that name.
+
+    Raises:
+        PluginError: no such notifier is installed (the message says what to run), or it is broken.
+    """
+    declared = _find(hookspecs.NOTIFIER_GROUP, name, _notifier_missing)
+    call = _hooks(declared).cloudspot_notifier
+    what = f"notifier {declared}"
+    return _checked(what, "cloudspot_notifier", _called(what, lambda: call(name=name)), Notifier, name)  # type: ignore[type-abstract]
 
 
 def list_providers() -> tuple[ProviderEntry, ...]:
@@ -313,6 +326,11 @@ def _sandbox_missing(name: str) -> str:
 
 def _policy_missing(name: str) -> str:
     return _missing("market policy", name, (*POLICIES, *policy_names()), f"plugins/{name}")
+
+
+def _notifier_missing(name: str) -> str:
+    known = [declared.name for declared in _all_declared(hookspecs.NOTIFIER_GROUP)]
+    return _missing("notifier", name, known, f"plugins/{name}")
 
 
 def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:

@@ -30,6 +30,7 @@ SAMPLES = {
     "stream": "1-0",
     "name": "function-7",
     "date": "2026-11-20",
+    "event": "reclaimed-1-0",
     "shared": f"code/{'ab' * 32}",
     "save": SaveId(7, 7, 7),
 }

@@ -1,4 +1,4 @@
-"""The user's config file: stores by name, and the default one."""
+"""The user's config file: stores by name, the default one, and whom jobs tell of what happens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from cloudspot.cli.invocation import ChosenStore
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.notify import NotifySpec, check_notify
 from cloudspot.jobfile.spec import check_store_url
 from cloudspot.jobfile.tables import FieldError, convert
 from cloudspot.jobfile.toml import read_toml
@@ -18,12 +19,15 @@ CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
 
 
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``config.toml``: where the user's stores are."""
+    """``config.toml``: where the user's stores are, and whom the user's jobs tell of what happens."""
 
     default_store: str | None = None
     """The store to use when nothing else names one: a name from ``[stores]``, or a URL."""
     stores: dict[str, str] = msgspec.field(default_factory=dict)
     """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` accept too."""
+    notify: NotifySpec = NotifySpec()
+    """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file that has none.
+    It becomes a part of the job."""
 
 
 def config_path() -> Path | None:
@@ -62,6 +66,7 @@ def load_config() -> UserConfig:
             if "://" in name or not name:
                 raise FieldError(("stores", name), "the name of a store must be a word, not a URL")
             check_store_url(url, ("stores", name))
+        check_notify(config.notify)
         if config.default_store is not None and config.default_store not in config.stores:
             check_store_url(config.default_store, ("default_store",))
     except FieldError as error:

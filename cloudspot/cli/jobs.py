@@ -11,7 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cloudspot.cli.config import default_store
-from cloudspot.cli.invocation import DEFAULT_PROVIDER, ChosenStore, current_invocation, driver_name
+from cloudspot.cli.invocation import (
+    DEFAULT_PROVIDER,
+    ChosenStore,
+    current_invocation,
+    current_outbox,
+    driver_name,
+)
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -162,6 +168,7 @@ class Job:
             opened_for=sha256,
             known=known,
             driver=driver_name(),
+            outbox=current_outbox(),
         )
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +41,7 @@ SHORT_HELPS = {
     "fork": "Begin a new job from a checkpoint of another.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",
+    "notify": "Try whether the messages of jobs arrive.",
     "providers": "List providers, and check that one is ready.",
     "sandbox": "Run a command inside an emulated cloud.",
     "schema": "Print the JSON Schema of the job file.",
@@ -51,6 +53,8 @@ The lines are repeated here so that ``cloudspot --help`` imports no command; a t
 commands' own.
 """
 
+MESSAGE_SECONDS = 10.0
+"""How long a command that has driven jobs waits at its end for their messages to be sent."""
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
     # Before click 8.2, a group prints its help itself.
@@ -132,6 +136,8 @@ class Program(click.Group):
             if not error.is_closed_pipe:
                 code = exit_codes.FAILED
                 _report(str(error), invocation.debug)
+        if code != exit_codes.INTERRUPTED:
+            _finish_messages(invocation)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -157,6 +163,16 @@ def _report(message: str, debug: bool) -> None:
         assert error is not None, "an error is being handled"
         output.echo_traceback(error)
     output.echo_error(message)
+
+
+def _finish_messages(invocation: Invocation) -> None:
+    """Wait for what the command's drivers tell people, but not for long, and warn of what did not arrive."""
+    if invocation.outbox is None:
+        return
+    with suppress(KeyboardInterrupt, stdstreams.OutputLostError):
+        invocation.outbox.wait(MESSAGE_SECONDS)
+        for job_id, line in invocation.outbox.take_failures():
+            output.warn(f"{job_id}: {line}")
 
 
 def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
+from cloudspot.cli.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -50,7 +51,7 @@ def prepare_job(
         PluginError: a plugin is missing or broken.
         AuthError: the provider has no credentials.
     """
-    spec = load_job(job_file, overrides=overrides)
+    spec = with_notify(load_job(job_file, overrides=overrides))
     workdir = check_files(spec, job_file.resolve().parent)
     spec, provider = open_pinned(spec, provider_name)
     if store_url is None:
@@ -63,8 +64,9 @@ def prepare_job(
 def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
     """Open the provider, and return it with the job file that holds its pinned options; errors as above.
 
-    A market policy of a plugin is opened too.
+    A market policy of a plugin is opened too, and the messages that the job will send are checked.
     """
+    check_messages(spec.notify)
     if spec.spot.policy not in POLICIES:
         from cloudspot.controller.spot_market import policy_of
         from cloudspot.market.knowledge import NOTHING_KNOWN
@@ -92,7 +94,7 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment with the job's secrets: stored ones, those that are set, or what is typed."""
     found = {**stored, **os.environ}
-    for name in spec.run.secrets:
+    for name in spec.secret_names:
         if name not in found and output.can_ask():
             found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
     return found

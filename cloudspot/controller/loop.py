@@ -30,7 +30,9 @@ from cloudspot.controller.consoles import Consoles
 from cloudspot.controller.decide import decide
 from cloudspot.controller.experience import Experience, leave_experience, read_experience
 from cloudspot.controller.memory import Memory
+from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
+from cloudspot.controller.telling import Teller
 from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -141,12 +143,13 @@ class Controller:
         opened_for: str | None = None,
         known: History | None = None,
         experiences: dict[str, Experience] | None = None,
+        outbox: Outbox | None = None,
         driver: str = "",
     ) -> None:
         """Take for known, and tell in no event, what ``known`` says; None: tell everything.
 
-        ``experiences`` is shared by the controllers of one process. ``driver`` is what people are told that
-        drives the job.
+        ``experiences`` and ``outbox`` are shared by the controllers of one process. ``driver`` is what people
+        are told that drives the job.
         """
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
@@ -165,6 +168,7 @@ class Controller:
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
+        self._teller = Teller(self._store, job_id, outbox or Outbox(), clock=clock)
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
@@ -324,7 +328,12 @@ class Controller:
                         events.append(Event(EventKind.WARNED, found.problem))
                 if offers is not None:
                     actions = self._decide(spec, history, offers)
+            if history.finished is not None:
+                # Before the secrets are deleted that its URLs may hold.
+                yield from self._teller.steps(spec.notify, history, events)
             acted = yield from self._act(actions, spec, history, events, problems)
+            if history.finished is None:
+                yield from self._teller.steps(spec.notify, history, events)
             yield from self._tell(history, instances, problems)
             yield from self._copy_settled(history, problems)
         self._is_quiet = not (acted or problems or events) and instances == self._seen

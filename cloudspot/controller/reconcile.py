@@ -15,6 +15,7 @@ import msgspec
 from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
+from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
@@ -65,6 +66,7 @@ class Reconciler:
         *,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
+        outbox: Outbox | None = None,
         driver: str = "",
         every: timedelta | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class Reconciler:
         self._every = every
         self._noted_at = -math.inf
         """When the store was last told of this driver (monotonic)."""
+        self._outbox = outbox or Outbox()
         self._experiences: dict[str, Experience] = {}
         """Shared by all controllers, so that a store's jobs are asked once for a provider."""
         self._controllers: dict[str, Controller] = {}
@@ -182,6 +185,7 @@ class Reconciler:
                 opened_for=reader.submission_sha256,
                 experiences=self._experiences,
                 driver=self._driver,
+                outbox=self._outbox,
             )
         return self._controllers[job_id]
 

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from cloudspot.jobfile.notify import QUIET_PATTERN, URL_PATTERN
 from cloudspot.jobfile.quantities import MONEY_PATTERN
 from cloudspot.jobfile.spec import (
     LABEL_NAME,
@@ -60,6 +61,8 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
         "then": {"required": ["idle_after"]},
     },
     ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
+    ("notify", "urls"): {"items": {"type": "string", "pattern": URL_PATTERN}},
+    ("notify", "quiet"): {"pattern": QUIET_PATTERN},
 }
 """What ``load_job`` requires of a field beyond its type."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
 from cloudspot.jobfile.tables import Path as FieldPath
@@ -35,7 +36,6 @@ _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
 MAX_LABELS: Final = 16
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,9 +244,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint: CheckpointSpec = CheckpointSpec()
     logs: LogsSpec = LogsSpec()
     limits: LimitsSpec = LimitsSpec()
+    notify: NotifySpec = NotifySpec()
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """A table for each provider, ``[providers.NAME]``; its plugin defines the fields. Only the table of the
     provider that runs the job is read, so one file can serve several."""
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Return the names of all secrets: the training's, and those in the URLs of ``[notify]``."""
+        return tuple(dict.fromkeys((*self.run.secrets, *self.notify.secret_names)))
 
 
 def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
@@ -424,6 +430,7 @@ def _check(spec: JobSpec) -> None:
         expected = " or ".join(f'"{name}"' for name in SIGNALS)
         raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
     _check_environment(spec.run)
+    check_notify(spec.notify)
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:
@@ -472,7 +479,7 @@ def _check_environment(run: RunSpec) -> None:
 
 
 def _check_variable(path: FieldPath, name: str) -> None:
-    if not _VARIABLE.fullmatch(name):
+    if not VARIABLE.fullmatch(name):
         raise FieldError(path, f"{name!r} is not the name of an environment variable")
     if name.startswith("CLOUDSPOT_"):
         raise FieldError(path, f"{name!r}: names that begin with CLOUDSPOT_ are reserved")

@@ -139,6 +139,16 @@ def journal_copy(job_id: str) -> str:
     return f"jobs/{job_id}/journal-copy"
 
 
+def told_prefix(job_id: str) -> str:
+    """Return the prefix of the marks of the events that people were told."""
+    return f"jobs/{job_id}/told/"
+
+
+def told(job_id: str, event: str) -> str:
+    """Return the key of one such mark; create-only: who creates it sends the message."""
+    return told_prefix(job_id) + event
+
+
 def launches_prefix(job_id: str) -> str:
     """Return the prefix of the launches: their seats, and the certificates of their machines."""
     return f"jobs/{job_id}/launches/"

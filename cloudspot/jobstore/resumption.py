@@ -93,7 +93,7 @@ def resume(
         TransientError: the store failed. Whether the job was resumed shows in its records.
     """
     check_resumable(store, history)
-    check_secrets(spec.run.secrets, environ)
+    check_secrets(spec.secret_names, environ)
     store = patient(store)
     submission = _next_submission(history, spec, provider, agent)
     job_id, number = submission.job_id, history.num_records + 1
@@ -181,7 +181,7 @@ def _next_submission(
         spec=spec_to_json(spec),
         code_sha256=first.code_sha256,
         code_bytes=first.code_bytes,
-        secret_names=spec.run.secrets,
+        secret_names=spec.secret_names,
         version=__version__,
         agent=staged(agent),
         has_own_code=first.has_own_code,

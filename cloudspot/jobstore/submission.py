@@ -74,7 +74,7 @@ def submit(
     Raises:
         BundleError: the code cannot be bundled.
     """
-    check_secrets(spec.run.secrets, environ)
+    check_secrets(spec.secret_names, environ)
     bundle = make_bundle(
         workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
     )
@@ -236,7 +236,7 @@ def new_submission(
         spec=spec_to_json(spec),
         code_sha256=bundle.sha256,
         code_bytes=bundle.size,
-        secret_names=spec.run.secrets,
+        secret_names=spec.secret_names,
         version=__version__,
         at=datetime.now(timezone.utc),
         writer=new_nonce(),
@@ -324,4 +324,4 @@ def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
     """
     missing = [name for name in names if name not in environ]
     if missing:
-        raise SpecError(f"run.secrets: {', '.join(missing)} is not set in the environment; export it first")
+        raise SpecError(f"secrets: {', '.join(missing)} is not set in the environment; export it first")

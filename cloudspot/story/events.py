@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Commit, Generation, Intent, Moved, Resumed, Seat, Suspended, Turn
+from cloudspot.jobstore.records import (
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    Moved,
+    Resumed,
+    Seat,
+    StopRequest,
+    Suspended,
+    Turn,
+)
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import how_it_ended, launch_end, own_exit
 from cloudspot.story.states import is_holding, nodes_of
@@ -55,9 +66,7 @@ def diff(old: History | None, new: History) -> tuple[Event, ...]:
 
 def _diff(old: History | None, new: History) -> Iterator[Event]:
     if new.stop is not None and (old is None or old.stop is None):
-        figures = f"; {new.stop.detail}" if new.stop.detail else ""
-        text = f"stop requested ({new.stop.reason}): the job checkpoints and ends{figures}"
-        yield Event(EventKind.STOP_REQUESTED, text, new.stop.at)
+        yield Event(EventKind.STOP_REQUESTED, stop_text(new.stop), new.stop.at)
     known_launches = () if old is None else old.launches
     before = [known_launches[n] if n < len(known_launches) else None for n in range(len(new.launches))]
     for known, launch in zip(before, new.launches, strict=True):
@@ -77,19 +86,39 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
         yield _turned(turn)
 
 
+_TURNS = {
+    Finished: EventKind.JOB_FINISHED,
+    Suspended: EventKind.SUSPENDED,
+    Resumed: EventKind.RESUMED,
+    Moved: EventKind.MOVED,
+}
+
+
 def _turned(turn: Turn) -> Event:
+    outcome = turn.outcome if isinstance(turn, Finished) else None
+    return Event(_TURNS[type(turn)], turn_text(turn), turn.at, outcome)
+
+
+def stop_text(stop: StopRequest) -> str:
+    """Return in one line who asked the job to end, and why."""
+    figures = f"; {stop.detail}" if stop.detail else ""
+    return f"stop requested ({stop.reason}): the job checkpoints and ends{figures}"
+
+
+def turn_text(turn: Turn) -> str:
+    """Return in one line what has become of the job."""
     if isinstance(turn, Suspended):
-        return Event(EventKind.SUSPENDED, f"job suspended{_because(turn.detail)}", turn.at)
+        return f"job suspended{_because(turn.detail)}"
     if isinstance(turn, Resumed):
-        return Event(EventKind.RESUMED, "job resumed", turn.at)
+        return "job resumed"
     if isinstance(turn, Moved):
-        return Event(EventKind.MOVED, f"job moved to {turn.to}", turn.at)
-    return Event(EventKind.JOB_FINISHED, f"job {turn.outcome}{_because(turn.detail)}", turn.at, turn.outcome)
+        return f"job moved to {turn.to}"
+    return f"job {turn.outcome}{_because(turn.detail)}"
 
 
 def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
     if before is None:
-        yield Event(EventKind.LAUNCHED, _launched(launch.intent), launch.intent.at)
+        yield Event(EventKind.LAUNCHED, launch_text(launch.intent), launch.intent.at)
     costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
     for number in range(0 if before is None else len(before.prices), len(launch.prices)):
         price = f"{costs[number + 1]:g} {launch.intent.offer.currency} an hour, {costs[number]:g} before"
@@ -121,7 +150,8 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
             yield Event(EventKind.NOTICED, f"{what}{_at_step(notice.step, ', ')}", notice.at)
 
 
-def _launched(intent: Intent) -> str:
+def launch_text(intent: Intent) -> str:
+    """Return in one line what a launch asks for, and why."""
     offer = intent.offer
     text = (
         f"launch {intent.launch} ({intent.why}): {intent.num_nodes} x {offer.instance_type} in {offer.zone}, "

@@ -12,7 +12,13 @@ from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.jobstore import keys
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-GROUPS = {"cloudspot artifacts", "cloudspot checkpoints", "cloudspot driver", "cloudspot providers"}
+GROUPS = {
+    "cloudspot artifacts",
+    "cloudspot checkpoints",
+    "cloudspot driver",
+    "cloudspot notify",
+    "cloudspot providers",
+}
 
 
 def section(title):

@@ -190,7 +190,7 @@ CASES = [
     Case(
         "a secret that is not set",
         "run",
-        "run.secrets: NOT_SET_ANYWHERE is not set in the environment; export it first",
+        "secrets: NOT_SET_ANYWHERE is not set in the environment; export it first",
         job=JOB + 'secrets = ["NOT_SET_ANYWHERE"]\n',
     ),
     Case(

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import threading
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from cloudspot.controller.loop import (
     SUMMARY_SECONDS,
     Controller,
 )
+from cloudspot.controller.outbox import Outbox
 from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
@@ -28,7 +30,7 @@ from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.settled_launches import find_settled
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.submission import _Secrets, request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill
@@ -200,6 +202,49 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
         if kind in {EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED}
     ]
     assert told == [EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED]
+
+
+def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delays_or_changes_it(records):
+    lasted, sent, held = [], [], threading.Event()
+
+    def send(through, message, urls):
+        assert held.wait(30)
+        sent.append((message.title, urls))
+        return {"urls[0] (json://)": "answered 500"}
+
+    for notify in ({}, {"urls": ["json://${TOKEN}@host"]}):
+        house = House(records, notify=notify)
+        house.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values={"TOKEN": "word"})))
+        outbox = Outbox(send)
+        controller = Controller(
+            house.store,
+            JOB,
+            SimProvider(house.cloud),
+            clock=house.world.clock(),
+            sleep=house.sleep,
+            outbox=outbox,
+        )
+        while not house.history.commits:
+            controller.run_pass()
+            house.run(5)
+        house.cloud.end(house.machine(), EndReason.RECLAIMED)
+        history = controller.run_until_finished()
+        assert outcomes(history) == ["reclaimed", "succeeded"]
+        assert list(house.store.list_objects(keys.secrets(JOB, 0))) == []
+        lasted.append(history.finished.at - history.submission.at)
+        if not notify:
+            assert list(house.store.list_objects(keys.told_prefix(JOB))) == []
+    # Each request takes a while in this world; no time of a notifier's is in it.
+    assert abs((lasted[1] - lasted[0]).total_seconds()) < 10
+    assert sent == []
+    held.set()
+    outbox.wait(30)
+    urls = {"urls[0] (json://)": "json://word@host"}
+    titles = {f"{JOB}: {kind}" for kind in ("reclaimed", "relaunched", "finished")}
+    assert sorted(sent) == [(title, urls) for title in sorted(titles)]
+    assert {line for _, line in outbox.take_failures()} == {
+        f"notify: urls[0] (json://) answered 500; not told: {title}" for title in titles
+    }
 
 
 def test_a_driver_that_has_nothing_to_do_lists_only_the_nodes_and_acts_on_all_records(house, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import time
 
 import pytest
 from acting_user import User, kill, wait_for
+from messagesink import dead_url, open_sink
 
 from cloudspot.jobstore import keys
 from cloudspot.local.machines import MachineDirectory
@@ -30,8 +32,31 @@ def test_a_killed_command_line_is_no_loss(user: User) -> None:
     assert len(user.machines()) == 1
 
 
-def test_three_controllers_launch_no_machine_twice(user: User) -> None:
-    cli = user.start_tiny("crowd", sets=(*SETS, RECLAIM))
+def test_three_controllers_launch_no_machine_twice_and_tell_each_event_once(user: User) -> None:
+    """The services that they tell are good, refuse, answer without end, and are not there."""
+    user.environ["SINK_WORD"] = "hidden"
+    with open_sink() as sink, dead_url() as dead:
+        sink.last_title = "crowd: finished"
+        urls = [
+            f"{sink.url.replace('//', '//me:${SINK_WORD}@')}/200",
+            f"{sink.url}/500",
+            f"{sink.url}/drip",
+            dead,
+        ]
+        said = _three_controllers(user, f"notify.urls={json.dumps(urls)}")
+    told = [line for path, body in sink.got if path == "/200" for line in body["message"].splitlines()[:-1]]
+    kinds = [kind for kind in ("will be taken", "it is up", "job succeeded") for line in told if kind in line]
+    assert kinds == ["will be taken", "it is up", "job succeeded"]
+    assert len(told) == 3
+    marks = [meta.key for meta in user.store.list_objects(keys.told_prefix("crowd"))]
+    assert [key.rpartition("/")[2] for key in marks] == ["finished-turn-0", "reclaimed-1-0", "relaunched-2"]
+    assert "notify: urls[1] (json://) answered 500; not told: crowd: " in said
+    assert "hidden" not in said
+
+
+def _three_controllers(user: User, notify: str) -> str:
+    """Run the job with a reclaim, driven by three, and return what they said."""
+    cli = user.start_tiny("crowd", sets=(*SETS, RECLAIM, notify))
     wait_for("the submission", (user.home / "store" / "jobs" / "crowd" / "spec").exists)
     second = user.start("attach", "crowd")
     third = user.start("reconcile", "--watch", "--job", "crowd")
@@ -42,6 +67,7 @@ def test_three_controllers_launch_no_machine_twice(user: User) -> None:
     assert shown["state"] == "succeeded"
     assert [one["name"] for one in shown["nodes"]] == ["1.0", "2.0"]
     assert len(user.machines()) == 2
+    return "".join(user.output(process) for process in (cli, second, third))
 
 
 def test_interrupting_the_command_line_detaches(user: User) -> None:

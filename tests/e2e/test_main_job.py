@@ -18,6 +18,7 @@ ABSENT = {
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",
     "jobs/<id>/submissions/<sha256>",
+    "jobs/<id>/told/<event>",
     "jobs/<id>/suspicions",
     "live/<id>.<nonce>",
     "probe/<nonce>",

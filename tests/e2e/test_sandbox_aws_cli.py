@@ -44,6 +44,7 @@ ABSENT = {
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",
     "jobs/<id>/submissions/<sha256>",
+    "jobs/<id>/told/<event>",
     "jobs/<id>/suspicions",
     "jobs/<id>/logs/<stream>/<date>/<number>",
 }

@@ -588,7 +588,7 @@ def field_paths(type_, prefix=""):
 def test_the_reference_names_every_field():
     reference = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", reference, re.MULTILINE))
-    tables = {"resources", "run", "spot", "checkpoint", "logs", "limits"}
+    tables = {"resources", "run", "spot", "checkpoint", "logs", "limits", "notify"}
     documented = {path for path in documented if not path.startswith("providers.")}
     assert documented | tables == set(field_paths(JobSpec)) | {"providers"}
 

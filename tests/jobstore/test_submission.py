@@ -133,9 +133,9 @@ def test_malformed_secrets_are_not_quoted(store):
 
 
 def test_what_is_wrong_on_this_side_is_found_before_anything_is_stored(store, spec, work):
-    with pytest.raises(SpecError, match=r"run\.secrets: EMPTY is not set"):
+    with pytest.raises(SpecError, match=r"^secrets: EMPTY is not set"):
         do(store, spec, work, environ={"TOKEN": "x"})
-    with pytest.raises(SpecError, match=r"run\.secrets: TOKEN, EMPTY is not set"):
+    with pytest.raises(SpecError, match=r"^secrets: TOKEN, EMPTY is not set"):
         do(store, spec, work, environ={})
     for job_id in ("", "Digits", "-a", "a-", "a_b", "a/b", "a" * 64, "a\n"):
         with pytest.raises(SpecError, match="job id"):

@@ -66,7 +66,7 @@ def plan(
 def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: bool) -> None:
     """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
-    check_secrets(spec.run.secrets, os.environ)
+    check_secrets(spec.secret_names, os.environ)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
     agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
     submission = new_submission(

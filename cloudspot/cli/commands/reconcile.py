@@ -10,11 +10,12 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
-from cloudspot.cli.invocation import current_invocation, driver_name
+from cloudspot.cli.invocation import current_invocation, current_outbox, driver_name
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import store_option
+from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.reconcile import NOTE_SECONDS, Reconciled, Reconciler, Unlisted
 from cloudspot.errors import (
     CloudspotError,
@@ -93,8 +94,9 @@ def reconcile(
         mark_all(store)
     seconds = NOTE_SECONDS if watch else every_seconds
     every = None if seconds is None else timedelta(seconds=seconds)
-    reconciler = Reconciler(store, open_provider, driver=driver or driver_name(), every=every)
-    rounds = _Rounds(store, wanted, reconciler)
+    outbox = current_outbox()
+    reconciler = Reconciler(store, open_provider, outbox=outbox, driver=driver or driver_name(), every=every)
+    rounds = _Rounds(store, wanted, reconciler, outbox)
     if not watch:
         rounds.run_one()
         rounds.warn_of_orphans()
@@ -112,9 +114,12 @@ def reconcile(
 class _Rounds:
     """Makes passes over the jobs of a store and prints what they did."""
 
-    def __init__(self, store: ObjectStore, wanted: str | None, reconciler: Reconciler) -> None:
+    def __init__(
+        self, store: ObjectStore, wanted: str | None, reconciler: Reconciler, outbox: Outbox
+    ) -> None:
         self._store = store
         self._wanted = wanted
+        self._outbox = outbox
         self._reconciler = reconciler
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
@@ -142,6 +147,8 @@ class _Rounds:
             self._print(done)
             self._job_error = done.error
             self.is_settled = done.tick is not None and done.tick.is_settled
+        for about, line in self._outbox.take_failures():
+            output.warn(f"{about}: {line}")
         for about in [one for one in self._complaints if one not in self._failing]:
             del self._complaints[about]
             output.echo(f"no longer an error: {about}", error=True)

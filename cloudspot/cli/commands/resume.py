@@ -100,9 +100,9 @@ def resume(
         _check_adopted(job, provider, history)
     _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)
     # Until the job has ended, its secrets are in the store.
-    stored = read_secrets(job.store, job.id, spec.run.secrets, resumption=history.submission.resumption)
+    stored = read_secrets(job.store, job.id, spec.secret_names, resumption=history.submission.resumption)
     environ = with_secrets(spec, stored)
-    check_secrets(spec.run.secrets, environ)
+    check_secrets(spec.secret_names, environ)
     is_elsewhere = provider.name != job.provider.name or _options(spec, provider) != _options(
         before, provider
     )

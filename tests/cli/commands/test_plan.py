@@ -89,7 +89,7 @@ def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_p
     secret = ["--set", 'run.secrets=["CLOUDLESS_TEST_SECRET"]']
     result = jobs.run(*command, str(jobs.job_file), *secret, status=2)
     assert result.stderr == (
-        "error: run.secrets: CLOUDLESS_TEST_SECRET is not set in the environment; export it first\n"
+        "error: secrets: CLOUDLESS_TEST_SECRET is not set in the environment; export it first\n"
     )
     assert not (tmp_path / "bucket").exists()
 

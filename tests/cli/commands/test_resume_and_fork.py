@@ -96,7 +96,7 @@ def test_secrets_are_taken_from_the_environment_or_asked_for(jobs, monkeypatch):
     jobs.stopped()
     delete_secrets(jobs.store, "digits-1", resumption=0)
     monkeypatch.setenv("TOKEN", "from the environment")
-    assert "run.secrets: WORD is not set" in jobs.run("resume", "digits-1", status=2).stderr
+    assert "secrets: WORD is not set" in jobs.run("resume", "digits-1", status=2).stderr
     monkeypatch.setattr(output, "can_ask", lambda: True)
     result = jobs.run("resume", "digits-1", typed="typed\n")
     assert "secret WORD" in result.stderr

@@ -1,0 +1,65 @@
+"""Messages on their way to people, sent beside whatever their process does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from cloudspot.controller.sending import send
+from cloudspot.model import Message
+
+MAX_AT_ONCE = 8
+"""Messages that are being sent at the same time; more wait for their turn."""
+MAX_ON_THE_WAY = 100
+"""Messages that are being sent or wait; further ones are dropped, and that is told."""
+CHECK_SECONDS = 0.1
+
+
+class Outbox:
+    """Sends each message from a thread of its own, so that a slow service holds up no other message.
+
+    Thread-safe.
+    """
+
+    def __init__(self, send: Callable[[str, Message, Mapping[str, str]], Mapping[str, str]] = send) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._turns = threading.Semaphore(MAX_AT_ONCE)
+        self._num_on_the_way = 0
+        self._failures: list[tuple[str, str]] = []
+        """By job."""
+
+    def put(self, through: str, message: Message, urls: Mapping[str, str]) -> None:
+        """Send the message soon; returns at once."""
+        with self._lock:
+            if self._num_on_the_way >= MAX_ON_THE_WAY:
+                line = f"notify: too many messages wait, so one is lost: {message.title}"
+                self._failures.append((message.job_id, line))
+                return
+            self._num_on_the_way += 1
+        threading.Thread(target=self._run, args=(through, message, urls), name="message", daemon=True).start()
+
+    def take_failures(self, job_id: str | None = None) -> tuple[tuple[str, str], ...]:
+        """Return what did not arrive, of one job or of all, by job, each once: a line without any URL."""
+        with self._lock:
+            taken = [one for one in self._failures if job_id in {None, one[0]}]
+            self._failures = [one for one in self._failures if one not in taken]
+        return tuple(taken)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all messages are out, but no longer than that."""
+        end = time.monotonic() + seconds
+        while self._num_on_the_way and time.monotonic() < end:
+            time.sleep(CHECK_SECONDS)
+
+    def _run(self, through: str, message: Message, urls: Mapping[str, str]) -> None:
+        errors: Mapping[str, str] = {}
+        try:
+            with self._turns:
+                errors = self._send(through, message, urls)
+        finally:
+            lines = [f"notify: {name} {error}; not told: {message.title}" for name, error in errors.items()]
+            with self._lock:
+                self._failures += ((message.job_id, line) for line in lines)
+                self._num_on_the_way -= 1

@@ -1,0 +1,111 @@
+"""Sends one message in a child process, so that a notifier that hangs or dies holds up nobody.
+
+``send`` starts the child, which is this module as a program: it reads an order, and answers with a line of
+JSON for each URL as soon as that is known.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.decoding import decode
+from cloudspot.errors import CloudspotError
+from cloudspot.model import Message
+from cloudspot.registry import notifier_class
+
+SEND_SECONDS = 20.0
+"""A URL that has not accepted a message by then counts as one that has not."""
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is to do."""
+
+    through: str
+    message: Message
+    urls: dict[str, str]
+    """By the names by which they may be shown."""
+
+    def __repr__(self) -> str:
+        return f"_Order({self.through}, {', '.join(self.urls)})"
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a URL."""
+
+    name: str
+    error: str | None
+
+
+def send(
+    through: str, message: Message, urls: Mapping[str, str], *, seconds: float = SEND_SECONDS
+) -> dict[str, str]:
+    """Send the message to all URLs at once; return the names of those that did not accept it, and why.
+
+    Takes at most ``seconds``, and raises nothing. Safe in any thread.
+    """
+    order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls)))
+    # The same modules as here, wherever the child is: not in a directory of which a URL could name a file.
+    path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(seconds)],
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the driver.
+        )
+    except OSError as error:
+        return dict.fromkeys(urls, f"could not be asked: {error.strerror}")
+    otherwise = "could not be asked: its process failed"
+    try:
+        said, _ = child.communicate(order, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        said, _ = child.communicate()
+        otherwise = f"did not answer within {seconds:g} s"
+    answers: dict[str, str | None] = {}
+    with suppress(msgspec.DecodeError):
+        answers.update((one.name, one.error) for one in (decode(line, _Answer) for line in said.splitlines()))
+    found = {name: answers.get(name, otherwise) for name in urls}
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def main() -> None:
+    """Be the child: carry out the order on the standard input."""
+    # Should nobody be left to kill it.
+    signal.alarm(int(float(sys.argv[1])) + 5)
+    out = os.dup(1)
+    os.dup2(2, 1)  # What a library prints is no answer.
+    order: _Order = decode(sys.stdin.buffer.read(), _Order)
+    notifier = notifier_class(order.through)()
+
+    def attempt(name: str, url: str) -> None:
+        error: str | None = None
+        try:
+            notifier.send(url, order.message)
+        except CloudspotError as refused:
+            error = str(refused)
+        except Exception as fault:  # noqa: BLE001 - whatever a library raises; its text may hold the URL
+            error = f"could not be asked: {type(fault).__name__}"
+        os.write(out, msgspec.json.encode(_Answer(name=name, error=error)) + b"\n")
+
+    threads = [threading.Thread(target=attempt, args=one) for one in order.urls.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

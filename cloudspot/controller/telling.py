@@ -1,0 +1,174 @@
+"""Tells people what has happened to a job, each event at most once whoever drives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from datetime import datetime, timedelta, tzinfo
+
+from cloudspot.controller.clock import Clock
+from cloudspot.controller.outbox import Outbox
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.amounts import cost_text
+from cloudspot.jobfile.notify import URGENT, NewsKind, NotifySpec
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import new_nonce
+from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.submission import read_secrets
+from cloudspot.model import Message, Severity
+from cloudspot.registry import notifier_class
+from cloudspot.story.events import Event, EventKind
+from cloudspot.story.ledger import bill
+from cloudspot.story.news import News, news
+from cloudspot.story.progress import newest_step, steps_total
+from cloudspot.story.states import job_state
+
+LEAVE_SECONDS = 30.0
+"""How long what is new is left to another driver that has begun to tell it."""
+MAX_LINES = 40
+MAX_LINE_LENGTH = 300
+
+_SEVERITIES = {
+    NewsKind.FINISHED: Severity.SUCCESS,
+    NewsKind.RECLAIMED: Severity.WARNING,
+    NewsKind.STALLED: Severity.WARNING,
+    NewsKind.CAPPED: Severity.WARNING,
+    NewsKind.FAILED: Severity.FAILURE,
+}
+
+
+class Teller:
+    """Finds what people are to be told of one job, and hands it to the outbox. For one thread at a time.
+
+    Who creates an event's mark sends it, and marks it before: so it is told at most once, and not at all if
+    that driver ends before it is sent. Whoever finds a fresh mark of another driver leaves the rest to that
+    one for a while, unless the job has ended; so what is told together stays together.
+    """
+
+    def __init__(self, store: ObjectStore, job_id: str, outbox: Outbox, *, clock: Clock) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._outbox = outbox
+        self._clock = clock
+        self._writer = new_nonce().encode()
+        self._told: set[str] = set()
+        self._is_listed = False
+        """Whether ``_told`` has what others had told when this driver first had something to tell."""
+        self._left_until = -math.inf
+        """Monotonic."""
+        self._secrets: Mapping[str, str] | None = None
+        self._warned: set[str] = set()
+
+    def steps(self, notify: NotifySpec, history: History, events: list[Event]) -> Generator[str, None, None]:
+        """Tell what is new, stopping before each request; what goes wrong is a warning, and no error."""
+        for _, line in self._outbox.take_failures(self._job_id):
+            events.append(Event(EventKind.WARNED, line))
+        if not notify.is_wanted:
+            return
+        try:
+            yield from self._steps(notify, history)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
+            why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
+            line = f"notify: {why}"
+            if line not in self._warned:
+                self._warned.add(line)
+                events.append(Event(EventKind.WARNED, line))
+
+    def _steps(self, notify: NotifySpec, history: History) -> Generator[str, None, None]:
+        if self._secrets is None:
+            # At once: whoever drives the job at its end deletes them.
+            if notify.secret_names:
+                yield "read secrets"
+            self._secrets = self._read_secrets(notify, history)
+        due = self._due(notify, history)
+        if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
+            return
+        if not self._is_listed:
+            yield "list what was told"
+            prefix = keys.told_prefix(self._job_id)
+            marks = {
+                one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
+            }
+            newest = max((marks[key] for key in marks.keys() - self._told), default=None)
+            self._told.update(marks)
+            self._is_listed = True
+            due = self._due(notify, history)
+            # The store's clock and this one may differ by any time: then it is told at once.
+            if newest is not None and abs(self._clock.now() - newest) < timedelta(seconds=LEAVE_SECONDS):
+                self._leave_to_other()
+                if history.finished is None:
+                    return
+        if not due:
+            return
+        # Whoever cannot send leaves it to others.
+        urls = notify.resolved(self._secrets)
+        notifier_class(notify.through)
+        yield "look whether the job is there"
+        if find_meta(self._store, keys.spec(self._job_id)) is None:
+            return
+        won: list[News] = []
+        problem: CloudspotError | None = None
+        for one in due:
+            yield "mark as told"
+            try:
+                is_ours = create(self._store, keys.told(self._job_id, one.key), self._writer) is None
+            except CloudspotError as error:
+                problem = error
+                break
+            self._told.add(one.key)
+            if not is_ours:
+                self._leave_to_other()
+                break
+            won.append(one)
+        if won:
+            self._outbox.put(notify.through, message_of(won, history, self._clock.now(), notify.zone), urls)
+        if problem is not None:
+            raise problem
+
+    def _leave_to_other(self) -> None:
+        """Let another driver tell what it has begun to."""
+        self._is_listed = False
+        self._left_until = self._clock.monotonic() + LEAVE_SECONDS
+
+    def _read_secrets(self, notify: NotifySpec, history: History) -> Mapping[str, str]:
+        names, resumption = notify.secret_names, history.submission.resumption
+        return read_secrets(self._store, self._job_id, names, resumption=resumption) if names else {}
+
+    def _due(self, notify: NotifySpec, history: History) -> list[News]:
+        """Return what is to be told now and has not been told, as far as this driver knows."""
+        now = self._clock.now()
+        kinds = set(notify.events)
+        if history.finished is None and notify.is_quiet(now):
+            kinds &= URGENT
+        found = news(history, now, notify.zone)
+        return [one for one in found if one.kind in kinds and one.key not in self._told]
+
+
+def message_of(told: Sequence[News], history: History, now: datetime, zone: tzinfo) -> Message:
+    """Return one message about all of these, with the state of the job and what it has cost so far."""
+    gravity = list(NewsKind)
+    kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
+    job_id = history.submission.job_id
+    lines = [
+        f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {_in_a_line(one.text)}"
+        for one in sorted(told, key=lambda one: one.at)
+        if one.text
+    ]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f"... and {len(lines) - MAX_LINES} more"]
+    ledger, total = bill(history, now), steps_total(history)
+    step = f"step {newest_step(history):,}" + ("" if total is None else f" of {total:,}")
+    cost = cost_text(ledger.spent, ledger.on_demand_equivalent, ledger.currency, ledger.others)
+    lines.append(f"Now: {job_state(history)}, {step}, {cost} so far")
+    title = f"{job_id}: {', '.join(kind.value for kind in kinds)}"
+    severity = _SEVERITIES.get(kinds[0], Severity.INFO)
+    return Message(job_id=job_id, title=title, body="\n".join(lines), severity=severity)
+
+
+def _in_a_line(text: str) -> str:
+    """Return others' text, such as the last words of a script, without what is not meant for eyes."""
+    shown = "".join(each if each.isprintable() else " " for each in text)
+    return shown if len(shown) <= MAX_LINE_LENGTH else f"{shown[: MAX_LINE_LENGTH - 3]}..."

@@ -1,0 +1,16 @@
+"""cloudspot's messages through apprise. Importing this imports no apprise; the notifier does, when used."""
+
+from __future__ import annotations
+
+from cloudspot.hookspecs import hookimpl
+from cloudspot.interfaces import Notifier
+
+
+@hookimpl
+def cloudspot_notifier(name: str) -> type[Notifier] | None:
+    """Return the notifier ``apprise``."""
+    if name != "apprise":
+        return None
+    from cloudspot_apprise.notifier import AppriseNotifier
+
+    return AppriseNotifier

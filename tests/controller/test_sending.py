@@ -1,0 +1,83 @@
+"""A notifier of any plugin, in a process of its own: what it prints, raises or breaks stays there."""
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+
+from cloudspot.controller.sending import send
+from cloudspot.errors import PluginError
+from cloudspot.model import Message, Severity
+from cloudspot.registry import notifier_class
+
+PLUGIN = """
+    import os, pathlib, time
+    from cloudspot.errors import CloudspotError
+    from cloudspot.hookspecs import hookimpl
+    from cloudspot.interfaces import Notifier
+
+    class Pager(Notifier):
+        name = "pager"
+
+        def holds_credential(self, url):
+            return True
+
+        def send(self, url, message):
+            print('{"name": "raises", "error": null}', flush=True)
+            what, _, word = url.partition(":")
+            if what == "raise":
+                raise ValueError(word)
+            if what == "refuse":
+                raise CloudspotError("answered 403")
+            if what == "die":
+                os._exit(0)
+            if what == "hang":
+                time.sleep(60)
+            pathlib.Path(word).write_text(f"{message.title}: {message.severity.value} in {os.getcwd()}")
+
+    @hookimpl
+    def cloudspot_notifier(name):
+        return Pager if name == "pager" else None
+"""
+MESSAGE = Message(job_id="a-1", title="a-1: failed", body="b", severity=Severity.FAILURE)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A directory with the plugin, as pip would have installed it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cloudspot_pager.py").write_text(textwrap.dedent(PLUGIN))
+    info = tmp_path / "cloudspot_pager-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cloudspot-pager\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cloudspot.notifiers]\npager = cloudspot_pager\n")
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("cloudspot_pager", None)
+
+
+def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
+    urls = {
+        "good": f"good:{site}/got",
+        "raises": "raise:secret",
+        "refuses": "refuse:secret",
+        "hangs": "hang:secret",
+    }
+    assert send("pager", MESSAGE, urls, seconds=2.0) == {
+        "raises": "could not be asked: ValueError",
+        "refuses": "answered 403",
+        "hangs": "did not answer within 2 s",
+    }
+    assert (site / "got").read_text() == "a-1: failed: failure in /"
+
+
+def test_a_notifier_that_takes_its_process_along_has_failed(site):
+    failed = send("pager", MESSAGE, {"dies": "die:secret"})
+    assert failed == {"dies": "could not be asked: its process failed"}
+
+
+def test_a_notifier_is_found_by_its_name_and_a_missing_one_comes_with_the_nearest(site):
+    assert notifier_class("pager").name == "pager"
+    with pytest.raises(PluginError, match=r'^no notifier "pagr" is installed; did you mean "pager"\?$'):
+        notifier_class("pagr")

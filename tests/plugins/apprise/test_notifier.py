@@ -1,0 +1,104 @@
+"""The real apprise, against real servers on this machine."""
+
+from __future__ import annotations
+
+import pytest
+from messagesink import dead_url, open_sink
+
+from cloudspot.controller.sending import send
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.model import Message, Severity
+from cloudspot.registry import notifier_class
+from cloudspot_apprise.notifier import AppriseNotifier
+
+MESSAGE = Message(job_id="a-1", title="a-1: failed", body="one\ntwo", severity=Severity.FAILURE)
+
+
+@pytest.fixture
+def sink():
+    with open_sink() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def dead():
+    with dead_url() as url:
+        yield url
+
+
+def test_it_is_found_by_its_name():
+    assert notifier_class("apprise") is AppriseNotifier
+
+
+def test_a_message_arrives_once_with_its_gravity(sink):
+    AppriseNotifier().send(f"{sink.url}/200", MESSAGE)
+    ((path, body),) = sink.got
+    assert path == "/200"
+    assert (body["title"], body["message"], body["type"]) == ("a-1: failed", "one\ntwo", "failure")
+
+
+def test_an_answer_that_refuses_is_named_and_a_host_that_is_not_there_is_none(sink, dead):
+    for status in ("500", "403"):
+        with pytest.raises(CloudspotError, match=f"^answered {status}$"):
+            AppriseNotifier().send(f"{sink.url}/{status}", MESSAGE)
+    with pytest.raises(CloudspotError, match=r"^could not be reached, or did not accept it$"):
+        AppriseNotifier().send(dead, MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_secret"),
+    [
+        ("json://localhost/a", False),
+        ("json://user:word@localhost/a", True),
+        ("slack://TokenA12345/TokenB1234567/abcdefghijklmnopqrstuvwx/#ops", True),
+        ("https://hooks.slack.com/services/T0000000/B00000000/abcdefghijklmnopqrstuvwx", True),
+        ("dingtalk://abcdef0123456789abcdef0123456789", True),
+        ("feishu://abcdef-0123/", True),
+        ("mailto://me:word@example.org", True),
+    ],
+)
+def test_a_url_that_holds_a_credential_is_known(url, is_secret):
+    assert AppriseNotifier().holds_credential(url) is is_secret
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "moon://host/word",
+        "slack://word",
+        # Whoever may write to the bucket would have a driver read its own files, and send them.
+        "slack://TokenA12345/TokenB1234567/abcdefghijklmnopqrstuvwx/?template=/home/word",
+        "fcm://project/word/?keyfile=%2Fhome",
+        "json://host/?x=%252Fhome",
+        "json://host/?x=file:word",
+    ],
+)
+def test_what_apprise_does_not_know_and_what_could_name_a_file_is_refused_without_showing_it(url):
+    with pytest.raises(SpecError) as caught:
+        AppriseNotifier().holds_credential(url)
+    with pytest.raises(SpecError):
+        AppriseNotifier().send(url, MESSAGE)
+    assert "word" not in str(caught.value)
+
+
+def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit(sink, dead):
+    urls = {
+        "good": f"{sink.url}/200",
+        "bad": f"{sink.url}/500",
+        "dead": dead,
+        "slow": f"{sink.url}/drip",
+        "wrong": "moon://word",
+    }
+    assert send("apprise", MESSAGE, urls, seconds=5.0) == {
+        "bad": "answered 500",
+        "dead": "could not be reached, or did not accept it",
+        "slow": "did not answer within 5 s",
+        "wrong": "is no URL that apprise knows, or lacks what its service needs",
+    }
+    assert [path for path, _ in sink.got].count("/200") == 1
+
+
+def test_a_notifier_that_is_not_there_is_told_as_a_failure_of_each_url(sink):
+    failed = {"good": "could not be asked: its process failed"}
+    assert send("pager", MESSAGE, {"good": f"{sink.url}/200"}) == failed
+    assert sink.got == []
