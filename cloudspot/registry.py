@@ -125,6 +125,18 @@ def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
 
 
+def driver_distributions(provider: str, store_url: str) -> tuple[str, ...]:
+    """Return those, and what else a driver of any job may need: notifiers and market policies.
+
+    Raises:
+        PluginError: the provider or the store's plugin is not installed.
+    """
+    groups = (hookspecs.NOTIFIER_GROUP, hookspecs.POLICY_GROUP)
+    others = (declared.distribution for group in groups for declared in _all_declared(group))
+    found = dict.fromkeys((*plugin_distributions(provider, store_url), *others))
+    return tuple(one for one in found if one != "cloudspot")
+
+
 def provider_names() -> tuple[str, ...]:
     """Return the names of all installed providers, without importing them."""
     return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))

@@ -23,7 +23,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_files
 from cloudspot.jobstore.forking import code_of
-from cloudspot.registry import open_provider, open_store, plugin_distributions
+from cloudspot.registry import driver_distributions, open_provider, open_store, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
@@ -132,4 +132,6 @@ def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> Agen
     """
     if provider.boot_profile().has_cloudspot:
         return None
-    return make_agent_archive(plugin_distributions(provider.name, store.url), drives=spec.nodes.drive)
+    if spec.nodes.drive:
+        return make_agent_archive(driver_distributions(provider.name, store.url), drives=True)
+    return make_agent_archive(plugin_distributions(provider.name, store.url))

@@ -16,7 +16,7 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.model import DriverFunction
-from cloudspot.registry import open_provider, plugin_distributions
+from cloudspot.registry import driver_distributions, open_provider
 
 DEFAULT_EVERY = "2m"
 
@@ -47,7 +47,7 @@ def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> 
     """
     store, host = open_named_store(store_url), open_provider(provider_name, None).function_host()
     seconds = parse_duration(every)
-    archive = make_function_archive(plugin_distributions(provider_name, store.url))
+    archive = make_function_archive(driver_distributions(provider_name, store.url))
     name = _name(store)
     function = DriverFunction(
         name=name,
