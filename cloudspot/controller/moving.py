@@ -9,7 +9,7 @@ from datetime import datetime
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.limits import budget_of
 from cloudspot.controller.refusals import cool_until
-from cloudspot.controller.supply import room
+from cloudspot.controller.supply import may_replace, room
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
@@ -59,6 +59,12 @@ def plan_move(
     fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in there.values())]
     if not fitting:
         raise CloudspotError(f"there is no offer of {_text(target, there)}; to see all, run: cloudspot plan")
+    fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in there.values())]
+    if not fitting:
+        raise CloudspotError(
+            f"machines of {_text(target, there)} do not reach those that train, whose places they take "
+            f"one by one; stop the job and resume it there: cloudspot stop {job_id}"
+        )
     keys = {offer.key for offer in fitting}
     moving = [seat for seat, offer in there.items() if offer.key not in keys]
     if not moving:

@@ -41,12 +41,21 @@ class Wish:
 
     why: str = "first"
     """As in the launch's intent."""
-    instance_types: frozenset[str] = frozenset()
-    """Only these will do, since the nodes train with others that stay; empty: any."""
-    zones: tuple[str, ...] = ()
-    """These come first, since the others are there."""
+    beside: tuple[Offer, ...] = ()
+    """Those of the nodes that stay, with which the new ones train: only their machine types will do, and what
+    reaches them; their zones come first."""
     is_needed: bool = True
     """Whether the job does not train without it: then it may fall back to on-demand, or be suspended."""
+
+    @property
+    def zones(self) -> frozenset[str]:
+        """Return the zones of the nodes that stay."""
+        return frozenset(one.zone for one in self.beside)
+
+    def fits(self, offer: Offer) -> bool:
+        """Return whether machines of the offer could train beside the nodes that stay."""
+        types = {one.instance_type for one in self.beside}
+        return (not types or offer.instance_type in types) and all(map(offer.reaches, self.beside))
 
 
 def choose_offer(
@@ -68,7 +77,7 @@ def choose_offer(
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
         return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
-    fitting = [one for one in offers if not wish.instance_types or one.instance_type in wish.instance_types]
+    fitting = filter(wish.fits, offers)
     usable = [offer for offer in in_order(spec, fitting) if offer.key not in refused]
     if not usable:
         why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
@@ -153,7 +162,7 @@ def offer_instead(
     return None
 
 
-def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+def in_order(spec: JobSpec, offers: Iterable[Offer]) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them."""
     markets = {"spot": [Market.SPOT], "on-demand": [Market.ON_DEMAND]}
     allowed = markets.get(spec.spot.policy, [Market.SPOT, Market.ON_DEMAND])

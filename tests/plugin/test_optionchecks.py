@@ -50,9 +50,9 @@ def test_a_value_may_be_named_once():
 
 
 def test_zones_are_in_the_region_if_one_is_named():
-    CHECKS.require_zones_in(None, ("sky-1a",))
-    CHECKS.require_zones_in("sky-1", ("sky-1a",))
-    assert refusal(CHECKS.require_zones_in, "sky-1", ("sky-1a", "sea-1a")) == (
+    CHECKS.require_zones_in((), ("sky-1a",))
+    CHECKS.require_zones_in(["sky-1"], ("sky-1a",))
+    assert refusal(CHECKS.require_zones_in, ["sky-1"], ("sky-1a", "sea-1a")) == (
         'zones: "sea-1a" is not in region sky-1'
     )
 

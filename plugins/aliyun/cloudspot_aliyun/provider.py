@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
-from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
-from cloudspot_aliyun.options import AliyunOptions, check_options
+from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
 
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
 
 
-class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
+class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
     """Machines of Alibaba Cloud's ECS, on the spot market or by pay-as-you-go."""
 
     name: ClassVar[str] = "aliyun"
@@ -29,7 +29,11 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the region, which the SDKs cannot find by themselves."""
+        """Return how the image starts the agent, and the job's own region, where its bucket is.
+
+        The SDKs cannot find it by themselves. The machine's own region, which may be another, is what its
+        metadata says: by that it fetches the agent and ends itself.
+        """
         region = self._options.region or self.clients.region
         return BootProfile(
             agent_python=self._options.agent_python,
@@ -63,12 +67,21 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
 
         return AliyunClients(region=self._options.region)
 
-    def _make_provisioner(self, clients: AliyunClients) -> Provisioner:
+    @property
+    def _regions(self) -> Sequence[str]:
+        return self._options.regions
+
+    def _in_region(self, region: str) -> tuple[AliyunOptions, AliyunClients]:
+        return options_in(region, self._options), self.clients.in_region(region)
+
+    def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner
 
-        return EcsProvisioner(self._options, clients)
+        return EcsProvisioner(options, clients)
 
-    def _check(self, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
+    def _check_region(
+        self, options: AliyunOptions, clients: AliyunClients, resources: Resources
+    ) -> Sequence[CheckResult]:
         from cloudspot_aliyun.check import check
 
-        return check(self._options, clients, resources)
+        return check(options, clients, resources)
