@@ -83,6 +83,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = "USD"
     billing: Billing = Billing()
     """What of a machine's time is charged at these prices."""
+    transfer_price_per_gib: Price = 0.0
+    """What a GiB between such a machine and the region of the job's bucket costs, in ``currency``, in the
+    dearer direction; 0 within the region. It is no part of the price."""
     network: str = ""
     """Machines of different networks, such as two regions' VPCs, do not reach each other; empty: all of the
     provider's do."""

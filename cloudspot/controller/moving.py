@@ -10,11 +10,13 @@ from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.limits import budget_of
 from cloudspot.controller.refusals import cool_until
 from cloudspot.controller.supply import may_replace, room
+from cloudspot.controller.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of
+from cloudspot.market.knowledge import NOTHING_KNOWN
 from cloudspot.model import Market, Offer
 from cloudspot.story.states import TERMINAL_STATES, job_state
 
@@ -86,7 +88,15 @@ def plan_move(
             f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more it would have over twice "
             f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
         )
-    offer = min(ready, key=lambda one: (one.price_per_hour, one.zone, one.instance_type))
+    traffic = traffic_of(history)
+    offer = min(
+        ready,
+        key=lambda one: (
+            price_with_transfer(one, traffic, NOTHING_KNOWN),
+            one.zone,
+            one.instance_type,
+        ),
+    )
     budget = budget_of(spec, history, now)
     if budget is not None and not budget.affords(offer, len(moving)):
         raise CloudspotError(f"{budget.why_not(offer, len(moving))}; {budget.text}")

@@ -28,6 +28,10 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         """Return the options as they are meant in one of the regions, and clients for it; no I/O."""
 
     @abstractmethod
+    def _transfer_price(self, offer: Offer) -> float:
+        """Return ``Offer.transfer_price_per_gib`` of an offer in one of the regions."""
+
+    @abstractmethod
     def _make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
         """Return the provisioner of the clients' region."""
 
@@ -40,7 +44,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         if not self._regions:
             return self._make_provisioner_of(self._options, clients)
         each = {region: self._make_provisioner_of(*self._in_region(region)) for region in self._regions}
-        return RegionalProvisioner(each)
+        return RegionalProvisioner(each, self._transfer_price)
 
     def _check(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
         if not self._regions:
@@ -58,9 +62,12 @@ class RegionalProvisioner(Provisioner):
     Each region's offers have ``region`` in their details, and its requests have it in their bodies.
     """
 
-    def __init__(self, each: Mapping[str, Provisioner]) -> None:
-        """Take a provisioner for each region."""
+    def __init__(
+        self, each: Mapping[str, Provisioner], transfer_price: Callable[[Offer], float] = lambda _: 0.0
+    ) -> None:
+        """Take a provisioner for each region, and what tells ``Offer.transfer_price_per_gib``."""
         self._each = dict(each)
+        self._transfer_price = transfer_price
         self.token_seconds = min(one.token_seconds for one in each.values())
         self.absence_proves_after_seconds = max(one.absence_proves_after_seconds for one in each.values())
         self._lock = threading.Lock()
@@ -116,13 +123,16 @@ class RegionalProvisioner(Provisioner):
         _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return the offers of all regions.
+        """Return the offers of all regions, with what moving checkpoints to and from each costs.
 
         Raises:
             SpecError: what an option names does not exist in one of them.
             TransientError: one did not answer: without its offers a job might be given up as without any.
         """
-        return [offer for one in self._each.values() for offer in one.offers(resources)]
+        found = [offer for one in self._each.values() for offer in one.offers(resources)]
+        return [
+            msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one)) for one in found
+        ]
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now, in its region."""

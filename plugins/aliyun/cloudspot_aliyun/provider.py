@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
 from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
@@ -73,6 +73,11 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
     def _in_region(self, region: str) -> tuple[AliyunOptions, AliyunClients]:
         return options_in(region, self._options), self.clients.in_region(region)
+
+    def _transfer_price(self, offer: Offer) -> float:
+        from cloudspot_aliyun.pricing import transfer_price
+
+        return transfer_price(offer.details["region"], self.clients.region, offer.currency)
 
     def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner

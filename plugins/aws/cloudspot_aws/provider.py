@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
 from cloudspot_aws.options import AwsOptions, check_options, options_in
@@ -89,6 +89,11 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         from cloudspot_aws.clients import AwsClients
 
         return options_in(region, self._options), AwsClients(region=region)
+
+    def _transfer_price(self, offer: Offer) -> float:
+        from cloudspot_aws.pricing import transfer_price
+
+        return transfer_price(offer.details["region"], self.clients.region)
 
     def _make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner

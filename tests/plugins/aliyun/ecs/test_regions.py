@@ -6,6 +6,7 @@ from groups import group_of
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
 from cloudspot_aliyun.options import AliyunOptions, options_in
+from cloudspot_aliyun.pricing import transfer_price
 from cloudspot_aliyun.provider import AliyunProvider
 
 HOME, OTHER = "cn-hangzhou", "cn-beijing"
@@ -137,3 +138,23 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
     with pytest.raises(SpecError) as error:
         make(**table)
     assert str(error.value).startswith(f"providers.aliyun.{message}")
+
+
+def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
+    offers = make().provisioner().offers(Resources())
+    found = {one.details["region"]: one.transfer_price_per_gib for one in offers}
+    assert found == {HOME: 0.0, OTHER: pytest.approx(1.2)}
+    assert {one.currency for one in offers} == {"CNY"}
+
+
+@pytest.mark.parametrize(
+    ("region", "home", "currency", "price"),
+    [
+        (HOME, HOME, "CNY", 0.0),
+        ("ap-southeast-1", "us-west-1", "USD", 0.16),
+        ("me-east-1", "us-west-1", "USD", 0.45),
+        ("us-west-1", "me-east-1", "CNY", 0.45 * 7.5),
+    ],
+)
+def test_what_differs_by_region_is_taken_to_be_dear(region, home, currency, price):
+    assert transfer_price(region, home, currency) == price

@@ -6,6 +6,7 @@ from groups import group_of
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Resources
 from cloudspot_aws.options import AwsOptions, options_in
+from cloudspot_aws.pricing import transfer_price
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID, image_in
 
@@ -100,7 +101,7 @@ def test_the_check_tells_of_each_region(make):
 
 def test_a_region_that_does_not_sell_a_named_type_is_named(make):
     provider = make(regions=(HOME, "ap-south-2"), instance_types=("g5.xlarge",))
-    with pytest.raises(SpecError, match='instance_types: ap-south-2 has no "g5.xlarge"'):
+    with pytest.raises(SpecError, match=r'instance_types: ap-south-2 has no "g5.xlarge"'):
         provider.provisioner().offers(Resources())
 
 
@@ -143,3 +144,31 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
     with pytest.raises(SpecError) as error:
         make(**table)
     assert str(error.value).startswith(f"providers.aws.{message}")
+
+
+def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
+    found = {
+        one.details["region"]: one.transfer_price_per_gib for one in make().provisioner().offers(Resources())
+    }
+    assert found == {HOME: 0.0, OTHER: 0.02}
+    (alone,) = {
+        one.transfer_price_per_gib for one in make(regions=(OTHER,)).provisioner().offers(Resources())
+    }
+    assert alone == 0.02
+
+
+@pytest.mark.parametrize(
+    ("region", "home", "usd"),
+    [
+        (HOME, HOME, 0.0),
+        ("eu-west-1", "us-east-1", 0.02),
+        # Either direction may be the dearer one.
+        ("ap-northeast-1", "us-east-1", 0.10),
+        ("us-east-1", "ap-northeast-1", 0.10),
+        ("us-gov-west-1", "us-gov-east-1", 0.15),
+        ("sa-east-1", "us-east-1", 0.15),
+        ("xx-new-1", "us-east-1", 0.15),
+    ],
+)
+def test_what_is_not_known_is_taken_to_be_dear(region, home, usd):
+    assert transfer_price(region, home) == usd
