@@ -1,14 +1,19 @@
 """Offers whose machines do not reach each other, such as two regions': what may join, replace and move."""
 
 import pytest
+from launch_histories import first_violation, play
+from simnodes import Script
 
+from cloudspot.controller import moving
 from cloudspot.controller.actions import OpenLaunch, Wait
 from cloudspot.controller.decide import decide
 from cloudspot.controller.moving import Target, plan_move
+from cloudspot.controller.policy import Wish
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Market
 
 HOUR = 3600.0
+LONG = Script(num_steps=90)
 
 
 @pytest.fixture
@@ -124,3 +129,27 @@ def test_a_move_of_one_node_goes_anywhere(records, east, west):
     history = records.history(launch, generations=(records.generation(1, seats=[(1, 0)]),))
     found = plan_move(records.spec(), history, [east, west], records.at(1e4), Target(zone="west-a"))
     assert (found.offer, found.num_nodes) == (west, 1)
+
+
+def with_networks(cloud):
+    cloud.has_networks = True
+
+
+def test_no_history_brings_nodes_together_that_do_not_reach_each_other():
+    """Neither drivers that race, nor people who move the job, nor notices, losses and lost answers."""
+    num_stand_ins = 0
+    for seed in range(100):
+        nodes = [(1, 1), (2, 2), (1, 2), (2, 3), (1, 3)][seed % 5]
+        found = play(seed, nodes=nodes, moves=2, script=LONG, change_cloud=with_networks)
+        num_stand_ins += found.num_stand_ins
+    assert num_stand_ins > 0, "moves of one node, or within a network, still happen"
+
+
+def test_a_shortcut_through_another_network_is_found_out(monkeypatch):
+    told = "do not reach each other"
+    with monkeypatch.context() as shortcut:
+        shortcut.setattr(Wish, "fits", lambda wish, offer: True)
+        assert first_violation(told, known=(20,), change_cloud=with_networks) is not None
+    monkeypatch.setattr(moving, "may_replace", lambda *_: True)
+    options = {"moves": 3, "nodes": (2, 2), "script": LONG, "change_cloud": with_networks}
+    assert first_violation(told, known=(95,), **options) is not None
