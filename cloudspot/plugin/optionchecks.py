@@ -85,6 +85,14 @@ class OptionChecks:
         if lacking:
             raise self.error(field, f"none is in {lacking[0]}; name one for each region, or leave all out")
 
+    def require_prices_in(self, regions: Sequence[str], field: str, prices: Mapping[str, float]) -> None:
+        """Refuse a price of nothing or less, and one for ``REGION/TYPE`` that is for none of the regions."""
+        self.require_positive_prices(field, prices)
+        for name in prices:
+            region, slash, _ = name.partition("/")
+            if slash and region not in regions:
+                raise self.error(field, f'"{name}" is for a region that is not in regions')
+
     def require_positive_prices(self, field: str, prices: Mapping[str, float]) -> None:
         """Refuse a price of nothing or less."""
         for name, price in prices.items():

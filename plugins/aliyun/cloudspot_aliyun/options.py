@@ -149,7 +149,7 @@ def check_options(options: AliyunOptions) -> None:
         raise field_error("image", "an image is of one region; with regions, name an image_family")
     if options.regions and options.deployment_set not in {None, "auto"}:
         raise field_error("deployment_set", 'a set is of one region; with regions, only "auto" will do')
-    _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)
+    _CHECKS.require_prices_in(options.regions, "on_demand_prices", options.on_demand_prices)
     if options.image is not None and options.image_family is not None:
         raise field_error("image_family", "has no effect beside image; leave one of them out")
     if options.max_price is not None and round(options.max_price, 3) != options.max_price:

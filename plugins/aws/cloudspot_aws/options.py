@@ -163,7 +163,7 @@ def check_options(options: AwsOptions) -> None:
         raise field_error(
             "image", "an ami-... is of one region; with regions, name a parameter that each has"
         )
-    _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)
+    _CHECKS.require_prices_in(options.regions, "on_demand_prices", options.on_demand_prices)
     if options.log_retention_days not in RETENTION_DAYS:
         days = ", ".join(map(str, RETENTION_DAYS))
         raise field_error("log_retention_days", f"expected one of {days}; got {options.log_retention_days}")
