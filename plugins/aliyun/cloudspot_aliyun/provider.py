@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
@@ -14,6 +15,12 @@ from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
 
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
+
+NO_WAY: Final = (
+    "machines in %s have no public address (providers.aliyun.public_bandwidth = 0): they reach a bucket "
+    "in %s only through a NAT gateway or CEN"
+)
+_log = logging.getLogger("cloudspot.aliyun.provider")
 
 
 class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
@@ -57,6 +64,9 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
         clients = self.clients
         region = clients.region
+        away = [one for one in self._options.regions if one != region]
+        if away and not self._options.public_bandwidth:
+            _log.warning(NO_WAY, ", ".join(away), region)
         return {"region": region, "account": self._options.account or caller(clients).account}
 
     def _check_options(self, options: AliyunOptions) -> None:

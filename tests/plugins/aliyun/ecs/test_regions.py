@@ -158,3 +158,14 @@ def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
 )
 def test_what_differs_by_region_is_taken_to_be_dear(region, home, currency, price):
     assert transfer_price(region, home, currency) == price
+
+
+def test_machines_without_a_way_to_a_bucket_elsewhere_are_warned_of_on_submission(make, caplog):
+    make(regions=()).pinned_options()
+    make(regions=(HOME,)).pinned_options()
+    make(public_bandwidth=100).pinned_options()
+    assert caplog.messages == []
+    make().pinned_options()
+    (said,) = caplog.messages
+    assert said.startswith("machines in cn-beijing have no public address")
+    assert "a bucket in cn-hangzhou only through a NAT gateway or CEN" in said
