@@ -149,3 +149,28 @@ def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no
     assert sorted(steps) == list(range(shown["steps_total"]))
     for older, newer, seconds in pauses(shown):
         print(f"from the last step of generation {older} to the first of generation {newer}: {seconds:.1f} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+def test_on_the_emulated_alibaba_cloud_a_machine_away_from_the_bucket_trains_and_releases_itself(
+    user: User,
+) -> None:
+    """All that it needs comes from the bucket at home; it asks the control plane of its own region for its end."""
+    sets = (
+        'providers.aliyun.instance_types=["ecs.g7.large"]',
+        'providers.aliyun.regions=["cn-beijing"]',
+        "providers.aliyun.public_bandwidth=100",
+    )
+    seen = run_sandboxed(
+        user,
+        "aliyun",
+        JOBS / "tiny" / "job.toml",
+        arguments=[word for one in sets for word in ("--set", one)],
+    )
+    assert seen.show["state"] == "succeeded"
+    (launch,) = seen.show["launches"]
+    assert launch["zone"].startswith("cn-beijing")
+    released = [one for one in seen.trail if one["by"] == "machine" and one["action"] == "DeleteInstance"]
+    assert [one["error"] for one in released] == [None]
