@@ -76,10 +76,11 @@ def check_stream(stream: str) -> None:
 class Provisioner(ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node."""
 
-    token_seconds: ClassVar[float]
+    token_seconds: float
     """For at least this many seconds the provider honours an idempotency token."""
-    absence_proves_after_seconds: ClassVar[float]
-    """A machine that was seen once and is absent from ``instances()`` for this many seconds is dead."""
+    absence_proves_after_seconds: float
+    """A machine that was seen once and is absent from ``instances()`` for this many seconds is dead. Both are
+    set in the class, or per instance."""
 
     @abstractmethod
     def render(self, group: InstanceGroup) -> LaunchRequest:

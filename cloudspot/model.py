@@ -83,6 +83,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = "USD"
     billing: Billing = Billing()
     """What of a machine's time is charged at these prices."""
+    transfer_price_per_gib: Price = 0.0
+    """What a GiB between such a machine and the region of the job's bucket costs, in ``currency``, in the
+    dearer direction; 0 within the region. It is no part of the price."""
+    network: str = ""
+    """Machines of different networks, such as two regions' VPCs, do not reach each other; empty: all of the
+    provider's do."""
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What the plugin looked up for this offer, such as an image's id, so that ``render`` needs no I/O. It is
     stored with the launch and holds no secret. ``price_parts`` may tell people what the price adds up."""
@@ -91,6 +97,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The offer's unique name within its provider."""
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
+
+    def reaches(self, other: Offer) -> bool:
+        """Return whether machines of the two offers reach each other, so that they can train together."""
+        return self.network == other.network or not (self.network and other.network)
 
     @property
     def price_parts(self) -> str:

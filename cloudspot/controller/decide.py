@@ -40,7 +40,7 @@ from cloudspot.controller.policy import GiveUp, Wish, choose_offer, offer_instea
 from cloudspot.controller.reap import reapable
 from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS
 from cloudspot.controller.restarts import judge
-from cloudspot.controller.supply import movable, need
+from cloudspot.controller.supply import may_replace, movable, need
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -183,7 +183,11 @@ def _market_move(
         return (FetchOffers(),) if observed.offers_seconds >= MARKET_LOOK_SECONDS else ()
     held = history.launches[moving[0].launch - 1].intent.offer
     has_others = len(moving) < len(seats.members)
-    offers = [one for one in observed.offers if not has_others or one.instance_type == held.instance_type]
+    offers = [
+        one
+        for one in observed.offers
+        if (one.instance_type == held.instance_type or not has_others) and may_replace(spec, held, one)
+    ]
     try:
         found = offer_instead(spec, history, held, offers, now, observed.knowledge)
     except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
@@ -222,18 +226,13 @@ def _finish(number: int, end: End) -> Finish:
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
-    """Return what the new nodes have to be like: those with whom they train have one machine type."""
-    offers = [
+    """Return what the new nodes have to be like: those with whom they train."""
+    beside = tuple(
         launch.intent.offer
         for launch in history.launches
         if any(Seat(launch.number, rank) in seats.staying for rank in launch.live_ranks)
-    ]
-    return Wish(
-        why=why,
-        instance_types=frozenset(offer.instance_type for offer in offers),
-        zones=tuple(dict.fromkeys(offer.zone for offer in offers)),
-        is_needed=is_needed,
     )
+    return Wish(why=why, beside=beside, is_needed=is_needed)
 
 
 def _creates(history: History, observed: Observed) -> Iterator[Create]:

@@ -47,12 +47,18 @@ def expected_offers(
     return tuple(found)
 
 
+def hours_until_loss(offer: Offer, knowledge: Knowledge) -> float:
+    """Return how long the provider leaves a new machine to its job, in the mean; ``inf``: for good."""
+    if offer.market is not Market.SPOT:
+        return inf
+    factor = knowledge.loss_factor(pool(offer.zone, offer.instance_type))
+    return float(mean_hours(knowledge.usual.scaled(factor, 1.0).loss).sum())
+
+
 def _expected(offer: Offer, knowledge: Knowledge, start_hours: float) -> ExpectedOffer:
-    name, hours, tally = pool(offer.zone, offer.instance_type), inf, Tally()
+    hours, tally = hours_until_loss(offer, knowledge), Tally()
     if offer.market is Market.SPOT:
-        tally = knowledge.tallies.get(name, Tally())
-        loss = knowledge.usual.scaled(knowledge.loss_factor(name), 1.0).loss
-        hours = float(mean_hours(loss).sum())
+        tally = knowledge.tallies.get(pool(offer.zone, offer.instance_type), Tally())
     return ExpectedOffer(
         offer=offer,
         hours_until_loss=hours,

@@ -9,12 +9,14 @@ from datetime import datetime
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.limits import budget_of
 from cloudspot.controller.refusals import cool_until
-from cloudspot.controller.supply import room
+from cloudspot.controller.supply import may_replace, room
+from cloudspot.controller.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of
+from cloudspot.market.knowledge import NOTHING_KNOWN
 from cloudspot.model import Market, Offer
 from cloudspot.story.states import TERMINAL_STATES, job_state
 
@@ -59,6 +61,12 @@ def plan_move(
     fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in there.values())]
     if not fitting:
         raise CloudspotError(f"there is no offer of {_text(target, there)}; to see all, run: cloudspot plan")
+    fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in there.values())]
+    if not fitting:
+        raise CloudspotError(
+            f"machines of {_text(target, there)} do not reach those that train, whose places they take "
+            f"one by one; stop the job and resume it there: cloudspot stop {job_id}"
+        )
     keys = {offer.key for offer in fitting}
     moving = [seat for seat, offer in there.items() if offer.key not in keys]
     if not moving:
@@ -80,7 +88,15 @@ def plan_move(
             f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more it would have over twice "
             f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
         )
-    offer = min(ready, key=lambda one: (one.price_per_hour, one.zone, one.instance_type))
+    traffic = traffic_of(history)
+    offer = min(
+        ready,
+        key=lambda one: (
+            price_with_transfer(one, traffic, NOTHING_KNOWN),
+            one.zone,
+            one.instance_type,
+        ),
+    )
     budget = budget_of(spec, history, now)
     if budget is not None and not budget.affords(offer, len(moving)):
         raise CloudspotError(f"{budget.why_not(offer, len(moving))}; {budget.text}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
+from operator import attrgetter
 
 from cloudspot.controller.actions import Wait
 from cloudspot.controller.refusals import (
@@ -17,6 +18,7 @@ from cloudspot.controller.refusals import (
     waiting_since,
 )
 from cloudspot.controller.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
+from cloudspot.controller.transfer import price_with_transfer, traffic_of
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
@@ -41,12 +43,21 @@ class Wish:
 
     why: str = "first"
     """As in the launch's intent."""
-    instance_types: frozenset[str] = frozenset()
-    """Only these will do, since the nodes train with others that stay; empty: any."""
-    zones: tuple[str, ...] = ()
-    """These come first, since the others are there."""
+    beside: tuple[Offer, ...] = ()
+    """Those of the nodes that stay, with which the new ones train: only their machine types will do, and what
+    reaches them; their zones come first."""
     is_needed: bool = True
     """Whether the job does not train without it: then it may fall back to on-demand, or be suspended."""
+
+    @property
+    def zones(self) -> frozenset[str]:
+        """Return the zones of the nodes that stay."""
+        return frozenset(one.zone for one in self.beside)
+
+    def fits(self, offer: Offer) -> bool:
+        """Return whether machines of the offer could train beside the nodes that stay."""
+        types = {one.instance_type for one in self.beside}
+        return (not types or offer.instance_type in types) and all(map(offer.reaches, self.beside))
 
 
 def choose_offer(
@@ -68,8 +79,9 @@ def choose_offer(
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
         return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
-    fitting = [one for one in offers if not wish.instance_types or one.instance_type in wish.instance_types]
-    usable = [offer for offer in in_order(spec, fitting) if offer.key not in refused]
+    fitting = filter(wish.fits, offers)
+    hourly = _hourly(history, knowledge)
+    usable = [offer for offer in in_order(spec, fitting, hourly) if offer.key not in refused]
     if not usable:
         why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
         return GiveUp(f"every offer was refused: {newest_refusal(history)}" if refused else why)
@@ -89,7 +101,8 @@ def choose_offer(
                 history,
                 asked,
                 now,
-                on_demand_price=_on_demand_price(usable),
+                hourly=hourly,
+                on_demand_price=_on_demand_price(usable, hourly),
                 knowledge=knowledge,
                 why=wish.why,
             )
@@ -121,12 +134,12 @@ def offer_instead(
 ) -> tuple[Offer, str] | None:
     """Return the offer to which nodes that train had better move, and why; None: they stay where they are."""
     refused = refused_offers(history)
-    usable = [one for one in in_order(spec, offers) if one.key not in refused]
+    hourly = _hourly(history, knowledge)
+    usable = [one for one in in_order(spec, offers, hourly) if one.key not in refused]
     spot = [one for one in usable if one.market is Market.SPOT]
     is_spot = held.market is Market.SPOT
     if is_spot and held not in spot:
         spot.append(held)
-    price = _on_demand_price(usable)
     if not spot:
         return None
     seen = situation(
@@ -135,7 +148,8 @@ def offer_instead(
         spot,
         now,
         held=spot.index(held) if is_spot else ON_DEMAND,
-        on_demand_price=price,
+        hourly=hourly,
+        on_demand_price=_on_demand_price(usable, hourly),
         knowledge=knowledge,
         why="market",
     )
@@ -148,17 +162,22 @@ def offer_instead(
         return None if found is None else (found, why if isfinite(left) else f"{spec.spot.policy} wants it")
     if choice >= 0 and not is_spot:
         offer = spot[choice]
-        why = f"{offer.price_per_hour:g} instead of {held.price_per_hour:g} {offer.currency} an hour"
+        why = f"{hourly(offer):g} instead of {hourly(held):g} {offer.currency} an hour"
         return offer, why
     return None
 
 
-def in_order(spec: JobSpec, offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Return the offers that the job's policy allows, in the order in which a new job tries them."""
+def in_order(
+    spec: JobSpec, offers: Iterable[Offer], hourly: Callable[[Offer], float] = attrgetter("price_per_hour")
+) -> tuple[Offer, ...]:
+    """Return the offers that the job's policy allows, in the order in which a new job tries them.
+
+    ``hourly`` is what an hour of a node costs, by default the price alone.
+    """
     markets = {"spot": [Market.SPOT], "on-demand": [Market.ON_DEMAND]}
     allowed = markets.get(spec.spot.policy, [Market.SPOT, Market.ON_DEMAND])
     usable = [offer for offer in offers if offer.market in allowed]
-    usable.sort(key=lambda one: (allowed.index(one.market), one.price_per_hour, one.zone, one.instance_type))
+    usable.sort(key=lambda one: (allowed.index(one.market), hourly(one), one.zone, one.instance_type))
     return tuple(usable)
 
 
@@ -172,9 +191,15 @@ def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
     return max_wait - (stall.now - waiting_since(stall.history)).total_seconds()
 
 
-def _on_demand_price(offers: Sequence[Offer]) -> float:
+def _hourly(history: History, knowledge: Knowledge) -> Callable[[Offer], float]:
+    """Return by what offers are compared: an hour of a node, with what it moves to the bucket and back."""
+    traffic = traffic_of(history)
+    return lambda offer: price_with_transfer(offer, traffic, knowledge)
+
+
+def _on_demand_price(offers: Sequence[Offer], hourly: Callable[[Offer], float]) -> float:
     """Return the price that others are a share of: the least on demand."""
-    found = [one.price_per_hour for one in offers if one.market is Market.ON_DEMAND]
+    found = [hourly(one) for one in offers if one.market is Market.ON_DEMAND]
     return min(found or [one.on_demand_price_per_hour for one in offers], default=0.0) or 1.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import numpy as np
@@ -58,12 +58,14 @@ def situation(
     now: datetime,
     *,
     held: int = NOTHING,
+    hourly: Callable[[Offer], float],
     on_demand_price: float,
     knowledge: Knowledge,
     why: str,
 ) -> Situation:
     """Return the situation, with the spot ``offers`` as zones; ``held`` is an index, or as in ``Situation``.
 
+    ``hourly`` is what an hour of a node of an offer costs, as ``on_demand_price`` is of the others.
     An offer that cools down counts as one without capacity. Whether another has any shows when it is asked
     for, which costs nothing.
     """
@@ -99,7 +101,7 @@ def situation(
         loss_factors=column([knowledge.loss_factor(pool(one.zone, one.instance_type)) for one in offers]),
         badness=np.array([knowledge.badness]),
         elsewhere=np.array([usual_elsewhere(knowledge.usual, max(1, num_zones))]),
-        prices=column([one.price_per_hour / on_demand_price for one in offers]),
+        prices=column([hourly(one) / on_demand_price for one in offers]),
     )
 
 

@@ -11,7 +11,7 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import Seats
-from cloudspot.model import Market
+from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2
@@ -104,6 +104,15 @@ def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tup
         found = tuple(seats.members)
     may_move = spec.spot.policy not in {"spot", "on-demand"}
     return found if may_move and room(spec, seats, stands_in_for=len(found)) >= len(found) else ()
+
+
+def may_replace(spec: JobSpec, old: Offer, new: Offer) -> bool:
+    """Return whether a stand-in of the new offer may take over from a node of the old one.
+
+    Each member goes when its own stand-in is ready, so those of several nodes train beside the others' for
+    a while. Only a job of a single node moves to a network that its machine does not reach.
+    """
+    return spec.nodes.max == 1 or new.reaches(old)
 
 
 def _is_at_risk(history: History, seat: Seat) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -77,8 +77,8 @@ class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
 class LocalProvisioner(Provisioner):
     """Machines under one state home; several processes may use it at the same time."""
 
-    token_seconds: ClassVar[float] = KEPT.total_seconds()
-    absence_proves_after_seconds: ClassVar[float] = 5.0
+    token_seconds = KEPT.total_seconds()
+    absence_proves_after_seconds = 5.0
 
     def __init__(self, options: LocalOptions) -> None:
         self._options = options

@@ -41,7 +41,7 @@ class CloudProvider(Provider, Generic[Options, Clients]):
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
         self._options = chosen
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._clients: Clients | None = None
         self._provisioner: Provisioner | None = None
         self._check_options(chosen)

@@ -57,11 +57,41 @@ class OptionChecks:
                 if value in named[:i]:
                     raise self.error(field, f'names "{value}" twice')
 
-    def require_zones_in(self, region: str | None, zones: Sequence[str]) -> None:
-        """Refuse a zone whose name does not begin with the region's; None: no region is named."""
-        wrong = [zone for zone in zones if not zone.startswith(region or "")]
+    def require_zones_in(self, regions: Sequence[str], zones: Sequence[str]) -> None:
+        """Refuse a zone in none of the regions (none: no region is named), and a region without a zone."""
+        wrong = [zone for zone in zones if regions and region_of(zone, regions) is None]
         if wrong:
-            raise self.error("zones", f'"{wrong[0]}" is not in region {region}')
+            raise self.error("zones", f'"{wrong[0]}" is not in region {" or ".join(regions)}')
+        self._require_each(regions, "zones", [region_of(zone, regions) for zone in zones])
+
+    def require_ids_in(self, regions: Sequence[str], **ids: Sequence[str]) -> None:
+        """Refuse ids, given by their option's name, unless they are written for these ``regions``.
+
+        Of several regions each has ids of its own, as ``REGION/ID``; without, an id stands alone.
+        """
+        for field, named in ids.items():
+            found = [one.rpartition("/")[0] for one in named]
+            for one, region in zip(named, found, strict=True):
+                if not regions and region:
+                    raise self.error(field, f'"{one}" names a region, which is for jobs with regions')
+                if regions and region not in regions:
+                    raise self.error(
+                        field, f'"{one}" is in none of the regions; expected one such as {regions[0]}/ID'
+                    )
+            self._require_each(regions, field, found)
+
+    def _require_each(self, regions: Sequence[str], field: str, found: Collection[str | None]) -> None:
+        lacking = [region for region in regions if found and region not in found]
+        if lacking:
+            raise self.error(field, f"none is in {lacking[0]}; name one for each region, or leave all out")
+
+    def require_prices_in(self, regions: Sequence[str], field: str, prices: Mapping[str, float]) -> None:
+        """Refuse a price of nothing or less, and one for ``REGION/TYPE`` that is for none of the regions."""
+        self.require_positive_prices(field, prices)
+        for name in prices:
+            region, slash, _ = name.partition("/")
+            if slash and region not in regions:
+                raise self.error(field, f'"{name}" is for a region that is not in regions')
 
     def require_positive_prices(self, field: str, prices: Mapping[str, float]) -> None:
         """Refuse a price of nothing or less."""
@@ -118,6 +148,22 @@ class OptionChecks:
     def unknown_type(self, field: str, name: str, known: Collection[str], *, where: str) -> FieldError:
         """Return the error for a machine type that the regions in ``where`` do not have."""
         return self.error(field, f'{where} has no "{name}"{_did_you_mean(name, known)}')
+
+
+def region_of(zone: str, regions: Iterable[str]) -> str | None:
+    """Return which of the regions a zone is in, where a zone's name begins with its region's."""
+    return max((one for one in regions if zone.startswith(one)), key=len, default=None)
+
+
+def ids_in(region: str, ids: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of those that are written ``REGION/ID`` for this region."""
+    return tuple(one.removeprefix(f"{region}/") for one in ids if one.startswith(f"{region}/"))
+
+
+def prices_in(region: str, prices: Mapping[str, float]) -> dict[str, float]:
+    """Return the prices by machine type; what is given as ``REGION/TYPE`` goes before what is for all."""
+    own = {name.partition("/")[2]: price for name, price in prices.items() if name.startswith(f"{region}/")}
+    return {name: price for name, price in prices.items() if "/" not in name} | own
 
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:

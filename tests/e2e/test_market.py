@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 
 import pytest
@@ -105,3 +106,71 @@ def test_on_the_emulated_aws_it_does_so_by_a_plan_of_capacity_and_prices(user: U
         spent += max(60, seconds) * (rate + beside) / 3600
     assert shown["cost"]["spent"] == pytest.approx(spent, rel=0.02)
     assert seen.account["states"] == ["terminated"] * 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no_spot(user: User) -> None:
+    """The machine there resumes from the bucket at home, logs to the group at home, and ends itself there."""
+    sets = (
+        'providers.aws.instance_types=["m5.large"]',
+        'providers.aws.regions=["us-east-1", "us-west-2"]',
+        'run.env.TINY_EPOCHS="20"',
+        'run.env.TINY_STEP_SECONDS="0.2"',
+        'spot.policy="spot"',
+    )
+    seen = run_sandboxed(
+        user,
+        "aws",
+        JOBS / "tiny" / "job.toml",
+        arguments=[word for one in sets for word in ("--set", one)],
+        options=[
+            *("--reclaim", "launch=1,rank=0,after_steps=60,notice=60"),
+            *("--market", "zone=us-east-1*,after=10s,capacity=0"),
+        ],
+    )
+    shown = seen.show
+    assert (shown["state"], shown["steps_lost"], len(shown["notices"])) == ("succeeded", 0, 1)
+    bought = [one for one in shown["launches"] if one["outcome"] != "capacity"]
+    refused = [one["zone"] for one in shown["launches"] if one["outcome"] == "capacity"]
+    assert [(one["market"], one["zone"][:-1]) for one in bought] == [
+        ("spot", "us-east-1"),
+        ("spot", "us-west-2"),
+    ]
+    assert all(zone.startswith("us-east-1") for zone in refused)
+    assert [one["outcome"] for one in bought] == ["reclaimed", "succeeded"]
+    assert shown["generations"][-1]["restored"]["step"] >= 60, "it resumed from what the first had saved"
+    machines = [MachineDirectory(path).instance() for path in (seen.state / "machines").iterdir()]
+    assert sorted(one.launch for one in machines) == [1, bought[1]["launch"]]
+    assert all(one.ended_at is not None for one in machines)
+    # What both have said is in the one log, whichever region they said it in.
+    steps = {int(found[1]) for line in seen.log if (found := re.search(r"step (\d+) loss", line))}
+    assert sorted(steps) == list(range(shown["steps_total"]))
+    for older, newer, seconds in pauses(shown):
+        print(f"from the last step of generation {older} to the first of generation {newer}: {seconds:.1f} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+def test_on_the_emulated_alibaba_cloud_a_machine_away_from_the_bucket_trains_and_releases_itself(
+    user: User,
+) -> None:
+    """All that it needs comes from the bucket at home; it asks the control plane of its own region for its end."""
+    sets = (
+        'providers.aliyun.instance_types=["ecs.g7.large"]',
+        'providers.aliyun.regions=["cn-beijing"]',
+        "providers.aliyun.public_bandwidth=100",
+    )
+    seen = run_sandboxed(
+        user,
+        "aliyun",
+        JOBS / "tiny" / "job.toml",
+        arguments=[word for one in sets for word in ("--set", one)],
+    )
+    assert seen.show["state"] == "succeeded"
+    (launch,) = seen.show["launches"]
+    assert launch["zone"].startswith("cn-beijing")
+    released = [one for one in seen.trail if one["by"] == "machine" and one["action"] == "DeleteInstance"]
+    assert [one["error"] for one in released] == [None]

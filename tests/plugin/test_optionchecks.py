@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from cloudspot.errors import SpecError
-from cloudspot.plugin.optionchecks import NameRule, OptionChecks
+from cloudspot.plugin.optionchecks import NameRule, OptionChecks, ids_in, prices_in, region_of
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -50,11 +50,46 @@ def test_a_value_may_be_named_once():
 
 
 def test_zones_are_in_the_region_if_one_is_named():
-    CHECKS.require_zones_in(None, ("sky-1a",))
-    CHECKS.require_zones_in("sky-1", ("sky-1a",))
-    assert refusal(CHECKS.require_zones_in, "sky-1", ("sky-1a", "sea-1a")) == (
+    CHECKS.require_zones_in((), ("sky-1a",))
+    CHECKS.require_zones_in(["sky-1"], ("sky-1a",))
+    assert refusal(CHECKS.require_zones_in, ["sky-1"], ("sky-1a", "sea-1a")) == (
         'zones: "sea-1a" is not in region sky-1'
     )
+
+
+def test_each_of_several_regions_has_a_zone_if_any_has():
+    regions = ["sky-1", "sky-12"]
+    CHECKS.require_zones_in(regions, ())
+    CHECKS.require_zones_in(regions, ("sky-1a", "sky-12a"))
+    assert refusal(CHECKS.require_zones_in, regions, ("sky-12a",)) == (
+        "zones: none is in sky-1; name one for each region, or leave all out"
+    )
+    assert [region_of(zone, regions) for zone in ("sky-1a", "sky-12a", "sea-1a")] == ["sky-1", "sky-12", None]
+
+
+def test_ids_are_given_with_their_region_where_there_are_several():
+    regions = ["sky-1", "sky-2"]
+    CHECKS.require_ids_in((), nets=("n-1",))
+    CHECKS.require_ids_in(regions, nets=("sky-1/n-1", "sky-2/n-2"), groups=())
+    assert ids_in("sky-2", ("sky-1/n-1", "sky-2/n-2")) == ("n-2",)
+    assert refusal(CHECKS.require_ids_in, (), nets=("sky-1/n-1",)).startswith(
+        'nets: "sky-1/n-1" names a region'
+    )
+    assert refusal(CHECKS.require_ids_in, regions, nets=("n-1",)) == (
+        'nets: "n-1" is in none of the regions; expected one such as sky-1/ID'
+    )
+    assert refusal(CHECKS.require_ids_in, regions, nets=("sky-1/n-1",)).startswith("nets: none is in sky-2")
+
+
+def test_a_price_for_a_region_goes_before_that_for_all():
+    prices = {"big": 1.0, "small": 0.5, "sky-2/big": 2.0}
+    CHECKS.require_prices_in(["sky-1", "sky-2"], "prices", prices)
+    assert prices_in("sky-1", prices) == {"big": 1.0, "small": 0.5}
+    assert prices_in("sky-2", prices) == {"big": 2.0, "small": 0.5}
+    assert refusal(CHECKS.require_prices_in, [], "prices", prices) == (
+        'prices: "sky-2/big" is for a region that is not in regions'
+    )
+    assert refusal(CHECKS.require_prices_in, [], "prices", {"big": 0.0}).startswith("prices: the price of")
 
 
 def test_a_price_is_above_0():

@@ -82,6 +82,8 @@ class SimCloud(Provisioner):
     """How old a listing may be; absence proves nothing within this time."""
     lag_chance = 0.5
     """How likely one is."""
+    has_networks = False
+    """Each zone is a network of its own, as if it were a region."""
 
     def __init__(
         self,
@@ -173,6 +175,7 @@ class SimCloud(Provisioner):
                 market=market,
                 price_per_hour=price,
                 on_demand_price_per_hour=3.0,
+                network=zone if self.has_networks else "",
             )
             for zone, market, price in prices
         ]
@@ -198,6 +201,8 @@ class SimCloud(Provisioner):
         """Check a generation that was just written."""
         if len(record.members) > self.max_nodes:
             raise Violation("a generation is larger than nodes.max")
+        if self.has_networks and len({self.machines[one.instance_id].zone for one in record.members}) > 1:
+            raise Violation("a generation's nodes do not reach each other")
 
     def leave_user_code(self, machine: Machine) -> None:
         """Note that the machine trains no more."""

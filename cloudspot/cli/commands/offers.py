@@ -11,6 +11,7 @@ import click
 
 from cloudspot.cli.preparedjob import PreparedJob, prepare_job
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.transfers import EXPLAINED, transfer_column
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
     json_option,
@@ -64,12 +65,14 @@ def offers(
     if as_json:
         output.echo_json(_json(prepared, expected, experience, start_seconds))
         return
+    header, cells = transfer_column([one.offer for one in expected])
     output.echo_table(
-        HEADERS,
-        [_row(one) for one in expected],
+        (*HEADERS, *header), [(*_row(one), *cell) for one, cell in zip(expected, cells, strict=True)]
     )
     for line in _explanation(expected, experience, earlier, start_seconds, prepared):
         output.echo(line)
+    if header:
+        output.echo(EXPLAINED)
 
 
 def _row(one: ExpectedOffer) -> tuple[str, ...]:
@@ -132,6 +135,7 @@ def _json(
                 "on_demand_price_per_hour": one.offer.on_demand_price_per_hour,
                 "price_share": one.price_share,
                 "currency": one.offer.currency,
+                "transfer_price_per_gib": one.offer.transfer_price_per_gib,
                 "losses_per_day": round(one.losses_per_day, 4),
                 "hours_until_loss": round(one.hours_until_loss, 4),  # null on demand
                 "effective_price_per_hour": round(one.effective_price, 6),

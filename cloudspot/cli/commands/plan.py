@@ -20,6 +20,7 @@ from cloudspot.cli.prospects import (
     prospects_text,
 )
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.transfers import EXPLAINED, transfer_column
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
     json_option,
@@ -85,8 +86,13 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     output.echo("offers, in the order in which they are tried:", style="bold")
     # An offer is for one machine; the job pays for all of its nodes.
     counts = sorted({1, spec.nodes.max})
+    header, cells = transfer_column([launch.offer for launch in planned])
     output.echo_table(
-        ("", "TYPE", "ZONE", "MARKET", *("PER HOUR" if n == 1 else f"{n} NODES PER HOUR" for n in counts)),
+        (
+            *("", "TYPE", "ZONE", "MARKET"),
+            *("PER HOUR" if n == 1 else f"{n} NODES PER HOUR" for n in counts),
+            *header,
+        ),
         [
             (
                 str(number),
@@ -94,10 +100,13 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
                 launch.offer.zone,
                 launch.offer.market.value,
                 *(money_text(n * launch.offer.price_per_hour, launch.offer.currency) for n in counts),
+                *cell,
             )
-            for number, launch in enumerate(planned, start=1)
+            for number, (launch, cell) in enumerate(zip(planned, cells, strict=True), start=1)
         ],
     )
+    if header:
+        output.echo(EXPLAINED)
     if planned[0].offer.price_parts:
         output.echo(f"an hour of offer 1: {planned[0].offer.price_parts}")
     output.echo(_overlap_text(spec, planned))
@@ -164,6 +173,7 @@ def _plan_json(
                 "price_per_hour": launch.offer.price_per_hour,
                 "on_demand_price_per_hour": launch.offer.on_demand_price_per_hour,
                 "price_parts": launch.offer.price_parts or None,
+                "transfer_price_per_gib": launch.offer.transfer_price_per_gib,
                 "currency": launch.offer.currency,
                 "request": launch.request.body,
             }

@@ -19,7 +19,8 @@ IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
 """The newest of its family, with the sandbox's own Python, and so with torch and this very cloudspot."""
 BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
-"""Has the system's python3 and curl, and no cloudspot."""
+"""Has the system's python3 and curl, and no cloudspot. The account's own, in ``OWN_IMAGES_REGION`` only."""
+OWN_IMAGES_REGION: Final = "cn-hangzhou"
 ARM_IMAGE_ID: Final = "ubuntu_24_04_arm64_20G_alibase_20261101.vhd"
 DEFAULT_RESOURCE_GROUP: Final = "rg-acfmsandboxdefault"
 NODE_ROLE: Final = "cloudspot-node"
@@ -128,6 +129,11 @@ class Account:
             self._places[region] = Place(region, self._network, len(self._places) + 1)
         return self._places[region]
 
+    def images_in(self, region: str) -> Mapping[str, Mapping[str, object]]:
+        """Return the images of a region, by id: public ones are in all, and have the same ids."""
+        is_theirs = region == OWN_IMAGES_REGION
+        return {name: one for name, one in self.images.items() if is_theirs or not name.startswith("m-")}
+
     # --- answers --------------------------------------------------------------------------------
 
     def describe_regions(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
@@ -181,7 +187,7 @@ class Account:
     def describe_images(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeImages."""
         named = parameters.get("ImageId", "").split(",")
-        rows = [one for one in self.images.values() if named == [""] or one["ImageId"] in named]
+        rows = [one for one in self.images_in(region).values() if named == [""] or one["ImageId"] in named]
         return numbered_page("Images", "Image", rows, parameters, most=100)
 
     def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
@@ -189,7 +195,7 @@ class Account:
         if "ImageFamily" not in parameters:
             raise ApiError("MissingParameter.ImageFamily", "ImageFamily is mandatory.")
         family = parameters["ImageFamily"]
-        found = [one for one in self.images.values() if one["ImageFamily"] == family]
+        found = [one for one in self.images_in(region).values() if one["ImageFamily"] == family]
         return {"Image": found[-1]} if found else {}
 
     def describe_key_pairs(self, parameters: Parameters, region: str) -> Mapping[str, Any]:

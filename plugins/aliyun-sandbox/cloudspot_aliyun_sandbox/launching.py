@@ -82,7 +82,7 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
             "InvalidInstanceType.ValueNotSupported",
             "The specified InstanceType does not exist or beyond the permitted range.",
         )
-    image = account.images.get(parameters["ImageId"])
+    image = account.images_in(place.region).get(parameters["ImageId"])
     if image is None:
         raise ApiError("InvalidImageId.NotFound", "The specified ImageId does not exist.", status=404)
     if image["Architecture"] != _ARCHITECTURES[kind.architecture]:

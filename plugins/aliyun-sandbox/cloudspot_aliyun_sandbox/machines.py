@@ -167,14 +167,16 @@ class Machines:
         for _, instance_id, values in due:
             self._tag(instance_id, values)
 
-    def is_known(self, instance_id: str) -> bool:
-        """Return whether the API knows the instance now."""
+    def is_known(self, instance_id: str, region: str) -> bool:
+        """Return whether the API knows the instance now, in a region."""
         machine = self.by_id.get(instance_id)
-        return machine is not None and self._clock() >= machine.visible_at and not machine.is_released
+        if machine is None or machine.region != region:
+            return False
+        return self._clock() >= machine.visible_at and not machine.is_released
 
     def known(self, region: str) -> list[Machine]:
         """Return the machines of a region that the API knows."""
-        return [one for one in self.by_id.values() if one.region == region and self.is_known(one.id)]
+        return [one for one in self.by_id.values() if self.is_known(one.id, region)]
 
     def alive(self) -> list[Machine]:
         """Return the machines that count against stock and quotas, stopped ones too."""

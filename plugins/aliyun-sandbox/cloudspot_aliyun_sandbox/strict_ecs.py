@@ -290,7 +290,7 @@ class StrictEcs:
         ids = nested(parameters, "InstanceId") or [parameters.get("InstanceId", "")]
         if not 1 <= len(ids) <= 100:
             raise ApiError("InvalidParameter", "The specified InstanceId is not valid.")
-        machines = [self._machine(one) for one in ids]
+        machines = [self._machine(one, region) for one in ids]
         for one in machines:
             if one.status != "Stopped" and parameters.get("Force") != "true":
                 message = "The current status of the resource does not support this operation."
@@ -308,7 +308,7 @@ class StrictEcs:
             raise ApiError("InvalidParameter", "The specified ResourceId is not valid.")
         launching.check_tags(given)
         for one in ids:
-            if not self.machines.is_known(one):
+            if not self.machines.is_known(one, region):
                 message = "The specified ResourceIds are not found in our records."
                 raise ApiError("InvalidResourceId.NotFound", message, status=404)
             if len({*self.machines.by_id[one].tags, *(tag["Key"] for tag in given)}) > launching.MAX_TAGS:
@@ -319,14 +319,14 @@ class StrictEcs:
 
     def _untag_resources(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         for one in nested(parameters, "ResourceId"):
-            machine = self._machine(one)
+            machine = self._machine(one, region)
             for name in nested(parameters, "TagKey"):
                 machine.tags.pop(name, None)
             self.machines.show_tags(machine)
         return {}
 
     def _modify_metadata_options(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        machine = self._machine(parameters.get("InstanceId", ""))
+        machine = self._machine(parameters.get("InstanceId", ""), region)
         launching.check_metadata(parameters)
         # An option that is not named falls back to its default.
         defaults = {"HttpEndpoint": "enabled", "HttpTokens": "optional"}
@@ -355,8 +355,8 @@ class StrictEcs:
         account = self.accounts.get(key, ACCOUNT_ID)
         return {"AccountId": account, "Arn": f"acs:ram::{account}:{who}", "UserId": "2012345678"}
 
-    def _machine(self, instance_id: str) -> Machine:
-        if not self.machines.is_known(instance_id):
+    def _machine(self, instance_id: str, region: str) -> Machine:
+        if not self.machines.is_known(instance_id, region):
             message = "The specified InstanceId does not exist."
             raise ApiError("InvalidInstanceId.NotFound", message, status=404)
         return self.machines.by_id[instance_id]

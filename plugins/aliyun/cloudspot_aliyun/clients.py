@@ -97,6 +97,10 @@ class AliyunClients:
                 )
             return self._region
 
+    def in_region(self, region: str) -> AliyunClients:
+        """Return clients of another region with the same credentials."""
+        return AliyunClients(region=region, credentials=self._credentials)
+
     @property
     def credentials(self) -> CredentialsSource:
         """Return where keys come from; raise SpecError if the profile cannot be used."""

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -59,10 +59,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
     # ten minutes. Too short a time costs only a launch whose answer was lost.
-    token_seconds: ClassVar[float] = 600.0
+    token_seconds = 600.0
     # ECS forgets a released instance at once, and a listing may lag: an instance that was seen and is not
     # found by its tags or its id for this long is gone.
-    absence_proves_after_seconds: ClassVar[float] = 300.0
+    absence_proves_after_seconds = 300.0
 
     def __init__(
         self,

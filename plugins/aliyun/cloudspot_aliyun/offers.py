@@ -112,6 +112,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                         on_demand_price_per_hour=on_demand,
                         currency=currency,
                         billing=BILLING,
+                        network=region,
                         details={**details, "release_rate": rate} if rate else details,
                     )
                     is_given = one.name in options.on_demand_prices

@@ -20,6 +20,10 @@ BILLING: Final = Billing()
 (``SpotDuration``) puts off the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and
 "Pay-as-you-go"; checked 2026-11). A notice of 2017-09-28 (ECS-0928) names a least fee of 0.01 a machine,
 which is not counted."""
+_TRANSFER_USD: Final = 0.16
+_DEAREST_TRANSFER_USD: Final = 0.45
+_A_DOLLAR: Final = {"USD": 1.0, "CNY": 7.5, "EUR": 1.0, "JPY": 160.0}
+"""Rounded up: for comparisons only."""
 _NEVER: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MAX_PAGES: Final = 20
 
@@ -31,6 +35,20 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
     on_demand: float
     """The pay-as-you-go price of the same."""
     currency: str
+
+
+def transfer_price(region: str, home: str, currency: str) -> float:
+    """Return what a GiB between two regions costs, over the internet, in the dearer direction.
+
+    ECS bills what a machine sends by its public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
+    0.156 elsewhere and 0.447 in the Middle East (Alibaba Cloud, "Data Transfer Plan Instructions" of 2017 and
+    "Pay-by-data-transfer", read 2026-11). Here it is rounded up to the dearest of each. What OSS sends costs
+    less (from memory). What a NAT gateway or CEN costs instead is not counted.
+    """
+    if region == home:
+        return 0.0
+    is_dearest = any(one.startswith("me-") for one in (region, home))
+    return (_DEAREST_TRANSFER_USD if is_dearest else _TRANSFER_USD) * _A_DOLLAR.get(currency, 1.0)
 
 
 def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) -> dict[str, SpotPrice]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
-from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
-from cloudspot_aliyun.options import AliyunOptions, check_options
+from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
 
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
 
+NO_WAY: Final = (
+    "machines in %s have no public address (providers.aliyun.public_bandwidth = 0): they reach a bucket "
+    "in %s only through a NAT gateway or CEN"
+)
+_log = logging.getLogger("cloudspot.aliyun.provider")
 
-class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
+
+class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
     """Machines of Alibaba Cloud's ECS, on the spot market or by pay-as-you-go."""
 
     name: ClassVar[str] = "aliyun"
@@ -29,7 +36,11 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the region, which the SDKs cannot find by themselves."""
+        """Return how the image starts the agent, and the job's own region, where its bucket is.
+
+        The SDKs cannot find it by themselves. The machine's own region, which may be another, is what its
+        metadata says: by that it fetches the agent and ends itself.
+        """
         region = self._options.region or self.clients.region
         return BootProfile(
             agent_python=self._options.agent_python,
@@ -53,6 +64,9 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
 
         clients = self.clients
         region = clients.region
+        away = [one for one in self._options.regions if one != region]
+        if away and not self._options.public_bandwidth:
+            _log.warning(NO_WAY, ", ".join(away), region)
         return {"region": region, "account": self._options.account or caller(clients).account}
 
     def _check_options(self, options: AliyunOptions) -> None:
@@ -63,12 +77,26 @@ class AliyunProvider(CloudProvider[AliyunOptions, "AliyunClients"]):
 
         return AliyunClients(region=self._options.region)
 
-    def _make_provisioner(self, clients: AliyunClients) -> Provisioner:
+    @property
+    def _regions(self) -> Sequence[str]:
+        return self._options.regions
+
+    def _in_region(self, region: str) -> tuple[AliyunOptions, AliyunClients]:
+        return options_in(region, self._options), self.clients.in_region(region)
+
+    def _transfer_price(self, offer: Offer) -> float:
+        from cloudspot_aliyun.pricing import transfer_price
+
+        return transfer_price(offer.details["region"], self.clients.region, offer.currency)
+
+    def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner
 
-        return EcsProvisioner(self._options, clients)
+        return EcsProvisioner(options, clients)
 
-    def _check(self, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
+    def _check_region(
+        self, options: AliyunOptions, clients: AliyunClients, resources: Resources
+    ) -> Sequence[CheckResult]:
         from cloudspot_aliyun.check import check
 
-        return check(self._options, clients, resources)
+        return check(options, clients, resources)

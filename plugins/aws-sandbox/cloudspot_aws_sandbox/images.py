@@ -1,11 +1,16 @@
-"""The machine images of the emulated EC2: one that has cloudspot, one that is bare, one for ARM."""
+"""The machine images of the emulated EC2: one that has cloudspot, one that is bare, one for ARM.
+
+Each region has its own of each, as EC2 has. The constants are those of ``HOME``.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final
 
 from moto.ec2.models.amis import Ami
 
+HOME: Final = "us-east-1"
 IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
 """It has this very cloudspot installed, as in the sandbox's own Python."""
 BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
@@ -19,10 +24,18 @@ _IMAGES: Final = (
 )
 
 
+def image_in(region: str, image_id: str) -> str:
+    """Return the id that an image of ``HOME`` has in a region."""
+    if region == HOME:
+        return image_id
+    return f"ami-0{hashlib.sha256(f'{region}/{image_id}'.encode()).hexdigest()[:16]}"
+
+
 def install_images(backend: Any) -> None:
     """Make these the only images in moto's EC2 of one region."""
     backend.amis.clear()
-    for image_id, name, architecture, boot_mode in _IMAGES:
+    for at_home, name, architecture, boot_mode in _IMAGES:
+        image_id = image_in(backend.region_name, at_home)
         backend.amis[image_id] = Ami(
             backend,
             image_id,

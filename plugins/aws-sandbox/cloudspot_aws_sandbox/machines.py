@@ -142,10 +142,12 @@ class Machines:
         for _, region, ids, values in due:
             self._tag(region, ids, values)
 
-    def is_known(self, instance_id: str) -> bool:
-        """Return whether the API knows the instance now."""
+    def is_known(self, instance_id: str, region: str) -> bool:
+        """Return whether the API knows the instance now, in a region."""
         machine = self.by_id.get(instance_id)
-        return machine is not None and self._clock() >= machine.visible_at and self._is_shown(machine)
+        if machine is None or machine.region != region:
+            return False
+        return self._clock() >= machine.visible_at and self._is_shown(machine)
 
     def console(self, machine: Machine) -> str:
         """Return what the machine has printed so far."""

@@ -12,7 +12,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from cloudspot.emulation.api_faults import Faults
 from cloudspot_aws.options import DEFAULT_IMAGE
 from cloudspot_aws_sandbox import prices
-from cloudspot_aws_sandbox.images import IMAGE_ID
+from cloudspot_aws_sandbox.images import IMAGE_ID, image_in
 from cloudspot_aws_sandbox.query import ApiError
 
 PRICE_LIST_REGIONS: Final = ("us-east-1", "eu-central-1", "ap-south-1")
@@ -24,7 +24,7 @@ _FIELDS: Final = frozenset(
 )
 """Some of what products can be filtered by."""
 PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
-"""AWS's public parameters that name images."""
+"""AWS's public parameters that name images, as those are at home."""
 DEFAULT_QUOTA: Final = 256
 SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
 """The codes of quotas of spot vCPUs; the others count on-demand instances."""
@@ -85,7 +85,7 @@ def _product(attributes: Mapping[str, str], unit: str, price: float) -> dict[str
     }
 
 
-def get_parameter(request: Mapping[str, Any]) -> dict[str, Any] | None:
+def get_parameter(request: Mapping[str, Any], region: str) -> dict[str, Any] | None:
     """Answer GetParameter for AWS's own parameters; None: it is one of the account's.
 
     Raises:
@@ -100,7 +100,7 @@ def get_parameter(request: Mapping[str, Any]) -> dict[str, Any] | None:
         "Parameter": {
             "Name": name,
             "Type": "String",
-            "Value": PARAMETERS[name],
+            "Value": image_in(region, PARAMETERS[name]),
             "Version": 1,
             "DataType": "text",
         }

@@ -31,7 +31,7 @@ from cloudspot_aws_sandbox.catalogue import describe_instance_types, describe_sp
 from cloudspot_aws_sandbox.experiments import Experiments
 from cloudspot_aws_sandbox.experiments import action_of as experiment_action
 from cloudspot_aws_sandbox.groups import PlacementGroups
-from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, install_images
+from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, image_in, install_images
 from cloudspot_aws_sandbox.machines import Machines
 from cloudspot_aws_sandbox.query import (
     ApiError,
@@ -237,7 +237,7 @@ class StrictEc2:
             region,
             ids,
             parameters,
-            is_bare=parameters["ImageId"] == BARE_IMAGE_ID,
+            is_bare=parameters["ImageId"] == image_in(region, BARE_IMAGE_ID),
             vcpus=INSTANCE_TYPES[parameters["InstanceType"]]["VCpuInfo"]["DefaultVCpus"],
         )
         return self._reservation(environ, ids)
@@ -289,7 +289,7 @@ class StrictEc2:
 
     def _create_tags(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         launching.check_tags(parameters["Tags"])
-        self._require([one for one in parameters["Resources"] if one.startswith("i-")])
+        self._require([one for one in parameters["Resources"] if one.startswith("i-")], region)
         values = {tag["Key"]: tag.get("Value", "") for tag in parameters["Tags"]}
         self.machines.tag(region, parameters["Resources"], values)
         return {}
@@ -297,7 +297,7 @@ class StrictEc2:
     def _terminate_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         self.machines.refresh()
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
-        self._require(ids)
+        self._require(ids, region)
         before = {one: self.machines.by_id[one].instance.state for one in ids}
         for one in ids:
             if self.machines.by_id[one].is_alive:
@@ -319,7 +319,7 @@ class StrictEc2:
 
     def _get_console_output(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         instance_id = parameters["InstanceId"]
-        self._require([instance_id])
+        self._require([instance_id], region)
         machine = self.machines.by_id[instance_id]
         if parameters.get("Latest"):
             if INSTANCE_TYPES[machine.instance_type].get("Hypervisor") != "nitro":
@@ -364,13 +364,13 @@ class StrictEc2:
             ]
         }
 
-    def _require(self, instance_ids: Iterable[str]) -> None:
-        """Refuse malformed ids, and those that the API does not know yet or has forgotten."""
+    def _require(self, instance_ids: Iterable[str], region: str) -> None:
+        """Refuse malformed ids, and those that the region does not know yet, has forgotten, or never had."""
         ids = list(instance_ids)
         malformed = [one for one in ids if not re.fullmatch(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?", one)]
         if malformed:
             raise ApiError("InvalidInstanceID.Malformed", f'Invalid id: "{malformed[0]}"')
-        unknown = [one for one in ids if not self.machines.is_known(one)]
+        unknown = [one for one in ids if not self.machines.is_known(one, region)]
         if len(unknown) == 1:
             raise ApiError("InvalidInstanceID.NotFound", f"The instance ID '{unknown[0]}' does not exist")
         if unknown:
@@ -393,7 +393,7 @@ class StrictEc2:
         elif action == "GetProducts":
             value = services.get_products(parameters, region)
         elif action == "GetParameter":
-            value = services.get_parameter(parameters)
+            value = services.get_parameter(parameters, region)
         elif action == "GetServiceQuota":
             value = services.get_service_quota(parameters, self.faults)
         elif action == "DecodeAuthorizationMessage":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import botocore.exceptions
 
@@ -36,11 +36,11 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
     # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
     # intent, which is earlier still. A token counts within one zone, which the stored request names.
-    token_seconds: ClassVar[float] = 24 * 3600.0
+    token_seconds = 24 * 3600.0
     # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so one
     # that was seen and is gone ended long ago, unless the listing lags, which it does by seconds as a rule
     # (EC2 API reference, Eventual consistency).
-    absence_proves_after_seconds: ClassVar[float] = 600.0
+    absence_proves_after_seconds = 600.0
 
     def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
         super().__init__(options, clients)

@@ -84,6 +84,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                             price_per_hour=price,
                             on_demand_price_per_hour=on_demand,
                             billing=BILLING,
+                            network=region,
                             details=details,
                         ),
                         extras,

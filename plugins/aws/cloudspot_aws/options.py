@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from cloudspot.jobfile.quantities import Size
-from cloudspot.plugin.optionchecks import NameRule, OptionChecks
+from cloudspot.plugin.optionchecks import NameRule, OptionChecks, ids_in, prices_in, region_of
 
 DEFAULT_IMAGE: Final = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"
@@ -26,20 +26,27 @@ RETENTION_DAYS: Final = (
 """What CloudWatch Logs accepts (API reference, PutRetentionPolicy; checked 2026-11)."""
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
+_REGION: Final = r"[a-z]{2,}(?:-[a-z]+)+-\d+"
+
 _CHECKS: Final = OptionChecks(
     "aws",
     {
-        "region": NameRule("a region", r"[a-z]{2,}(?:-[a-z]+)+-\d+", "us-east-1"),
+        "region": NameRule("a region", _REGION, "us-east-1"),
+        "regions": NameRule("a region", _REGION, "us-east-1"),
         "account": NameRule("an account", r"\d{12}", "123456789012"),
-        "zones": NameRule("a zone", r"[a-z]{2,}(?:-[a-z]+)+-\d+(?:-[a-z]+-\d+)?[a-z]", "us-east-1a"),
+        "zones": NameRule("a zone", rf"{_REGION}(?:-[a-z]+-\d+)?[a-z]", "us-east-1a"),
         "instance_types": NameRule("an instance type", r"[a-z0-9-]+\.[a-z0-9-]+", "g5.xlarge"),
         "image": NameRule(
             "an image",
             r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.\-/]+",
             "ami-0123456789abcdef0 or /aws/service/.../ami-id",
         ),
-        "subnets": NameRule("a subnet", r"subnet-[0-9a-f]{8,17}", "subnet-0123456789abcdef0"),
-        "security_groups": NameRule("a security group", r"sg-[0-9a-f]{8,17}", "sg-0123456789abcdef0"),
+        "subnets": NameRule(
+            "a subnet", rf"(?:{_REGION}/)?subnet-[0-9a-f]{{8,17}}", "subnet-0123456789abcdef0"
+        ),
+        "security_groups": NameRule(
+            "a security group", rf"(?:{_REGION}/)?sg-[0-9a-f]{{8,17}}", "sg-0123456789abcdef0"
+        ),
         "log_group": NameRule("a log group", r"[.\-_/#A-Za-z0-9]{1,512}", "/teams/vision"),
         "instance_profile": NameRule(
             "an instance profile",
@@ -63,7 +70,11 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[providers.aws]``: EC2 machines. Every field may be left out."""
 
     region: str | None = None
-    """Such as ``"us-east-1"``; left out: ``AWS_REGION``, the profile's, or the one this machine is in."""
+    """Such as ``"us-east-1"``; left out: ``AWS_REGION``, the profile's, or the one this machine is in. The
+    bucket should be there, and the nodes' logs are."""
+    regions: tuple[str, ...] = ()
+    """Where machines may be, such as ``["us-east-1", "us-west-2"]``; left out: in ``region`` only. The nodes
+    of a job are in one of them at a time."""
     account: str | None = None
     """The account's 12 digits; left out: that of whoever submits. A controller with credentials of another
     account would see none of the job's machines and must not judge by that."""
@@ -73,7 +84,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Only these, such as ``["g5.xlarge", "g6.xlarge"]``; left out: the cheapest that have ``resources``."""
     image: str | None = None
     """``"ami-..."``, or the Systems Manager parameter that names one, such as ``"/aws/service/..."``. Left
-    out: AWS's Deep Learning AMI with PyTorch 2.9 on Ubuntu 24.04."""
+    out: AWS's Deep Learning AMI with PyTorch 2.9 on Ubuntu 24.04. With ``regions``, a parameter only, which
+    each of them has."""
     image_has_cloudspot: bool = False
     """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
     agent_python: str = "python3"
@@ -85,11 +97,11 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Name or ARN of the instance profile whose role the machines have: it gives them the bucket and the
     logs."""
     subnets: tuple[str, ...] = ()
-    """At most one a zone, all in one VPC; left out: the default ones of the region's default VPC. They must
-    lead to S3."""
+    """At most one a zone, all of a region in one VPC; left out: the default ones of the region's default VPC.
+    They must lead to S3. With ``regions``, each as ``"us-west-2/subnet-..."``."""
     security_groups: tuple[str, ...] = ()
     """Must let the nodes of a job reach each other on every TCP port; left out: the VPC's default group,
-    which does."""
+    which does. With ``regions``, each as ``"us-west-2/sg-..."``."""
     public_ip: bool | None = None
     """Whether machines get a public address; left out: as the subnet says."""
     key_name: str | None = None
@@ -106,7 +118,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """USD an hour that a spot machine may cost at most; left out: the on-demand price, as EC2 does it."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
-    price list; what stands here is not asked for there, and no disk or address is added to it."""
+    price list; what stands here is not asked for there, and no disk or address is added to it. With
+    ``regions``, also for one of them, as ``"us-west-2/g5.xlarge"``."""
     placement_group: str | None = None
     """``"auto"`` puts the nodes of a job of several into a cluster placement group, which is made for the job
     in each zone that it uses and removed with it; another name is one of yours. For nodes that talk much:
@@ -140,12 +153,21 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def check_options(options: AwsOptions) -> None:
     """Raise SpecError, which names the field, for what can be seen to be wrong without asking AWS."""
     _CHECKS.require_valid_names(options)
-    _CHECKS.require_zones_in(options.region, options.zones)
-    _CHECKS.require_positive_prices("on_demand_prices", options.on_demand_prices)
+    _CHECKS.require_zones_in(options.regions or tuple(filter(None, [options.region])), options.zones)
+    _CHECKS.require_ids_in(
+        options.regions,
+        subnets=options.subnets,
+        security_groups=options.security_groups,
+    )
+    if options.regions and (options.image or "").startswith("ami-"):
+        raise field_error(
+            "image", "an ami-... is of one region; with regions, name a parameter that each has"
+        )
+    _CHECKS.require_prices_in(options.regions, "on_demand_prices", options.on_demand_prices)
     if options.log_retention_days not in RETENTION_DAYS:
         days = ", ".join(map(str, RETENTION_DAYS))
         raise field_error("log_retention_days", f"expected one of {days}; got {options.log_retention_days}")
-    _CHECKS.require_unique(zones=options.zones, subnets=options.subnets)
+    _CHECKS.require_unique(regions=options.regions, zones=options.zones, subnets=options.subnets)
     if options.disk_type in {"io1", "io2"} and options.disk_iops is None:
         raise field_error("disk_iops", f'missing; disk_type = "{options.disk_type}" needs it')
     if options.disk_type == "gp2" and options.disk_iops is not None:
@@ -160,3 +182,16 @@ def check_options(options: AwsOptions) -> None:
             raise field_error("tags", f'the value of "{name}" has {len(value)} characters; EC2 allows 256')
     reserved = {"Name", "MASTER_ADDR", "MASTER_PORT"}
     _CHECKS.require_free_tags("tags", options.tags, most=30, prefix="aws:", reserved=reserved)
+
+
+def options_in(region: str, options: AwsOptions) -> AwsOptions:
+    """Return what the options with ``regions`` mean in one of these."""
+    return msgspec.structs.replace(
+        options,
+        region=region,
+        regions=(),
+        zones=tuple(zone for zone in options.zones if region_of(zone, options.regions) == region),
+        subnets=ids_in(region, options.subnets),
+        security_groups=ids_in(region, options.security_groups),
+        on_demand_prices=prices_in(region, options.on_demand_prices),
+    )

@@ -35,6 +35,30 @@ INCLUDED_THROUGHPUT: Final = 125
 checked 2026-11)."""
 
 
+_TRANSFER_PRICES: Final = (
+    (("us-gov-",), 0.15),
+    (("us-", "ca-", "eu-"), 0.02),
+    (("ap-",), 0.10),
+)
+_DEAREST_TRANSFER: Final = 0.15
+
+
+def transfer_price(region: str, home: str) -> float:
+    """Return what a GiB between two regions costs, in USD, in the dearer direction: the sender's price.
+
+    0.02 between us-east-1 and us-west-2, and that what EC2 and S3 send costs the same: AWS re:Post, "Cost
+    effective methods for accessing S3 buckets cross-region" (read 2026-11). The others are from memory of
+    aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the dearest of their group. What a
+    NAT gateway takes for each GiB is not counted.
+    """
+    if region == home:
+        return 0.0
+    return max(
+        next((usd for starts, usd in _TRANSFER_PRICES if one.startswith(starts)), _DEAREST_TRANSFER)
+        for one in (region, home)
+    )
+
+
 def endpoint_region(region: str) -> str:
     """Return the region whose price list service to ask; each knows all prices."""
     return next((at for starts, at in _ENDPOINTS if region.startswith(starts)), _DEFAULT_ENDPOINT)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
-from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
-from cloudspot_aws.options import AwsOptions, check_options
+from cloudspot_aws.options import AwsOptions, check_options, options_in
 
 if TYPE_CHECKING:
     from cloudspot_aws.clients import AwsClients
 
 
-class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
+class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
     """Machines of EC2, on the spot market or on demand."""
 
     name: ClassVar[str] = "aws"
@@ -29,7 +29,10 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the region, which the SDK cannot find by itself."""
+        """Return how the image starts the agent, and the job's own region, where its bucket and logs are.
+
+        The SDK cannot find it by itself. Nothing on a machine asks for the machine's region.
+        """
         region = self._options.region or self.clients.region
         return BootProfile(
             agent_python=self._options.agent_python,
@@ -70,7 +73,10 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
         from cloudspot_aws.drill import interrupt
 
-        interrupt(self.clients, instance_id, notice_seconds=notice_seconds)
+        clients, provisioner = self.clients, self.provisioner()
+        if isinstance(provisioner, RegionalProvisioner):
+            _, clients = self._in_region(provisioner.region_of(instance_id) or clients.region)
+        interrupt(clients, instance_id, notice_seconds=notice_seconds)
 
     def _check_options(self, options: AwsOptions) -> None:
         check_options(options)
@@ -80,12 +86,28 @@ class AwsProvider(CloudProvider[AwsOptions, "AwsClients"]):
 
         return AwsClients(region=self._options.region)
 
-    def _make_provisioner(self, clients: AwsClients) -> Provisioner:
+    @property
+    def _regions(self) -> Sequence[str]:
+        return self._options.regions
+
+    def _in_region(self, region: str) -> tuple[AwsOptions, AwsClients]:
+        from cloudspot_aws.clients import AwsClients
+
+        return options_in(region, self._options), AwsClients(region=region)
+
+    def _transfer_price(self, offer: Offer) -> float:
+        from cloudspot_aws.pricing import transfer_price
+
+        return transfer_price(offer.details["region"], self.clients.region)
+
+    def _make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner
 
-        return Ec2Provisioner(self._options, clients)
+        return Ec2Provisioner(options, clients)
 
-    def _check(self, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
+    def _check_region(
+        self, options: AwsOptions, clients: AwsClients, resources: Resources
+    ) -> Sequence[CheckResult]:
         from cloudspot_aws.check import check
 
-        return check(self._options, clients, resources)
+        return check(options, clients, resources)

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from google.api_core import exceptions as api
 from google.protobuf.json_format import ParseError
@@ -64,10 +64,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     finder_type = GcpOfferFinder
     # Google does not say how long Compute Engine remembers a request id; its younger APIs promise an hour. We
     # count on half of that: a launch still unknown by then is closed, and another one begun.
-    token_seconds: ClassVar[float] = 1800.0
+    token_seconds = 1800.0
     # The operation that ended a machine reports its end. Without one (operations are kept for two weeks) ten
     # minutes of absence prove it: listings lag by seconds at most.
-    absence_proves_after_seconds: ClassVar[float] = 600.0
+    absence_proves_after_seconds = 600.0
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
         super().__init__(options, clients)

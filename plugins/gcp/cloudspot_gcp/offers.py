@@ -31,7 +31,7 @@ from cloudspot_gcp.lookups import (
     wanted_regions,
 )
 from cloudspot_gcp.options import GcpOptions, field_error, subnetwork_region
-from cloudspot_gcp.pricing import BILLING, PriceList, read_price_list
+from cloudspot_gcp.pricing import BILLING, PriceList, read_price_list, transfer_price
 from cloudspot_gcp.series import can_be_compact, markets_of
 
 MAX_CANDIDATES: Final = 60
@@ -95,6 +95,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                             price_per_hour=price.usd,
                             on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
                             billing=BILLING,
+                            transfer_price_per_gib=transfer_price(region, regions[0]),
                             details={**details, "price_source": price.source},
                         ),
                         extras[market],

@@ -78,7 +78,8 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     credentials, or the one this machine is in."""
     regions: tuple[str, ...] = ()
     """Such as ``["us-central1", "europe-west4"]``, tried in the order of their prices; left out:
-    ``CLOUDSDK_COMPUTE_REGION``, or ``us-central1``."""
+    ``CLOUDSDK_COMPUTE_REGION``, or ``us-central1``. Name the bucket's first: what checkpoints cost on their
+    way there is reckoned to that one."""
     zones: tuple[str, ...] = ()
     """Only in these, such as ``["us-central1-a"]``; left out: whichever zone of a region has the machines."""
     machine_types: tuple[str, ...] = ()

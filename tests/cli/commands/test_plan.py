@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from cloudspot.local.provider import LocalProvider
@@ -139,3 +140,33 @@ def test_what_the_first_price_adds_up_is_told_below_the_offers(jobs, monkeypatch
     planned = jobs.run_json("plan", str(jobs.job_file))["launches"]
     assert planned[0]["price_per_hour"] == 0.425
     assert {one["price_parts"].partition(", ")[2] for one in planned} == {"disk 0.125, address not counted"}
+
+
+def test_what_a_gib_of_checkpoints_costs_is_a_column_where_some_offer_is_elsewhere(jobs, monkeypatch):
+    find = LocalProvisioner.offers
+    for command in ("plan", "offers"):
+        assert "TRANSFER" not in jobs.run(command, str(jobs.job_file)).stdout
+
+    def offers(self, resources):
+        return tuple(
+            msgspec.structs.replace(one, transfer_price_per_gib=0.02 * (one.zone == "local-b"))
+            for one in find(self, resources)
+        )
+
+    monkeypatch.setattr(LocalProvisioner, "offers", offers)
+    for command, key in (("plan", "launches"), ("offers", "offers")):
+        lines = jobs.run(command, str(jobs.job_file)).stdout.splitlines()
+        (header,) = (line for line in lines if line.rstrip().endswith("TRANSFER"))
+        rows = {
+            line.split(" spot ")[0].split()[-1]: line
+            for line in lines[lines.index(header) + 1 :]
+            if " spot " in line
+        }
+        assert rows["local-b"].rstrip().endswith("0.0200 USD")
+        assert rows["local-a"].rstrip().endswith("0.0000 USD")
+        assert any(line.startswith("TRANSFER: of a GiB between there and the bucket") for line in lines)
+        found = jobs.run_json(command, str(jobs.job_file))[key]
+        assert {one["zone"]: one["transfer_price_per_gib"] for one in found} == {
+            "local-a": 0.0,
+            "local-b": 0.02,
+        }

@@ -12,6 +12,7 @@ from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
 from cloudspot_gcp.lookups import NUM_TRIES, is_called
 from cloudspot_gcp.offers import GcpOfferFinder
 from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.pricing import transfer_price
 from cloudspot_gcp_sandbox import prices
 
 GIB = 2**30
@@ -70,6 +71,18 @@ def test_only_zones_that_have_the_type_are_asked_for(cloud):
     assert offer.details["zones"] == "us-central1-a,us-central1-b,us-central1-c"
     assert offer.details["other_zones"] == "us-central1-f"
     assert offer.details["has_accelerator"] == "nvidia-l4"
+
+
+def test_a_gib_costs_nothing_to_the_first_region_and_more_the_farther_away(cloud):
+    found = offers(cloud, regions=("us-central1", "us-east1", "europe-west4"))
+    assert {(one.zone, one.transfer_price_per_gib) for one in found} == {
+        ("us-central1", 0.0),
+        ("us-east1", 0.02),
+        ("europe-west4", 0.05),
+    }
+    assert {one.network for one in found} == {""}, "a VPC network of Google's spans all regions"
+    assert transfer_price("asia-east1", "us-central1") == 0.10
+    assert transfer_price("us-central1", "southamerica-east1") == 0.15
 
 
 def test_only_the_zones_of_the_options_are_asked_for_and_their_regions(cloud):

@@ -1,0 +1,182 @@
+"""Several regions of a cloud whose API knows one at a time: a provisioner for each, and one for all."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from cloudspot.errors import CloudspotError, ProvisionError, TransientError
+from cloudspot.interfaces import Provisioner
+from cloudspot.model import CheckResult, Instance, InstanceGroup, LaunchRequest, Offer, Resources
+from cloudspot.plugin.cloudprovider import Clients, CloudProvider, Options
+
+
+class RegionalProvider(CloudProvider[Options, Clients]):
+    """A provider with an option ``regions``; without it, everything is in the region of its clients."""
+
+    @property
+    @abstractmethod
+    def _regions(self) -> Sequence[str]:
+        """Return what the option names."""
+
+    @abstractmethod
+    def _in_region(self, region: str) -> tuple[Options, Clients]:
+        """Return the options as they are meant in one of the regions, and clients for it; no I/O."""
+
+    @abstractmethod
+    def _transfer_price(self, offer: Offer) -> float:
+        """Return ``Offer.transfer_price_per_gib`` of an offer in one of the regions."""
+
+    @abstractmethod
+    def _make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
+        """Return the provisioner of the clients' region."""
+
+    @abstractmethod
+    def _check_region(
+        self, options: Options, clients: Clients, resources: Resources
+    ) -> Sequence[CheckResult]: ...
+
+    def _make_provisioner(self, clients: Clients) -> Provisioner:
+        if not self._regions:
+            return self._make_provisioner_of(self._options, clients)
+        each = {region: self._make_provisioner_of(*self._in_region(region)) for region in self._regions}
+        return RegionalProvisioner(each, self._transfer_price)
+
+    def _check(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        if not self._regions:
+            return self._check_region(self._options, clients, resources)
+        return [
+            msgspec.structs.replace(one, name=f"{region}: {one.name}")
+            for region in self._regions
+            for one in self._check_region(*self._in_region(region), resources)
+        ]
+
+
+class RegionalProvisioner(Provisioner):
+    """The machines of several regions. Thread-safe.
+
+    Each region's offers have ``region`` in their details, and its requests have it in their bodies.
+    """
+
+    def __init__(
+        self, each: Mapping[str, Provisioner], transfer_price: Callable[[Offer], float] = lambda _: 0.0
+    ) -> None:
+        """Take a provisioner for each region, and what tells ``Offer.transfer_price_per_gib``."""
+        self._each = dict(each)
+        self._transfer_price = transfer_price
+        self.token_seconds = min(one.token_seconds for one in each.values())
+        self.absence_proves_after_seconds = max(one.absence_proves_after_seconds for one in each.values())
+        self._lock = threading.Lock()
+        self._seen_in: dict[str, str] = {}
+        """The region of each machine, by its id."""
+
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return the request for the region of the group's offer."""
+        return self._of(group.offer).render(group)
+
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create the machines in the region that the request names."""
+        region = str(request.body.get("region"))
+        if region not in self._each:
+            raise ProvisionError(f"the launch is for {region}, and the job's regions are {self._names}")
+        return self._note(region, self._each[region].create(request, token=token))
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Publish the facts to the machines of each region, even if that fails in another one."""
+        groups: dict[str, list[Instance]] = defaultdict(list)
+        for one in instances:
+            groups[self._found(one.id)].append(one)
+        _each_of(groups, lambda region: self._each[region].announce(groups[region], facts))
+
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the machines of all regions.
+
+        Raises:
+            TransientError: one of the regions did not answer: absence from the others proves nothing.
+        """
+        return [
+            machine
+            for region, one in self._each.items()
+            for machine in self._note(region, one.instances(job_id=job_id))
+        ]
+
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """End the machines, each in its region, or wherever it is; one region's failure spares no other."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        with self._lock:
+            for one in instance_ids:
+                seen_in = self._seen_in.get(one)
+                for region in self._each if seen_in is None else (seen_in,):
+                    groups[region].append(one)
+        _each_of(groups, lambda region: self._each[region].terminate(groups[region]))
+
+    def console(self, instance: Instance) -> str:
+        """Return what the machine has printed; raise TransientError if no region lists it."""
+        return self._each[self._found(instance.id)].console(instance)
+
+    def release(self, job_id: str, *, store_url: str = "") -> None:
+        """Remove what was made for the job in any of the regions."""
+        _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return the offers of all regions, with what moving checkpoints to and from each costs.
+
+        Raises:
+            SpecError: what an option names does not exist in one of them.
+            TransientError: one did not answer: without its offers a job might be given up as without any.
+        """
+        found = [offer for one in self._each.values() for offer in one.offers(resources)]
+        return [
+            msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one)) for one in found
+        ]
+
+    def current_price(self, offer: Offer) -> float | None:
+        """Return what a node of the offer costs an hour now, in its region."""
+        return self._of(offer).current_price(offer)
+
+    def region_of(self, instance_id: str) -> str | None:
+        """Return the region of a machine; None: none lists it."""
+        with self._lock:
+            found = self._seen_in.get(instance_id)
+        if found is None:
+            self.instances()
+            with self._lock:
+                found = self._seen_in.get(instance_id)
+        return found
+
+    def _found(self, instance_id: str) -> str:
+        region = self.region_of(instance_id)
+        if region is None:
+            raise TransientError(f"{instance_id} is listed in none of {self._names}")
+        return region
+
+    def _of(self, offer: Offer) -> Provisioner:
+        region = offer.details.get("region", "")
+        if region not in self._each:
+            raise ProvisionError(f"{offer.key} is in none of the job's regions, {self._names}")
+        return self._each[region]
+
+    def _note(self, region: str, machines: Sequence[Instance]) -> Sequence[Instance]:
+        with self._lock:
+            self._seen_in.update((one.id, region) for one in machines)
+        return machines
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(self._each)
+
+
+def _each_of(regions: Iterable[str], call: Callable[[str], None]) -> None:
+    """Make the call for each region; raise the first error at the end, one that waiting mends last."""
+    errors: list[CloudspotError] = []
+    for region in regions:
+        try:
+            call(region)
+        except CloudspotError as error:
+            errors.append(error)
+    if errors:
+        raise next((one for one in errors if not isinstance(one, TransientError)), errors[0])
