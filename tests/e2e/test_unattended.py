@@ -1,6 +1,6 @@
 """Nobody is awake: the command that submitted the job has ended, and the job goes on to its end.
 
-Run as a script it is what runs inside a sandbox: ``test_unattended.py NAME PREPARATION TIMEOUT [ARGUMENT...]``
+Run as a script it is what runs inside a sandbox: ``test_unattended.py CLOUD NAME PREPARATION TIMEOUT [ARGUMENT...]``
 prepares the account, submits the job, and only looks on from then on; it prints what it saw as JSON.
 """
 
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from acting_user import COMMAND, JOBS, User
 
 from cloudspot.local.enclosure import why_not
+from cloudspot.local.home import state_home
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "aws" / "cloudspot_aws"
 POLICIES = Path(__file__).parents[2] / "docs" / "aws"
@@ -37,21 +37,22 @@ def look_on(
     name: str,
     *,
     preparation: str,
-    drive: bool,
+    drive: bool = False,
+    cloud: str = "aws",
     reclaims: tuple[str, ...] = RECLAIMS,
     timeout: int = 400,
 ) -> dict[str, Any]:
     """Return what there was to see of a job that nobody but its nodes and a function could drive."""
     sets = (
         f"nodes={{ min = 1, max = 1, drive = {str(drive).lower()} }}",
-        'providers.aws.instance_types=["m5.large"]',
+        *(['providers.aws.instance_types=["m5.large"]'] if cloud == "aws" else []),
         'run.env.TINY_EPOCHS="9"',
         'run.env.TINY_STEP_SECONDS="0.2"',
     )
-    inside = [sys.executable, __file__, name, preparation, str(timeout)]
+    inside = [sys.executable, __file__, cloud, name, preparation, str(timeout)]
     inside += [word for one in sets for word in ("--set", one)]
     options = [word for one in reclaims for word in ("--reclaim", one)]
-    command = [*COMMAND, "sandbox", "aws", *options, "--", *inside]
+    command = [*COMMAND, "sandbox", cloud, *options, "--", *inside]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     seen: dict[str, Any] = json.loads(done.stdout)
@@ -98,39 +99,70 @@ def test_function_and_nodes_together_buy_no_machine_twice(user: User) -> None:
     check_done(seen)
 
 
-def main(name: str, preparation: str, timeout: str, *arguments: str) -> None:
-    """Do what the module's docstring says."""
-    import boto3
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "aliyun"])
+def test_passes_that_are_killed_at_each_of_their_calls_bring_a_job_through(user: User, cloud: str) -> None:
+    """The code that a function runs, killed before and after its first call, its second, and so on."""
+    seen = look_on(user, f"killed-{cloud}", preparation="killed", cloud=cloud, timeout=700)
+    check_done(seen)
+    assert seen["num_kills"] > 50
 
-    iam, ec2 = boto3.client("iam"), boto3.client("ec2")
-    for word in preparation.split():
+
+def be_killed(name: str, seconds: float) -> int:
+    """Make passes each of which dies at a later call than the one before, until the job has ended."""
+    end, num_kills, number = time.monotonic() + seconds, 0, 0
+    killed = [sys.executable, str(Path(__file__).with_name("killed_at_call.py"))]
+    is_done = False
+    while time.monotonic() < end and not is_done:
+        number, was_short = number + 1, False
+        for when in ("before", "after"):
+            words = [str(number), when, "reconcile", "--as", "function x", "--every", "60"]
+            done = subprocess.run([*killed, *words], capture_output=True, text=True, check=False)
+            assert done.returncode in {-9, 0}, (number, when, done.stdout[-4000:], done.stderr[-4000:])
+            num_kills += done.returncode == -9
+            was_short = was_short or done.returncode == 0
+        if was_short:  # The pass makes fewer calls; the next one dies at its first again.
+            number = 0
+        is_done = json.loads(cloudspot("show", name, "--json"))["state"] in ENDED
+    return num_kills
+
+
+def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str) -> None:
+    """Do what the module's docstring says."""
+    for word in preparation.split() if cloud == "aws" else ():
+        if word == "killed":
+            continue
         if word == "function":
             cloudspot("driver", "deploy", "--provider", "aws", "--every", "1m", "--yes")
             continue
+        import boto3
+
+        iam = boto3.client("iam")
         folder = PLUGIN if word == "policy-driver" else POLICIES
         text = (folder / f"{word}.json").read_text().replace("BUCKET", os.environ["CLOUDSPOT_STORE"][5:])
         iam.put_role_policy(RoleName="cloudspot-node", PolicyName=word, PolicyDocument=text)
     job = str(JOBS / "tiny" / "job.toml")
-    submitted = cloudspot("run", job, "--name", name, "--provider", "aws", "--detach", *arguments)
+    submitted = cloudspot("run", job, "--name", name, "--provider", cloud, "--detach", *arguments)
+    num_kills = be_killed(name, float(timeout)) if preparation == "killed" else 0
     end = time.monotonic() + float(timeout)
     show: dict[str, Any] = {}
     while time.monotonic() < end and show.get("state") not in ENDED:
         time.sleep(2.0)
         show = json.loads(cloudspot("show", name, "--json"))
-    machines = [one for page in ec2.describe_instances()["Reservations"] for one in page["Instances"]]
-    left = []
+    left: list[str] = []
     if "function" in preparation:
+        import boto3
+
         cloudspot("driver", "remove", "--provider", "aws")
-        left = [one["RoleName"] for one in iam.list_roles()["Roles"] if "driver" in one["RoleName"]]
+        left = [one["RoleName"] for one in boto3.client("iam").list_roles()["Roles"]]
         left += [one["Name"] for one in boto3.client("events").list_rules()["Rules"]]
         left += [one["FunctionName"] for one in boto3.client("lambda").list_functions()["Functions"]]
     result = {
         "show": show,
         "log": cloudspot("logs", name),
-        "machines": len(machines),
-        "states": Counter(one["State"]["Name"] for one in machines),
+        "machines": len(list((state_home() / "sandboxes").glob("*/state/machines/*"))),
         "submitted": submitted,
-        "left": left,
+        "left": [one for one in left if "driver" in one],
+        "num_kills": num_kills,
     }
     print(json.dumps(result))
 
