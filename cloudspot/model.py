@@ -126,8 +126,10 @@ class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A zip of all its Python code; equal code gives equal bytes."""
     unpacked_bytes: int
     """How much that is on disk."""
+    needs_glibc: tuple[int, int] = (0, 0)
+    """The least version of the C library that its compiled code runs on; (0, 0): any."""
     handler: str
-    """``module.function``, which takes what the provider passes on."""
+    """``module.function``; it takes what the provider passes on, and first waits ``wait_seconds`` of that."""
     every_seconds: float
     """How long it is from one pass to the next."""
     store_url: str

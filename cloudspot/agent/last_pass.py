@@ -1,7 +1,8 @@
 """A node that ends drives its job once more, so that what comes next is bought while nobody is awake.
 
 It runs ``cloudspot reconcile`` for its own job, in a process of its own, when it has been told its end and
-again when it has left. It needs the rights of a driver: the job file's ``nodes.drive`` says that it has them.
+again when it has left; and once at its start, so that a missing right is known before it is needed. It needs
+the rights of a driver: the job file's ``nodes.drive`` says that it has them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.jobstore.records import Finished, Intent
+from cloudspot.jobstore.reader import HistoryReader
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +36,11 @@ class LastPass:
         self._lock = threading.Lock()
         # Machines that are this very computer would end together with what they start.
         self._is_able = context.job.spec.nodes.drive and not context.provider.is_this_computer
-        self._num_launches = 0
-        """Before the first pass."""
 
     def run(self) -> None:
         """Make one pass, by the node's deadline at the latest; whatever goes wrong is only logged."""
         with self._lock:
             if self._is_able:
-                self._num_launches = self._num_launches or self._count_launches()
                 self._run(until=self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS))
 
     def wait(self, seconds: float) -> None:
@@ -60,16 +58,14 @@ class LastPass:
             time.sleep(max(0.0, min(PAUSE_SECONDS, until - time.monotonic())))
 
     def _is_replaced(self) -> bool:
+        """Return whether machines of a newer launch are there or may come, or the job is over."""
+        context = self._context
         try:
-            journal = self._context.journal.read()
+            history = HistoryReader(context.store, context.job_id).read()
         except CloudspotError:
             return False
-        return self._count_launches() > self._num_launches or any(
-            isinstance(one, Finished) for one in journal
-        )
-
-    def _count_launches(self) -> int:
-        return sum(isinstance(one, Intent) for one in self._context.journal.known)
+        newest = max((launch.number for launch in history.live_launches), default=0)
+        return newest > context.node.launch or history.finished is not None
 
     def _run(self, *, until: float) -> None:
         node = self._context.node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
@@ -95,6 +96,7 @@ class Life:
         # Before it looks for a checkpoint: retention deletes none that a node may be about to choose.
         context.insist(self.heartbeat.beat)
         self.heartbeat.start()
+        threading.Thread(target=self.last_pass.run, name="first pass", daemon=True).start()
         try:
             leaving = self._train()
         except LeavingError as error:

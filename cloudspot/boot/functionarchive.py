@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from cloudspot.boot.agentarchive import make_agent_archive
 from cloudspot.errors import CloudspotError
 
 _TIME = (2020, 1, 1, 0, 0, 0)
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
+"""PEP 600; tags as old as ``manylinux2014`` are for what every runtime has, and stand beside such a one."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class FunctionArchive:
     data: bytes = field(repr=False)
     """A zip without times and owners: equal code gives equal bytes."""
     unpacked_bytes: int
+    needs_glibc: tuple[int, int]
+    """The least version of the C library that the compiled code says it runs on; (0, 0): any."""
 
 
 def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
@@ -57,4 +62,11 @@ def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             packed.writestr(info, data, compresslevel=6)
-    return FunctionArchive(target.getvalue(), sum(map(len, files.values())))
+    needed = max(map(_glibc_of, wheels), default=(0, 0))
+    return FunctionArchive(target.getvalue(), sum(map(len, files.values())), needed)
+
+
+def _glibc_of(wheel: str) -> tuple[int, int]:
+    """Return the least version of the C library for a wheel, by the tags in its name."""
+    found = [(int(major), int(minor)) for major, minor in _MANYLINUX.findall(wheel)]
+    return min(found, default=(0, 0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 
+from cloudspot.cli import exit_codes
 from cloudspot.cli.main import program
 
 EVERY = "CLOUDSPOT_DRIVER_EVERY"
@@ -11,23 +13,27 @@ EVERY = "CLOUDSPOT_DRIVER_EVERY"
 NAME = "CLOUDSPOT_DRIVER_NAME"
 """The variable with what people are told that drives their jobs; ``CLOUDSPOT_STORE`` has the store's URL."""
 
+MAX_WAIT_SECONDS = 30.0
 
-def handle(*_event: object) -> dict[str, int]:
-    """Make a pass, whatever the event says.
+
+def handle(event: object = None, *_context: object) -> dict[str, int]:
+    """Make a pass, after ``wait_seconds`` of the event, if it has them; return the status of the command.
 
     The signature fits every cloud's contract: an event and its context, an event alone, or a request. What
-    the pass did is printed, which clouds keep as the function's log.
+    the pass did is printed, which clouds keep as the function's log. A job that could not be driven is named
+    there, and does not fail the function: the others were driven.
 
     Raises:
-        RuntimeError: some job could not be driven, so that the cloud counts a failure; the others were.
+        RuntimeError: no job could be driven; it names the status.
     """
+    if isinstance(event, dict):
+        time.sleep(min(MAX_WAIT_SECONDS, float(event.get("wait_seconds", 0.0))))
     status: object = 0
     try:
-        program.main(
-            ["reconcile", "--as", os.environ[NAME], "--every", os.environ[EVERY]], prog_name="cloudspot"
-        )
+        arguments = ["reconcile", "--as", os.environ[NAME], "--every", os.environ[EVERY]]
+        program.main(arguments, prog_name="cloudspot")
     except SystemExit as end:  # The program always ends so.
         status = end.code
-    if status:
+    if status not in {exit_codes.SUCCEEDED, exit_codes.FAILED}:
         raise RuntimeError(f"the pass ended with status {status}; the log says why")
-    return {"status": 0}
+    return {"status": int(status == exit_codes.FAILED)}

@@ -53,8 +53,8 @@ The lines are repeated here so that ``cloudspot --help`` imports no command; a t
 commands' own.
 """
 
-MESSAGE_SECONDS = 10.0
-"""How long a command that has driven jobs waits at its end for their messages to be sent."""
+MESSAGE_SECONDS = 22.0
+"""How long a command that has driven jobs waits at its end for their messages: each is given up before."""
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
     # Before click 8.2, a group prints its help itself.

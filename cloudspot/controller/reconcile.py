@@ -28,7 +28,11 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.standing_drivers import note_driver
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.model import Instance, InstanceState
+from cloudspot.registry import provider_names
 
+NUM_BEFORE_TURNS = 30
+TURN_SECONDS = 60.0
+"""With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
 NOTE_SECONDS = 60.0
 """A driver that keeps running is noted no more often than this."""
 
@@ -100,6 +104,10 @@ class Reconciler:
         if job_ids is None:
             self._note_driver()
         driven = list(list_live(self._store) if job_ids is None else job_ids)
+        # A pass that is cut off, as a function's is after its time, must not leave out the same jobs again.
+        turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
+        if len(driven) > NUM_BEFORE_TURNS:
+            driven = driven[turn:] + driven[:turn]
         for job_id in driven:
             yield self._drive(job_id)
         live, problems = self._live_machines()
@@ -119,7 +127,13 @@ class Reconciler:
             return
         self._noted_at = now
         with suppress(CloudspotError):  # Whatever is wrong with the store, the pass itself will say.
-            note_driver(self._store, self._driver, self._clock.now(), every=self._every)
+            note_driver(
+                self._store,
+                self._driver,
+                self._clock.now(),
+                providers=provider_names(),
+                every=self._every,
+            )
 
     def _drive(self, job_id: str) -> Reconciled:
         try:

@@ -35,7 +35,7 @@ class NewsKind(str, enum.Enum):
     """The training was stuck and begins again; or nothing has trained for half an hour, for want of machines
     or as nothing is heard of them; or the job is suspended."""
     CAPPED = "capped"
-    """``limits.max_cost`` or ``limits.max_runtime`` is reached: the job saves and stops."""
+    """A limit that ends a job is reached, ``idle_after`` among them: the job saves and stops."""
     FINISHED = "finished"
     """The job has ended: it has succeeded, or was stopped."""
     FAILED = "failed"

@@ -209,8 +209,8 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log."""
     idle_after: PositiveDuration | None = None
     """A node that trains is *idle* once it has made no step, stored no checkpoint and used nothing that is
-    paid for, for this long: no GPU was 5 % busy, by ``nvidia-smi``, or, where that is missing or fails, the
-    training took less than 5 % of a core for each of ``procs_per_node``."""
+    paid for, for this long: at no look was a GPU 5 % busy, by ``nvidia-smi``, and without GPUs or the loop of
+    a session the training took less than 5 % of a core for each of ``procs_per_node``."""
     on_idle: Literal["warn", "stop"] = "warn"
     """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
     driver, once all of them are."""

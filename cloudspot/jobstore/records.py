@@ -655,6 +655,8 @@ class StandingDriver(Dated, frozen=True, kw_only=True):
     """Such as ``reconcile on host``."""
     every: Seconds | None
     """How long it is from one of its passes to the next; None: it has come once."""
+    providers: tuple[str, ...]
+    """Those whose plugins it has."""
     at: datetime
 
 

@@ -7,6 +7,7 @@ nothing of the protocol depends on it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cloudspot.errors import CorruptData, ObjectMissing
@@ -25,8 +26,15 @@ SLACK = timedelta(minutes=2)
 FORGOTTEN_AFTER = timedelta(days=1)
 
 
-def note_driver(store: ObjectStore, who: str, now: datetime, *, every: timedelta | None = None) -> None:
-    """Note that ``who`` drives the store's jobs, and comes again after ``every``.
+def note_driver(
+    store: ObjectStore,
+    who: str,
+    now: datetime,
+    *,
+    providers: Sequence[str],
+    every: timedelta | None = None,
+) -> None:
+    """Note that ``who`` drives the store's jobs on these providers, and comes again after ``every``.
 
     None: so often as it has come until now, which its first pass cannot tell.
     """
@@ -40,11 +48,11 @@ def note_driver(store: ObjectStore, who: str, now: datetime, *, every: timedelta
     elif every is None:
         every = max(now - before.at, timedelta())
     seconds = None if every is None else every.total_seconds()
-    store.put(key, codec.encode(StandingDriver(who=who, every=seconds, at=now)))
+    store.put(key, codec.encode(StandingDriver(who=who, every=seconds, providers=tuple(providers), at=now)))
 
 
-def list_drivers(store: ObjectStore, now: datetime) -> tuple[StandingDriver, ...]:
-    """Return those that can be expected to come again within an hour."""
+def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:
+    """Return those that have the provider, and can be expected to come again within an hour."""
     store = patient(store)
 
     def read(meta: ObjectMeta) -> StandingDriver | None:
@@ -54,7 +62,8 @@ def list_drivers(store: ObjectStore, now: datetime) -> tuple[StandingDriver, ...
             return None
 
     found = each(read, store.list_page(keys.drivers_prefix()).objects)
-    return tuple(one for one in found if one is not None and _is_expected(one, now))
+    known = (one for one in found if one is not None and provider in one.providers)
+    return tuple(one for one in known if _is_expected(one, now))
 
 
 def _is_expected(driver: StandingDriver, now: datetime) -> bool:

@@ -118,5 +118,5 @@ class _Player:
 
 
 def _range(values: Floats) -> tuple[float, float]:
-    low, high = np.quantile(values, [0.1, 0.9], method="nearest")
+    low, high = (np.quantile(values, share, method="nearest") for share in (0.1, 0.9))
     return float(low), float(high)

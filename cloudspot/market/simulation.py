@@ -13,7 +13,7 @@ from cloudspot.market.optimum import optimum
 from cloudspot.market.plugin_policy import plugin_policy
 from cloudspot.market.policies import Deadline, Greedy, OnDemand, SpotThenOnDemand, UniformProgress
 from cloudspot.market.replay import Replay, SimulatedJob, replay
-from cloudspot.market.situation import Bools, MarketPolicy
+from cloudspot.market.situation import Bools, Floats, MarketPolicy
 
 OPTIMUM: Final = "optimum"
 WITHOUT_DEADLINE: Final = ("on-demand", "greedy", "spot-then-on-demand", OPTIMUM)
@@ -94,6 +94,5 @@ def _outcome(runs: Replay, length: float) -> Outcome:
     )
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(values, (10, 90))
-    return float(low), float(high)
+def _range(values: Floats) -> tuple[float, float]:
+    return float(np.percentile(values, 10)), float(np.percentile(values, 90))

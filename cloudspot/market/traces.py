@@ -12,7 +12,7 @@ import numpy as np
 
 from cloudspot.decoding import decode
 from cloudspot.errors import SpecError
-from cloudspot.market.situation import Bools, Ints
+from cloudspot.market.situation import Bools, Floats, Ints
 
 _NUM_LOOKS_AT_LEAST = 2
 
@@ -59,7 +59,7 @@ def read_market(paths: Sequence[Path], *, num_nodes: int = 1) -> Market:
     return Market(np.stack(columns, axis=1), gap / 3600.0)
 
 
-def _looks(trace: _File, seconds: np.ndarray) -> Ints:
+def _looks(trace: _File, seconds: Floats) -> Ints:
     """Return the index of the newest look at each moment."""
     found: Ints = (seconds / trace.metadata.gap_seconds + 1e-9).astype(int)
     return found

@@ -11,6 +11,8 @@ from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.reclaim import understand
 from cloudspot.errors import AuthError
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.launches import void_slot
 from cloudspot.model import PreemptionNotice
 
 DRIVE = {"min": 1, "max": 1, "drive": True}
@@ -30,6 +32,13 @@ def program(bench, monkeypatch):
     monkeypatch.setattr(last_pass, "sys", type("sys", (), {"executable": sys.executable}))
     choose("echo drove")
     return choose
+
+
+def submitted(bench):
+    """A node of a job whose submission is in the store."""
+    life = bench.life(nodes=DRIVE)
+    bench.store.put(keys.spec("digits-1"), codec.encode(life.context.job.submission))
+    return life
 
 
 def calls(bench):
@@ -68,22 +77,34 @@ def test_without_the_right_it_says_so_once(bench, program, caplog):
     ]
 
 
-def test_it_drives_until_something_was_launched(bench, program, monkeypatch):
-    monkeypatch.setattr(last_pass, "PAUSE_SECONDS", 0.05)
-    driver = LastPass(bench.life(nodes=DRIVE).context)
-    driver._context.journal.read()
-    bought = []
+def launches_at(monkeypatch, number, act):
+    """``act`` before the given pass."""
+    popen, passes = last_pass.subprocess.Popen, []
 
-    def third(command, **options):
-        bought.append(command)
-        if len(bought) == 3:
-            made_journal.open_launch(bench.store, "digits-1", 2, num_nodes=1)
+    def counted(command, **options):
+        passes.append(command)
+        if len(passes) == number:
+            act()
         return popen(command, **options)
 
-    popen = last_pass.subprocess.Popen
-    monkeypatch.setattr(last_pass.subprocess, "Popen", third)
-    driver.run_until_replaced()
+    monkeypatch.setattr(last_pass.subprocess, "Popen", counted)
+    monkeypatch.setattr(last_pass, "PAUSE_SECONDS", 0.05)
+
+
+def test_it_drives_until_a_newer_launch_lives(bench, program, monkeypatch):
+    life = submitted(bench)
+    launches_at(monkeypatch, 3, lambda: made_journal.open_launch(bench.store, "digits-1", 2, num_nodes=1))
+    LastPass(life.context).run_until_replaced()
     assert len(calls(bench)) == 3
+
+
+def test_a_launch_that_was_refused_is_no_replacement(bench, program, monkeypatch):
+    life = submitted(bench)
+    made_journal.open_launch(bench.store, "digits-1", 2, num_nodes=1)
+    void_slot(bench.store, "digits-1", 2, 0, "capacity")
+    launches_at(monkeypatch, 4, lambda: made_journal.open_launch(bench.store, "digits-1", 3, num_nodes=1))
+    LastPass(life.context).run_until_replaced()
+    assert len(calls(bench)) == 4
 
 
 def test_it_ends_a_pass_at_the_machines_deadline(bench, program):

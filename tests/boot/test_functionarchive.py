@@ -34,6 +34,18 @@ def test_equal_code_gives_equal_bytes(archive):
     )
 
 
+def test_it_tells_the_c_library_that_it_needs():
+    names = {
+        "numpy-2.4-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": (2, 27),
+        "msgspec-0.2-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.manylinux_2_28_x86_64.whl": (
+            2,
+            17,
+        ),
+        "click-8.1-py3-none-any.whl": (0, 0),
+    }
+    assert {name: functionarchive._glibc_of(name) for name in names} == names
+
+
 def test_it_makes_a_pass_with_nothing_else_installed(archive, tmp_path):
     zipfile.ZipFile(io.BytesIO(archive.data)).extractall(tmp_path / "task")
     code = (

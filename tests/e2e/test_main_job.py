@@ -21,6 +21,7 @@ ABSENT = {
     "jobs/<id>/told/<event>",
     "jobs/<id>/suspicions",
     "live/<id>.<nonce>",
+    "drivers/<name>",
     "probe/<nonce>",
 }
 

@@ -40,6 +40,7 @@ ABSENT = {
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
     "live/<id>.<nonce>",
+    "drivers/<name>",
     "probe/<nonce>",
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",

@@ -63,25 +63,23 @@ class Meter:
         self._nvidia_smi: subprocess.Popen[bytes] | None = None
         """The newest; one that hangs in the kernel cannot be ended, and is not waited for."""
         self._asks_gpus = True
-        self._worked: Path | None = None
-        """The generation whose GPUs were seen at work."""
         self._before: tuple[Path, float, float] | None = None
         """The generation, the moment and the CPU time of the last look."""
 
     def why_idle(self, handoff: Path, now: float, *, is_in_loop: bool) -> str | None:
         """Return what shows that the training uses nothing; None: it uses something, or that is unknown.
 
-        ``handoff`` marks the processes of its generation. Until the GPUs were seen at work there, or
-        ``is_in_loop``, the work of the CPUs is use too: a script may have to prepare its data.
+        ``handoff`` marks the processes of its generation. Unless ``is_in_loop``, where each step is seen, the
+        work of the CPUs is use too: a script may prepare its data, and a look now and then may find a GPU at
+        rest that works in between.
         """
         cores = self._cores_used(handoff, now)
         percent = self._gpu_percent()
         if percent is not None and percent >= GPU_PERCENT:
-            self._worked = handoff
             return None
         if cores is None:
             return None
-        counts_cpus = percent is None or not (is_in_loop or self._worked == handoff)
+        counts_cpus = percent is None or not is_in_loop
         if counts_cpus and cores >= self._cores:
             return None
         return f"CPUs at {100 * cores:.0f} % of a core" if percent is None else f"GPUs at {percent} %"
@@ -162,6 +160,8 @@ class IdleWatch:
                 self._look(time.monotonic())
             except CloudspotError as error:
                 _log.warning("the job was not asked to stop: %s", error)
+            except Exception:  # noqa: BLE001 - a limit that cannot be held must not end the agent
+                _log.exception("idle_after: this look has failed")
 
     def _look(self, now: float) -> None:
         cause, status, limits = self._why_idle(now), self._context.status, self._context.job.spec.limits

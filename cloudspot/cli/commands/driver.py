@@ -53,6 +53,7 @@ def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> 
         name=name,
         archive=archive.data,
         unpacked_bytes=archive.unpacked_bytes,
+        needs_glibc=archive.needs_glibc,
         handler="cloudspot.cli.function.handle",
         every_seconds=seconds,
         store_url=store.url,

@@ -16,20 +16,25 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
 
     ``when`` and ``until`` say of what time that is told.
     """
+    provider = job.provider
     try:
-        found = list_drivers(job.store, datetime.now(timezone.utc))
+        # Nobody else's cron can drive what runs on this computer.
+        is_here = provider.is_this_computer
+        now = datetime.now(timezone.utc)
+        found = () if is_here else list_drivers(job.store, now, provider.name)
     except CloudspotError as error:
         output.warn(f"nobody can tell whether anything drives the job: {error}")
         return
     if found:
         soonest = min(found, key=lambda one: one.every or 0.0)
         every = output.duration_text(soonest.every or 0.0)
-        output.echo(f"{soonest.who} drives all jobs of this store, about every {every}")
+        # As the warning: what commands print on standard output may be JSON.
+        output.echo(f"{soonest.who} drives all jobs of this store, about every {every}", error=True)
         return
     command = job.command("reconcile --watch --job")
-    if type(job.provider).function_host is not Provider.function_host:
-        command += f"; or for good: {job.store_command(f'driver deploy --provider {job.provider.name}')}"
-    output.warn(
-        f"{when}, nothing relaunches the job after a reclaim or holds its limits{until}, unless something "
-        f"runs: {command}"
-    )
+    if type(provider).function_host is not Provider.function_host:
+        command += f"; or for good: {job.store_command(f'driver deploy --provider {provider.name}')}"
+    nothing = "nothing relaunches the job after a reclaim or holds its limits"
+    if job.spec.nodes.drive and not is_here:
+        nothing = "only its nodes relaunch the job, at their end, and nothing holds its limits"
+    output.warn(f"{when}, {nothing}{until}, unless something runs: {command}")

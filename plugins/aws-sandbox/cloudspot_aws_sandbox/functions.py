@@ -232,8 +232,8 @@ class StrictFunctions:
                 _log.warning("rule %s has no permission to run %s", rule.name, name)
                 continue
             about = {"version": "0", "id": str(uuid4()), "account": DEFAULT_ACCOUNT_ID, "region": region}
-            whole = {**about, **event}
-            arguments = (name, json.dumps(whole).encode(), region)
+            given = target.get("Input") or json.dumps({**about, **event})
+            arguments = (name, given.encode(), region)
             threading.Thread(target=self._run, args=arguments, name="function", daemon=True).start()
 
     def _run(self, name: str, event: bytes, region: str) -> None:

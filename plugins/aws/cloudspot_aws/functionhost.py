@@ -13,8 +13,8 @@ import math
 import platform
 import sys
 import time
-from base64 import b64encode
-from collections.abc import Callable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import cloudspot
-from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import DriverFunction, FunctionStatus
 from cloudspot_aws.clients import AwsClients
@@ -33,7 +33,8 @@ TIMEOUT_SECONDS: Final = 300
 MAX_PACKED_BYTES: Final = 50_000_000
 """Of a zip that is sent with the request; MAX_UNPACKED_BYTES is what Lambda unpacks."""
 MAX_UNPACKED_BYTES: Final = 250 << 20
-PYTHONS: Final = ((3, 10), (3, 11), (3, 12), (3, 13))
+GLIBC: Final = {(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34)}
+"""The C library of each Python's runtime: Amazon Linux 2, and 2023 from Python 3.12 on."""
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
 USD_A_CALL: Final = 0.0000002
@@ -42,6 +43,10 @@ PASS_SECONDS: Final = 3.0
 """What a pass over a few live jobs is reckoned to take; one over none takes less than a second."""
 ROLE_SECONDS: Final = 60.0
 """How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
+NOTICE_SECONDS: Final = 5.0
+LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
+"""In what ``cloudspot.cli.function`` raises when a right is missing."""
+LOG_CHARACTERS: Final = 500
 _DAYS_A_MONTH: Final = 30.4
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _TRUST: Final = json.dumps(
@@ -85,7 +90,7 @@ class LambdaHost(FunctionHost):
             f"Lambda function {function.name} in {self._clients.region}: {_runtime()}, {MEMORY_MIB} MiB",
             f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Lambda takes {most:.0f}",
             f"EventBridge rules: every {_rate(minutes)[5:-1]}, and when EC2 is about to take a spot machine",
-            f"role {function.name} with the plugin's policy-driver.json for bucket {_bucket(function)}",
+            f"role {self._role(function.name)} with the plugin's policy-driver.json for {_bucket(function)}",
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
@@ -96,8 +101,10 @@ class LambdaHost(FunctionHost):
         with ERRORS.translated("deploying the driver"):
             role = self._make_role(function)
             arn = self._make_function(function, role)
-            self._make_rule(function.name, arn, ScheduleExpression=_rate(minutes))
-            self._make_rule(f"{function.name}-notices", arn, EventPattern=_NOTICES)
+            self._make_rule(function.name, arn, {}, ScheduleExpression=_rate(minutes))
+            # The node learns of its end at about the same time, and says so a second or two later.
+            wait = {"wait_seconds": NOTICE_SECONDS}
+            self._make_rule(f"{function.name}-notices", arn, wait, EventPattern=_NOTICES)
             self._try(function.name)
 
     def status(self, name: str) -> FunctionStatus | None:
@@ -137,12 +144,17 @@ class LambdaHost(FunctionHost):
                 if self._has_rule(rule):
                     tried(f"rule {rule}", lambda rule=rule: self._events.delete_rule(Name=rule))  # type: ignore[misc]
             tried(f"function {name}", lambda: self._lambda.delete_function(FunctionName=name))
+            role = self._role(name)
             with ignored("NoSuchEntity"):
-                iam.delete_role_policy(RoleName=name, PolicyName=_POLICY)
-            tried(f"role {name}", lambda: iam.delete_role(RoleName=name))
+                iam.delete_role_policy(RoleName=role, PolicyName=_POLICY)
+            tried(f"role {role}", lambda: iam.delete_role(RoleName=role))
             group = f"/aws/lambda/{name}"
             tried(f"log {group}", lambda: logs.delete_log_group(logGroupName=group))
         return removed
+
+    def _role(self, name: str) -> str:
+        """Return its role's name: roles are the account's, while all the rest is the region's."""
+        return f"{name}-{self._clients.region}"
 
     @property
     def _lambda(self) -> Any:
@@ -153,7 +165,7 @@ class LambdaHost(FunctionHost):
         return self._clients.client("events")
 
     def _make_role(self, function: DriverFunction) -> str:
-        iam, name = self._clients.client("iam"), function.name
+        iam, name = self._clients.client("iam"), self._role(function.name)
         with ignored("EntityAlreadyExists"):
             iam.create_role(
                 RoleName=name,
@@ -211,7 +223,7 @@ class LambdaHost(FunctionHost):
                     raise
             self._sleep(2.0)
 
-    def _make_rule(self, name: str, function: str, **when: str) -> None:
+    def _make_rule(self, name: str, function: str, event: Mapping[str, float], **when: str) -> None:
         rule = self._events.put_rule(
             Name=name, State="ENABLED", Description="cloudspot: runs the driver", **when
         )["RuleArn"]
@@ -223,7 +235,8 @@ class LambdaHost(FunctionHost):
                 Principal="events.amazonaws.com",
                 SourceArn=rule,
             )
-        put = self._events.put_targets(Rule=name, Targets=[{"Id": "driver", "Arn": function}])
+        target = {"Id": "driver", "Arn": function, "Input": json.dumps(event)}
+        put = self._events.put_targets(Rule=name, Targets=[target])
         if put["FailedEntryCount"]:
             why = put["FailedEntries"][0]["ErrorMessage"]
             raise CloudspotError(f"EventBridge does not run the driver: {why}")
@@ -236,16 +249,27 @@ class LambdaHost(FunctionHost):
         return True
 
     def _try(self, name: str) -> None:
-        """Run the function once, and raise CloudspotError with the end of its log if it fails."""
-        answer = self._lambda.invoke(FunctionName=name, LogType="Tail", Payload=b"{}")
-        if answer.get("FunctionError"):
-            raise CloudspotError(f"the driver {name} does not run: {_said(answer)}")
+        """Run the function once, and raise CloudspotError with the end of its log if it fails.
+
+        The rights of a role that was just made may take a while to hold.
+        """
+        end = time.monotonic() + ROLE_SECONDS
+        while True:
+            answer = self._lambda.invoke(FunctionName=name, LogType="Tail", Payload=b"{}")
+            if not answer.get("FunctionError"):
+                return
+            said = _said(answer)
+            if LACKS_RIGHTS not in said or time.monotonic() >= end:
+                raise CloudspotError(f"the driver {name} does not run: {said}")
+            self._sleep(5.0)
 
 
 def _said(answer: Any) -> str:
-    """Return what a function that failed has said, in one line."""
+    """Return why a function has failed, and the end of what it has printed, in one line."""
     said = json.loads(answer["Payload"].read() or b"{}")
-    return " ".join(str(said.get("errorMessage") or said).split())[:500]
+    log = b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")
+    words = f"{said.get('errorMessage') or said} {log[-LOG_CHARACTERS:]}".split()
+    return " ".join(words)
 
 
 def _minutes(function: DriverFunction) -> int:
@@ -284,10 +308,16 @@ def _check_fits(function: DriverFunction) -> None:
     """Raise SpecError if Lambda cannot run the code that is installed here, or not with this store."""
     _bucket(function)
     here = sys.version_info[:2]
-    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or here not in PYTHONS:
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or here not in GLIBC:
         raise SpecError(
             "a driver on AWS Lambda is made of what is installed here, so deploy it from Linux on x86-64 or "
             f"arm64 with Python 3.10 to 3.13; here is {_runtime()} on {sys.platform}, {platform.machine()}"
+        )
+    if function.needs_glibc > GLIBC[here]:
+        needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC[here]))
+        raise SpecError(
+            f"a package that is installed here is compiled for glibc {needed} or newer, and Lambda's "
+            f"{_runtime()} has {has}: install an older one (numpy<2.3, say), or deploy from Python 3.12"
         )
     if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
         raise SpecError(

@@ -156,15 +156,13 @@ def test_without_an_answer_from_nvidia_smi_the_cpus_count_which_is_said_once(
     assert told.levelname == ("INFO" if answer is None else "WARNING")
 
 
-def test_work_of_the_cpus_is_use_until_the_gpus_were_at_work(train, nvidia_smi):
-    """A script may prepare its data first, on a machine whose GPUs wait for that."""
-    handoff, meter = train(BUSY), Meter(1)
-    nvidia_smi("echo 0")
-    assert measure(meter, handoff, is_in_loop=False) is None
-    nvidia_smi("echo 60")
-    assert measure(meter, handoff, is_in_loop=False) is None
-    nvidia_smi("echo 0")
-    assert measure(meter, handoff, is_in_loop=False) == "GPUs at 0 %"
+def test_without_the_steps_of_a_session_work_of_the_cpus_is_use_too(train, nvidia_smi):
+    """A script may prepare its data, and GPUs that work now and then rest at some looks."""
+    busy, meter = train(BUSY), Meter(1)
+    for percent in (0, 60, 0):
+        nvidia_smi(f"echo {percent}")
+        assert measure(meter, busy, is_in_loop=False) is None
+    assert measure(meter, busy, is_in_loop=True) == "GPUs at 0 %"
     assert measure(meter, train(SLEEPING), is_in_loop=False) == "GPUs at 0 %"
 
 
