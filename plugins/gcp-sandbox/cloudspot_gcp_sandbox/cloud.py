@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import threading
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -24,7 +25,10 @@ from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
 from cloudspot_gcp_sandbox.strict_compute import PROJECT, StrictCompute
+from cloudspot_gcp_sandbox.strict_functions import StrictFunctions
+from cloudspot_gcp_sandbox.strict_iam import StrictIam
 from cloudspot_gcp_sandbox.strict_logging import StrictLogging
+from cloudspot_gcp_sandbox.strict_scheduler import StrictScheduler
 from cloudspot_gcp_sandbox.strict_storage import StrictStorage
 from cloudspot_gcp_sandbox.taken import resource_of, rights_of
 
@@ -36,10 +40,14 @@ PROGRAMS: Final = {"/opt/conda/bin/python": sys.executable}
 """What Google's Deep Learning VMs have below /opt (from memory)."""
 _PATHS: Final = {
     "cloudbilling": "/",
+    "cloudfunctions": "/",
     "cloudresourcemanager": "/",
+    "cloudscheduler": "/",
     "compute": "/compute/v1/",
+    "iam": "/",
     "iamcredentials": "/",
     "logging": "/",
+    "run": "/",
     "storage": "/storage/v1/",
 }
 """The path of each service's API; gcloud expects it in its variables."""
@@ -55,6 +63,9 @@ class EmulatedGcp(EmulatedCloud):
     """
 
     name: ClassVar[str] = "gcp"
+    iam: StrictIam
+    functions: StrictFunctions
+    scheduler: StrictScheduler
     # What Compute Engine gives a machine that did not ask for more.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
@@ -82,6 +93,8 @@ class EmulatedGcp(EmulatedCloud):
         self._tokens = MachineTokens(secrets.token_hex(16))
         self._server: Server | None = None
         self._trail: Trail | None = None
+        self._ticker: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._key_file = Path()
         self._gcloud = Path()
 
@@ -97,12 +110,28 @@ class EmulatedGcp(EmulatedCloud):
         submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
         identities.add(submitter)
         identities.add(node)
-        logs = StrictLogging(identities, faults=self.faults, identities=identities)
+        shared: dict[str, Any] = {"faults": self.faults, "identities": identities}
+        self.iam = iam = StrictIam(
+            project=PROJECT, buckets=[BUCKET], accounts=[SUBMITTER, NODE], machines=NODE, **shared
+        )
+        logs = StrictLogging(identities, grants=iam, **shared)
         contents = directory / "objects"
         contents.mkdir()
-        storage = StrictStorage(logs, faults=self.faults, identities=identities, directory=contents)
-        compute = StrictCompute(host, identities=identities, inner=storage, faults=self.faults)
-        self._server = Server(compute, host=address)
+        storage = StrictStorage(logs, grants=iam, directory=contents, **shared)
+        self._compute = StrictCompute(host, inner=storage, grants=iam, **shared)
+        self.functions = StrictFunctions(
+            self._compute,
+            project=PROJECT,
+            iam=iam,
+            logs=logs,
+            tokens=self._tokens,
+            environment=self.machine_environment,
+            directory=directory,
+            **shared,
+        )
+        self.scheduler = StrictScheduler(self.functions, iam=iam, functions=self.functions, **shared)
+        iam.app = self.scheduler
+        self._server = Server(iam, host=address)
         self._key_file = directory / "submitter.json"
         self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
         self._gcloud = directory / "gcloud"
@@ -115,6 +144,8 @@ class EmulatedGcp(EmulatedCloud):
             resource=resource_of,
         )
         self.faults.on_call = self._trail
+        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
+        self._ticker.start()
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add the seed of its service account's tokens, and what the images hold; see EmulatedCloud."""
@@ -154,11 +185,26 @@ class EmulatedGcp(EmulatedCloud):
 
     def stop(self) -> None:
         """End the server; see EmulatedCloud."""
+        self._is_over.set()
+        if self._ticker is not None:
+            self.functions.close()
+            self._ticker.join()
+            self._ticker = None
         if self._server is not None:
             self._server.close()
             self._server = None
         if self._trail is not None:
             self._trail.close()
+
+    def _tick(self) -> None:
+        """Carry out schedules while no request comes, and tell of machines that are preempted."""
+        told: set[str] = set()
+        while not self._is_over.wait(1.0):
+            self.scheduler.run_due()
+            for resource, region in self._compute.preempted():
+                if resource not in told:
+                    told.add(resource)
+                    self.functions.tell(resource, "compute.instances.preempted", region)
 
     def _make_bucket(self, token: str) -> None:
         """Make the bucket through the API, as a user would; those calls do not count as a job's."""

@@ -25,6 +25,7 @@ from cloudspot_gcp_sandbox.catalogue import IMAGES, ZONES, zone_names
 from cloudspot_gcp_sandbox.computelists import Lists
 from cloudspot_gcp_sandbox.computewrites import Writes
 from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.guardedapi import NO_GRANTS, Grants
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.launching import Site
 from cloudspot_gcp_sandbox.machines import Machines
@@ -57,6 +58,7 @@ class StrictCompute:
         identities: Identities,
         inner: WSGIApplication | None = None,
         faults: Faults | None = None,
+        grants: Grants = NO_GRANTS,
         clock: Callable[[], float] = time.time,
         project: str = PROJECT,
     ) -> None:
@@ -76,10 +78,23 @@ class StrictCompute:
             images=IMAGES,
         )
         self._identities = identities
+        self._grants = grants
         self._inner = inner
         self._lists = lists = Lists(self.site, self.machines, self.operations, self.faults)
         self._writes = Writes(self.site, self.machines, self.operations, self.faults, clock)
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
+
+    def preempted(self) -> list[tuple[str, str]]:
+        """Return each machine that was preempted so far, and its region, as the audit log names them."""
+        with self.machines.lock:
+            self.machines.refresh()
+            shown = [one for ones in self.operations.by_scope().values() for one in ones]
+        links = [
+            str(one["targetLink"]).partition("/projects/")[2]
+            for one in shown
+            if one["operationType"] == "compute.instances.preempted"
+        ]
+        return [(f"projects/{link}", link.split("/")[2].rpartition("-")[0]) for link in links]
 
     @property
     def unreachable(self) -> set[str]:
@@ -192,9 +207,14 @@ class StrictCompute:
     def _authorize(self, call: Call) -> None:
         taken = rights_of(call)
         lacking = sorted(taken & self.faults.denied)
-        if call.access_key in self.site.service_accounts:
-            where = resource_of(call)
-            lacking += sorted(one for one in taken if not is_granted_to_machines(one, where))
+        caller, where = call.access_key, resource_of(call)
+        for one in sorted(taken):
+            what = self.site.service_accounts[0] if one == "iam.serviceAccounts.actAs" else where
+            if caller not in self.site.service_accounts:
+                is_lacking = self._grants.lacks(caller, one, what)
+            else:
+                is_lacking = not (is_granted_to_machines(one, where) or self._grants.has(caller, one, what))
+            lacking += [one] if is_lacking else []
         if lacking:
             where = f"projects/{self.project}"
             if lacking[0] == "iam.serviceAccounts.actAs":

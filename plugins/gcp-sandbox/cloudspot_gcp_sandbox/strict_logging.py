@@ -25,6 +25,7 @@ from urllib.parse import unquote
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.guardedapi import NO_GRANTS, Grants
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.logfilter import moment, parse_filter
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
@@ -45,6 +46,9 @@ _RESOURCES: Mapping[str, frozenset[str]] = {
     "global": frozenset({"project_id"}),
     "gce_instance": frozenset({"project_id", "instance_id", "zone"}),
     "generic_node": frozenset({"project_id", "location", "namespace", "node_id"}),
+    "cloud_run_revision": frozenset(
+        {"project_id", "location", "service_name", "revision_name", "configuration_name"}
+    ),
     "generic_task": frozenset({"project_id", "location", "namespace", "job", "task_id"}),
 }
 _RIGHTS = {
@@ -80,6 +84,7 @@ class StrictLogging:
         identities: Identities,
         page_entries: int = MAX_PAGE,
         lag_seconds: float = 0.0,
+        grants: Grants = NO_GRANTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.page_entries = page_entries
@@ -89,6 +94,7 @@ class StrictLogging:
         self._app = app
         self._faults = faults
         self._identities = identities
+        self._grants = grants
         self._now = now
         self._api = api("logging.v2")
         self._lock = threading.Lock()
@@ -118,7 +124,7 @@ class StrictLogging:
             if injected is not None and not injected.happens:
                 raise ApiError(injected.status, injected.code, injected.message)
             right = _RIGHTS.get(action, action)
-            if right in self._faults.denied:
+            if right in self._faults.denied or self._grants.lacks(caller, right, ""):
                 raise ApiError(
                     403, "forbidden", f"Permission '{right}' denied on resource (or it may not exist)."
                 )
@@ -149,6 +155,10 @@ class StrictLogging:
             )
         self._api.check_answer(matched.method_id, answer)
         return Reply.json(answer)
+
+    def deposit(self, entry: Mapping[str, Any]) -> None:
+        """Keep an entry that Google itself writes, such as a line of a function."""
+        self._write({"entries": [entry]})
 
     def clear(self) -> None:
         """Forget all entries."""

@@ -22,6 +22,7 @@ from cloudspot.emulation.api_faults import Call, Faults, Injected
 from cloudspot_gcp_sandbox import partial
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.guardedapi import NO_GRANTS, Grants
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.media import media
 from cloudspot_gcp_sandbox.objects import Buckets
@@ -58,6 +59,7 @@ class StrictStorage:
         faults: Faults,
         identities: Identities,
         directory: Path | None = None,
+        grants: Grants = NO_GRANTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.buckets = Buckets(directory=directory, now=now)
@@ -65,6 +67,7 @@ class StrictStorage:
         self._app = app
         self._faults = faults
         self._identities = identities
+        self._grants = grants
         self._now = now
         self._api = api("storage.v1")
         self._methods = StorageMethods(self.buckets, self.sessions, faults)
@@ -128,7 +131,8 @@ class StrictStorage:
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
             wanted.append("storage.objects.list")  # Otherwise the caller does not learn that it is missing.
         for right in wanted:
-            if self._faults.is_denied(right, caller):
+            where = f"projects/_/buckets/{path.get('bucket', '')}"
+            if self._faults.is_denied(right, caller) or self._grants.lacks(caller, right, where):
                 resource = "object" if "object" in right else "bucket"
                 raise ApiError(
                     403,

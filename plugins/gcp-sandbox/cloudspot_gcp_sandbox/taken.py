@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from cloudspot.emulation.api_faults import Call
-from cloudspot_gcp_sandbox import rights
+from cloudspot_gcp_sandbox import guardedapi, rights
 
 _STORAGE: Final = {
     "resumable.put": "storage.objects.create",
@@ -26,6 +26,7 @@ _LOGGING: Final = {
     "logging.projects.logs.delete": "logging.logs.delete",
     "logging.projects.logs.list": "logging.logs.list",
 }
+_GUARDED: Final = frozenset({"cloudfunctions", "cloudscheduler", "iam", "run"})
 _FREE: Final = frozenset({"storage.buckets.testIamPermissions"})
 
 
@@ -39,6 +40,8 @@ def rights_of(call: Call) -> frozenset[str]:
         return frozenset({_LOGGING.get(call.action, call.action)})
     if call.service == "iamcredentials":
         return frozenset({"iam.serviceAccounts.signBlob"})
+    if call.service in _GUARDED and call.action.startswith(call.service):
+        return frozenset(guardedapi.rights_of(call.action, call.parameters))
     return rights.rights_of(call)
 
 
