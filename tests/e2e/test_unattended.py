@@ -7,7 +7,6 @@ prepares the account, submits the job, and only looks on from then on; it prints
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,12 +15,11 @@ from typing import Any
 
 import pytest
 from acting_user import COMMAND, JOBS, User
+from unattended_clouds import CLOUDS
 
 from cloudspot.local.enclosure import why_not
 from cloudspot.local.home import state_home
 
-PLUGIN = Path(__file__).parents[2] / "plugins" / "aws" / "cloudspot_aws"
-POLICIES = Path(__file__).parents[2] / "docs" / "aws"
 RECLAIMS = ("launch=1,rank=0,after_steps=30,notice=30", "launch=2,rank=0,after_steps=60,notice=30")
 ENDED = {"succeeded", "failed", "stopped"}
 
@@ -45,7 +43,7 @@ def look_on(
     """Return what there was to see of a job that nobody but its nodes and a function could drive."""
     sets = (
         f"nodes={{ min = 1, max = 1, drive = {str(drive).lower()} }}",
-        *(['providers.aws.instance_types=["m5.large"]'] if cloud == "aws" else []),
+        *(CLOUDS[cloud].job_settings if cloud in CLOUDS else ()),
         'run.env.TINY_EPOCHS="9"',
         'run.env.TINY_STEP_SECONDS="0.2"',
     )
@@ -71,7 +69,7 @@ def check_done(seen: dict[str, Any], *, num_machines: int = 3) -> None:
 
 def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User) -> None:
     """Each node buys the next one within its notice, and the last one ends the job."""
-    seen = look_on(user, "nodes", preparation="policy-driver policy-node", drive=True)
+    seen = look_on(user, "nodes", preparation="nodes", drive=True)
     check_done(seen)
     assert [one["why"] for one in seen["show"]["launches"]] == ["first", "notice", "notice"]
     assert seen["show"]["driven"]["by"] == "node 3.0"
@@ -79,23 +77,25 @@ def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User) -> N
 
 
 def test_without_the_rights_the_node_says_so_once_and_the_job_waits(user: User) -> None:
-    seen = look_on(user, "asleep", preparation="policy-node", drive=True, reclaims=RECLAIMS[:1], timeout=90)
+    seen = look_on(user, "asleep", preparation="nothing", drive=True, reclaims=RECLAIMS[:1], timeout=90)
     assert seen["show"]["state"] not in ENDED
     assert seen["machines"] == 1
     assert seen["log"].count("this node lacks the rights of a driver, and tries no more") == 1
 
 
-def test_a_function_alone_brings_a_job_through_two_reclaims(user: User) -> None:
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_function_alone_brings_a_job_through_two_reclaims(user: User, cloud: str) -> None:
     """It runs every minute, and at each notice."""
-    seen = look_on(user, "function", preparation="function", drive=False)
+    seen = look_on(user, f"function-{cloud}", preparation="function", drive=False, cloud=cloud)
     check_done(seen)
     assert seen["show"]["driven"]["by"].startswith("function cloudspot-driver-")
     assert "drives all jobs of this store, about every 1m 00s" in seen["submitted"]
     assert seen["left"] == []
 
 
-def test_function_and_nodes_together_buy_no_machine_twice(user: User) -> None:
-    seen = look_on(user, "both", preparation="function policy-driver policy-node", drive=True)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_function_and_nodes_together_buy_no_machine_twice(user: User, cloud: str) -> None:
+    seen = look_on(user, f"both-{cloud}", preparation="function nodes", drive=True, cloud=cloud)
     check_done(seen)
 
 
@@ -128,18 +128,10 @@ def be_killed(name: str, seconds: float) -> int:
 
 def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str) -> None:
     """Do what the module's docstring says."""
-    for word in preparation.split() if cloud == "aws" else ():
-        if word == "killed":
-            continue
-        if word == "function":
-            cloudspot("driver", "deploy", "--provider", "aws", "--every", "1m", "--yes")
-            continue
-        import boto3
-
-        iam = boto3.client("iam")
-        folder = PLUGIN if word == "policy-driver" else POLICIES
-        text = (folder / f"{word}.json").read_text().replace("BUCKET", os.environ["CLOUDSPOT_STORE"][5:])
-        iam.put_role_policy(RoleName="cloudspot-node", PolicyName=word, PolicyDocument=text)
+    if "function" in preparation:
+        cloudspot("driver", "deploy", "--provider", cloud, "--every", "1m", "--yes")
+    if "nodes" in preparation:
+        CLOUDS[cloud].let_nodes_drive()
     job = str(JOBS / "tiny" / "job.toml")
     submitted = cloudspot("run", job, "--name", name, "--provider", cloud, "--detach", *arguments)
     num_kills = be_killed(name, float(timeout)) if preparation == "killed" else 0
@@ -150,18 +142,14 @@ def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str)
         show = json.loads(cloudspot("show", name, "--json"))
     left: list[str] = []
     if "function" in preparation:
-        import boto3
-
-        cloudspot("driver", "remove", "--provider", "aws")
-        left = [one["RoleName"] for one in boto3.client("iam").list_roles()["Roles"]]
-        left += [one["Name"] for one in boto3.client("events").list_rules()["Rules"]]
-        left += [one["FunctionName"] for one in boto3.client("lambda").list_functions()["Functions"]]
+        cloudspot("driver", "remove", "--provider", cloud)
+        left = [one for one in CLOUDS[cloud].names() if "driver" in one]
     result = {
         "show": show,
         "log": cloudspot("logs", name),
         "machines": len(list((state_home() / "sandboxes").glob("*/state/machines/*"))),
         "submitted": submitted,
-        "left": [one for one in left if "driver" in one],
+        "left": left,
         "num_kills": num_kills,
     }
     print(json.dumps(result))

@@ -197,23 +197,22 @@ class StrictFunctions:
                 return Answer(429, b"The request was aborted because there was no available instance.")
             waiting = self._idle.setdefault(code.revision, [])
             instance = waiting.pop() if waiting else None
+        if instance is None or not instance.is_alive:
+            instance = self._start(code)
+        with self._lock:
+            self._running.add(instance)
         try:
-            if instance is None or not instance.is_alive:
-                instance = self._start(code)
-            with self._lock:
-                self._running.add(instance)
             if not instance.wait_until_ready():
                 return Answer(503, b"The container failed to start and listen on the port of PORT.")
             return instance.request(headers, body)
         finally:
-            if instance is not None:
-                with self._lock:
-                    self._running.discard(instance)
-                    is_kept = instance.is_alive and not self._is_over and self._codes.get(name) is code
-                    if is_kept:
-                        waiting.append(instance)
-                if not is_kept:
-                    instance.close()
+            with self._lock:
+                self._running.discard(instance)
+                is_kept = instance.is_alive and not self._is_over and self._codes.get(name) is code
+                if is_kept:
+                    waiting.append(instance)
+            if not is_kept:
+                instance.close()
 
     def _start(self, code: Code) -> FunctionInstance:
         def issue(email: str) -> str:

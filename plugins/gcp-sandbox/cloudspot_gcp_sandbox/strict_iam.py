@@ -3,8 +3,8 @@
 Those are the project's, the accounts', the buckets' and the Cloud Run services'. New accounts and new
 grants are unknown for a few seconds, as Google's are for minutes.
 
-Source: IAM API reference; "Allow policies and role bindings" (etags, versions, what a reader of version 1 sees
-of conditions); "Create and manage custom roles" (a deleted role's id is taken); checked 2026-11,
+Source: IAM API reference; "Allow policies and role bindings" (etags, versions, what a reader of version 1
+sees of conditions); "Create and manage custom roles" (a deleted role's id is taken); checked 2026-11,
 the refusals' wording is from memory.
 """
 
@@ -250,8 +250,8 @@ class StrictIam:
             known = self._roles.get(full)
             if known is not None:
                 said = (
-                    f"You can't create a role with role_id ({name}) where there is an existing role with that "
-                    "role_id in a deleted state."
+                    f"You can't create a role with role_id ({name}) where there is an existing role with "
+                    "that role_id in a deleted state."
                     if _gone(known)
                     else f"A role named {name} in {matched.path['parent']} already exists."
                 )

@@ -113,8 +113,8 @@ class StrictScheduler:
         with self._lock:
             if name in self._jobs:
                 raise ApiError(409, "alreadyExists", f"Job {name} already exists.")
-            job = {"name": name, "state": "ENABLED", **{key: body[key] for key in _FIELDS if key in body}}
-            return self._keep(job)
+            given = {key: body[key] for key in _FIELDS if key in body}
+            return self._keep({"name": name, "state": "ENABLED", **given})
 
     def _patch(self, matched: Matched, body: dict[str, Any]) -> Mapping[str, Any]:
         mask = str(matched.query.get("updateMask") or ",".join(_FIELDS)).split(",")

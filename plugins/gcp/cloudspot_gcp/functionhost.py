@@ -18,7 +18,6 @@ import platform
 import sys
 import time
 import zipfile
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -33,12 +32,12 @@ from cloudspot.model import DriverFunction, FunctionStatus
 from cloudspot.plugin.functionchecks import DAYS_A_MONTH, PASS_SECONDS, bucket_of, whole_minutes
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
-from cloudspot_gcp.functionrights import KNOWN_SECONDS, DriverRights
+from cloudspot_gcp.functionrights import DriverRights
+from cloudspot_gcp.functionschedules import DENIED, MARK, SOURCE, TIMEOUT_SECONDS, DriverSchedules, rate_of
 
 MEMORY_MIB: Final = 512
 VCPUS: Final = 0.333
 """What comes with that memory (Cloud Run functions, "Configure memory"; from memory)."""
-TIMEOUT_SECONDS: Final = 300
 MAX_INSTANCES: Final = 3
 """Passes may overlap: a notice does not wait for the schedule."""
 GLIBC: Final = {(3, 10): (2, 35), (3, 11): (2, 35), (3, 12): (2, 35), (3, 13): (2, 35), (3, 14): (2, 39)}
@@ -51,17 +50,10 @@ USD_A_SCHEDULE: Final = 0.10
 off."""
 BUILD_SECONDS: Final = 900.0
 NOTICE_SECONDS: Final = 5.0
-SOURCE: Final = "cloudspot/schedule"
-MARK: Final = "cloudspot pass:"
-"""What the function prints when a pass has ended."""
-LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""In what ``cloudspot.cli.function`` raises when a right is missing."""
 LOG_CHARACTERS: Final = 500
 _TIME: Final = (2020, 1, 1, 0, 0, 0)
 _CODE: Final = "cloudspot-code"
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
-_DENIED: Final = frozenset({7, 16})
-"""PERMISSION_DENIED and UNAUTHENTICATED (google.rpc.Code)."""
 _REQUIREMENTS: Final = "functions-framework>=3.8,<4\n"
 _MAIN: Final = '''\
 """What Cloud Run functions calls: {handler}, with the schedule's event, or at a preemption."""
@@ -103,7 +95,7 @@ class CloudRunHost(FunctionHost):
         return (
             f"Cloud Run function {where}: {_runtime()}, {MEMORY_MIB} MiB, closed to the internet",
             f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Google sets no limit",
-            f"Cloud Scheduler: {_rate(minutes)}; Eventarc: when a spot machine is preempted, in any region",
+            f"Cloud Scheduler: {rate_of(minutes)}; Eventarc: when a spot machine is preempted, in any region",
             f"service account {email} with the plugin's role-driver.json, and {_bucket(function)}'s objects",
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
@@ -116,8 +108,9 @@ class CloudRunHost(FunctionHost):
             rights.make(function, _bucket(function))
             made = rights.once_known(lambda: self._make_function(function, rights.email))
             rights.let_it_run()
-            job = self._make_schedule(function.name, made["serviceConfig"]["uri"], _rate(minutes), {})
-            self._try(function.name, job, made["serviceConfig"]["revision"])
+            schedules, config = self._schedules(function.name), made["serviceConfig"]
+            job = schedules.make(function.name, config["uri"], rate_of(minutes), {})
+            schedules.try_once(job, config["revision"])
 
     def status(self, name: str) -> FunctionStatus | None:
         """Return what Cloud Functions and Cloud Scheduler tell; see FunctionHost."""
@@ -125,8 +118,7 @@ class CloudRunHost(FunctionHost):
             found = self._found(self._function_url(name))
             if found is None:
                 return None
-            job = self._found(self._job_url(name)) or {}
-        every = _seconds(job.get("schedule", "")) if job.get("state") == "ENABLED" else None
+            every = self._schedules(name).every_seconds()
         environment = found.get("serviceConfig", {}).get("environmentVariables", {})
         changed = found.get("updateTime")
         return FunctionStatus(
@@ -145,9 +137,7 @@ class CloudRunHost(FunctionHost):
         """
         removed: list[str] = []
         with ERRORS.translated("removing the driver"):
-            for job in self._jobs(name):
-                self._ask("DELETE", f"{endpoint('cloudscheduler')}/v1/{job}")
-                removed.append(f"schedule {job.rpartition('/')[2]}")
+            removed.extend(f"schedule {one}" for one in self._schedules(name).remove())
             if self._settled(name) is not None:
                 self._wait_for(self._ask("DELETE", self._function_url(name)))
                 removed.append(f"function {name}")
@@ -250,122 +240,24 @@ class CloudRunHost(FunctionHost):
             operation = self._ask("GET", f"{endpoint('cloudfunctions')}/v2/{operation['name']}")
         if "error" in operation:
             said = ERRORS.one_line(operation["error"].get("message", ""))
-            kind = AuthError if operation["error"].get("code") in _DENIED else CloudspotError
+            kind = AuthError if operation["error"].get("code") in DENIED else CloudspotError
             raise kind(f"Google cannot make the driver: {said}")
-
-    # --- what runs it -----------------------------------------------------------------------------
-
-    def _make_schedule(
-        self, job_id: str, uri: str, rate: str, event: Mapping[str, object], *, function: str = ""
-    ) -> dict[str, Any]:
-        """Have the function run at this rate with this event; return the job as it is now.
-
-        ``function`` is the function's name, where the schedule has another.
-        """
-        email = self._rights(function or job_id).email
-        told = {"specversion": "1.0", "type": "cloudspot.pass", "source": SOURCE, "id": job_id, "data": event}
-        body = {
-            "name": self._path("jobs", job_id),
-            "description": "cloudspot: runs the driver",
-            "schedule": rate,
-            "timeZone": "Etc/UTC",
-            "attemptDeadline": f"{TIMEOUT_SECONDS + 20}s",
-            "retryConfig": {"retryCount": 0},
-            "httpTarget": {
-                "uri": uri,
-                "httpMethod": "POST",
-                "headers": {"Content-Type": "application/cloudevents+json"},
-                "body": b64encode(json.dumps(told).encode()).decode(),
-                "oidcToken": {"serviceAccountEmail": email, "audience": uri},
-            },
-        }
-        url = self._job_url(job_id)
-        if self._found(url) is None:
-            job = self._ask("POST", url.rpartition("/")[0], json=body)
-        else:
-            mask = {"updateMask": ",".join(sorted(body.keys() - {"name"}))}
-            job = self._ask("PATCH", url, json=body, params=mask)
-        if job["state"] == "PAUSED":
-            job = self._ask("POST", f"{url}:resume", json={})
-        return dict(job)
-
-    def _jobs(self, name: str) -> list[str]:
-        """Return the names of the driver's schedules."""
-        asked, found = {"pageSize": 500}, list[str]()
-        while True:
-            answer = self._ask("GET", self._job_url("").rstrip("/"), params=asked)
-            found += [one["name"] for one in answer.get("jobs", ())]
-            if not answer.get("nextPageToken"):
-                break
-            asked["pageToken"] = answer["nextPageToken"]
-        return [one for one in found if f"{one.rpartition('/')[2]}-".startswith(f"{name}-")]
-
-    def _try(self, name: str, job: Mapping[str, Any], revision: str) -> None:
-        """Run the function by its schedule once; raise CloudspotError with its words if it fails.
-
-        So what runs it is tried, too. Grants that were just made may take a while to hold. All times are
-        Google's own.
-        """
-        end = time.monotonic() + KNOWN_SECONDS
-        since = str(job["userUpdateTime"])
-        while True:
-            attempted = str(self._ask("GET", self._job_url(name)).get("lastAttemptTime", ""))
-            self._ask("POST", f"{self._job_url(name)}:run", json={})
-            since, said = self._said(name, revision, since=since, attempted=attempted)
-            if said == f"{MARK} done":
-                return
-            is_denied = LACKS_RIGHTS in said or not said.startswith(MARK)
-            if not is_denied or time.monotonic() >= end:
-                before = " ".join(line for _, line in self._printed(name, revision)[-8:])
-                words = f"{said.removeprefix(f'{MARK} failed: ')} {before[-LOG_CHARACTERS:]}"
-                raise CloudspotError(f"the driver {name} does not run: {ERRORS.one_line(words)}")
-            self._sleep(5.0)
-
-    def _said(self, name: str, revision: str, *, since: str, attempted: str) -> tuple[str, str]:
-        """Return when a pass has ended after ``since``, and its mark; or why the function was not reached."""
-        end = time.monotonic() + TIMEOUT_SECONDS + 30
-        while time.monotonic() < end:
-            for at, line in self._printed(name, revision, since=since):
-                if line.startswith(MARK):
-                    return at, line
-            job = self._ask("GET", self._job_url(name))
-            code = job.get("status", {}).get("code", 0)
-            if code in _DENIED and job.get("lastAttemptTime", "") != attempted:
-                return since, f"Cloud Scheduler is not let in (code {code})"
-            self._sleep(2.0)
-        raise CloudspotError(f"the driver {name} has told nothing for {TIMEOUT_SECONDS + 30} s")
-
-    def _printed(self, name: str, revision: str, *, since: str = "") -> list[tuple[str, str]]:
-        """Return when the function has printed what, the oldest first."""
-        parts = [
-            'resource.type="cloud_run_revision"',
-            f'resource.labels.service_name="{name}"',
-            f'resource.labels.revision_name="{revision}"',
-            *([f'timestamp>"{since}"'] if since else []),
-        ]
-        body = {
-            "resourceNames": [f"projects/{self._clients.project}"],
-            "filter": " AND ".join(parts),
-            "orderBy": "timestamp desc",
-            "pageSize": 50,
-        }
-        answer = self._ask("POST", f"{endpoint('logging')}/v2/entries:list", json=body)
-        entries = reversed(answer.get("entries", ()))
-        return [(one["timestamp"], str(one.get("textPayload", "")).rstrip()) for one in entries]
 
     # --- requests ---------------------------------------------------------------------------------
 
     def _rights(self, name: str) -> DriverRights:
         return DriverRights(self._clients, name, region=self._region, sleep=self._sleep)
 
+    def _schedules(self, name: str) -> DriverSchedules:
+        return DriverSchedules(
+            self._clients, self._rights(name).email, region=self._region, sleep=self._sleep
+        )
+
     def _path(self, kind: str, name: str) -> str:
         return f"projects/{self._clients.project}/locations/{self._region}/{kind}/{name}"
 
     def _function_url(self, name: str) -> str:
         return f"{endpoint('cloudfunctions')}/v2/{self._path('functions', name)}"
-
-    def _job_url(self, name: str) -> str:
-        return f"{endpoint('cloudscheduler')}/v1/{self._path('jobs', name)}"
 
     def _found(self, url: str) -> dict[str, Any] | None:
         try:
@@ -401,17 +293,6 @@ def _has(found: Mapping[str, Any], part: str, wanted: object) -> bool:
 
 def _minutes(function: DriverFunction) -> int:
     return whole_minutes(function, scheduler="Cloud Scheduler")
-
-
-def _rate(minutes: int) -> str:
-    """Return the schedule in Cloud Scheduler's English: in cron's, only divisors of 60 can be said."""
-    return f"every {minutes} minutes"
-
-
-def _seconds(rate: str) -> float | None:
-    words = rate.split()
-    is_known = len(words) == 3 and words[0] == "every" and words[1].isdecimal() and words[2] == "minutes"
-    return 60.0 * int(words[1]) if is_known else None
 
 
 def _runtime() -> str:

@@ -1,0 +1,174 @@
+"""The schedules that run a driver's function, and a first run by one of them, as the function's log shows it.
+
+Source: Cloud Scheduler API v1 (its discovery document), "Cron job format"; Cloud Run, "Logging" (checked
+2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from google.api_core import exceptions as api
+
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot_gcp.clients import GcpClients, endpoint
+from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.functionrights import KNOWN_SECONDS
+
+SOURCE: Final = "cloudspot/schedule"
+"""What the schedules' events name as their source."""
+MARK: Final = "cloudspot pass:"
+"""What the function prints when a pass has ended."""
+TIMEOUT_SECONDS: Final = 300
+"""How long a pass may take."""
+LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
+"""In what ``cloudspot.cli.function`` raises when a right is missing."""
+DENIED: Final = frozenset({7, 16})
+"""PERMISSION_DENIED and UNAUTHENTICATED (google.rpc.Code)."""
+LOG_CHARACTERS: Final = 500
+NUM_LINES: Final = 50
+"""How many of the function's newest lines are looked at."""
+
+
+class DriverSchedules:
+    """The schedules of one driver: their names are its own, or begin with it and a hyphen."""
+
+    def __init__(
+        self, clients: GcpClients, email: str, *, region: str, sleep: Callable[[float], None]
+    ) -> None:
+        """Do no I/O; ``email`` is the account whose name the driver has, and as which schedules run it."""
+        self._clients = clients
+        self._email = email
+        self._name = email.partition("@")[0]
+        self._region = region
+        self._sleep = sleep
+
+    def make(self, job_id: str, uri: str, rate: str, event: Mapping[str, object]) -> dict[str, Any]:
+        """Have the function at ``uri`` run at this rate with this event; return the job as it is now."""
+        told = {"specversion": "1.0", "type": "cloudspot.pass", "source": SOURCE, "id": job_id, "data": event}
+        body = {
+            "name": self._path(job_id),
+            "description": "cloudspot: runs the driver",
+            "schedule": rate,
+            "timeZone": "Etc/UTC",
+            "attemptDeadline": f"{TIMEOUT_SECONDS + 20}s",
+            "retryConfig": {"retryCount": 0},
+            "httpTarget": {
+                "uri": uri,
+                "httpMethod": "POST",
+                "headers": {"Content-Type": "application/cloudevents+json"},
+                "body": b64encode(json.dumps(told).encode()).decode(),
+                "oidcToken": {"serviceAccountEmail": self._email, "audience": uri},
+            },
+        }
+        url = self._url(job_id)
+        if self._found(job_id) is None:
+            job = self._ask("POST", url.rpartition("/")[0], json=body)
+        else:
+            mask = {"updateMask": ",".join(sorted(body.keys() - {"name"}))}
+            job = self._ask("PATCH", url, json=body, params=mask)
+        if job["state"] == "PAUSED":
+            job = self._ask("POST", f"{url}:resume", json={})
+        return dict(job)
+
+    def every_seconds(self) -> float | None:
+        """Return how often the function runs; None: it does not."""
+        job = self._found(self._name) or {}
+        words = str(job.get("schedule", "")).split()
+        is_ours = len(words) == 3 and words[0] == "every" and words[1].isdecimal() and words[2] == "minutes"
+        return 60.0 * int(words[1]) if is_ours and job.get("state") == "ENABLED" else None
+
+    def remove(self) -> Iterator[str]:
+        """Remove all of them; yield their names."""
+        asked, found = {"pageSize": 500}, list[str]()
+        while True:
+            answer = self._ask("GET", self._url("").rstrip("/"), params=asked)
+            found += [str(one["name"]).rpartition("/")[2] for one in answer.get("jobs", ())]
+            if not answer.get("nextPageToken"):
+                break
+            asked["pageToken"] = answer["nextPageToken"]
+        for one in found:
+            if f"{one}-".startswith(f"{self._name}-"):
+                self._ask("DELETE", self._url(one))
+                yield one
+
+    def try_once(self, job: Mapping[str, Any], revision: str) -> None:
+        """Have the job run this revision once; raise CloudspotError with the function's words if it fails.
+
+        So what runs the function is tried, too. Grants that were just made may take a while to hold. All
+        times are Google's own.
+        """
+        end, since = time.monotonic() + KNOWN_SECONDS, str(job["userUpdateTime"])
+        while True:
+            attempted = str((self._found(self._name) or {}).get("lastAttemptTime", ""))
+            self._ask("POST", f"{self._url(self._name)}:run", json={})
+            since, said, before = self._wait(revision, since=since, attempted=attempted)
+            if said == f"{MARK} done":
+                return
+            is_denied = LACKS_RIGHTS in said or not said.startswith(MARK)
+            if not is_denied or time.monotonic() >= end:
+                words = f"{said.removeprefix(f'{MARK} failed: ')} {before[-LOG_CHARACTERS:]}"
+                raise CloudspotError(f"the driver {self._name} does not run: {ERRORS.one_line(words)}")
+            self._sleep(5.0)
+
+    def _wait(self, revision: str, *, since: str, attempted: str) -> tuple[str, str, str]:
+        """Wait for a pass that ends after ``since``: return when it did, its mark, and what it printed.
+
+        Or, in the mark's place, why the function was not reached.
+        """
+        end = time.monotonic() + TIMEOUT_SECONDS + 30
+        while time.monotonic() < end:
+            before: list[str] = []
+            for at, line in self._printed(revision, since):
+                if line.startswith(MARK):
+                    return at, line, " ".join(before)
+                before.append(line)
+            job = self._found(self._name) or {}
+            code = job.get("status", {}).get("code", 0)
+            if code in DENIED and job.get("lastAttemptTime", "") != attempted:
+                return since, f"Cloud Scheduler is not let in (code {code})", ""
+            self._sleep(2.0)
+        raise CloudspotError(f"the driver {self._name} has told nothing for {TIMEOUT_SECONDS + 30} s")
+
+    def _printed(self, revision: str, since: str) -> list[tuple[str, str]]:
+        """Return when the function has printed what after ``since``, the oldest first."""
+        parts = (
+            'resource.type="cloud_run_revision"',
+            f'resource.labels.service_name="{self._name}"',
+            f'resource.labels.revision_name="{revision}"',
+            f'timestamp>"{since}"',
+        )
+        body = {
+            "resourceNames": [f"projects/{self._clients.project}"],
+            "filter": " AND ".join(parts),
+            "orderBy": "timestamp desc",
+            "pageSize": NUM_LINES,
+        }
+        answer = self._ask("POST", f"{endpoint('logging')}/v2/entries:list", json=body)
+        entries = reversed(answer.get("entries", ()))
+        return [(one["timestamp"], str(one.get("textPayload", "")).rstrip()) for one in entries]
+
+    def _path(self, job_id: str) -> str:
+        return f"projects/{self._clients.project}/locations/{self._region}/jobs/{job_id}"
+
+    def _url(self, job_id: str) -> str:
+        return f"{endpoint('cloudscheduler')}/v1/{self._path(job_id)}"
+
+    def _found(self, job_id: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._ask("GET", self._url(job_id))
+        except api.NotFound:
+            return None
+        return found
+
+    def _ask(self, method: str, url: str, **options: Any) -> Any:
+        return self._clients.ask_json(method, url, **options)
+
+
+def rate_of(minutes: int) -> str:
+    """Return the schedule in Cloud Scheduler's English: cron's can say only divisors of an hour."""
+    return f"every {minutes} minutes"
