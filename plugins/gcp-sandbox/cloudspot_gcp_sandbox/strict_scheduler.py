@@ -113,7 +113,7 @@ class StrictScheduler:
         with self._lock:
             if name in self._jobs:
                 raise ApiError(409, "alreadyExists", f"Job {name} already exists.")
-            given = {key: body[key] for key in _FIELDS if key in body}
+            given: dict[str, Any] = {key: body[key] for key in _FIELDS if key in body}
             return self._keep({"name": name, "state": "ENABLED", **given})
 
     def _patch(self, matched: Matched, body: dict[str, Any]) -> Mapping[str, Any]:
