@@ -208,7 +208,7 @@ class StrictFunctions:
         finally:
             with self._lock:
                 self._running.discard(instance)
-                is_kept = not self._is_over and self._codes.get(name) is code
+                is_kept = self._codes.get(name) is code
                 if is_kept:
                     waiting.append(instance)
             if not is_kept:
