@@ -104,7 +104,7 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
 @provider_option
 @store_option
 def remove(provider_name: str, store_url: str | None) -> None:
-    """Remove the function, its schedule, its role and its log.
+    """Remove the function, what runs it, its role, and its log where the cloud can.
 
     The jobs are left as they are; nothing but another driver relaunches them from then on.
     """

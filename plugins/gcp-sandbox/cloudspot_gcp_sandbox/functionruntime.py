@@ -73,19 +73,20 @@ class FunctionInstance:
         code: Code,
         directory: Path,
         *,
+        layer: Path,
         issue: Callable[[str], str],
         on_line: Callable[[str], None],
     ) -> None:
-        """Unpack the code below ``directory``, start its process and wait until it listens.
+        """Unpack the code below ``directory``, and start its process.
 
-        ``issue`` returns an access token of an account; ``on_line`` is given what the process prints.
+        ``layer`` has the framework, as ``copy_distribution`` lays it out. ``issue`` returns an access token
+        of an account; ``on_line`` is given what the process prints.
         """
         self.code = code
         self._root = Path(tempfile.mkdtemp(prefix="function-", dir=directory))
-        task, layer = self._root / "workspace", self._root / "layer"
+        task = self._root / "workspace"
         with zipfile.ZipFile(io.BytesIO(code.archive)) as archive:
             archive.extractall(task)  # a user's own code, which runs anyway
-        copy_distribution(FRAMEWORK, layer)
         self._metadata = _serve_metadata(code, issue)
         host = f"127.0.0.1:{self._metadata.server_address[1]}"
         self._port = _free_port()

@@ -30,7 +30,7 @@ from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import ZONES, number_of
 from cloudspot_gcp_sandbox.discovery import Matched
-from cloudspot_gcp_sandbox.functionruntime import FRAMEWORK, Answer, Code, FunctionInstance
+from cloudspot_gcp_sandbox.functionruntime import FRAMEWORK, Answer, Code, FunctionInstance, copy_distribution
 from cloudspot_gcp_sandbox.guardedapi import GuardedApi
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.machinetokens import TOKEN_SECONDS, MachineTokens
@@ -230,7 +230,11 @@ class StrictFunctions:
             with (self._directory / "functions.log").open("a", encoding="utf-8") as log:
                 log.write(f"{line}\n")
 
-        return FunctionInstance(code, self._directory, issue=issue, on_line=print_line)
+        with self._lock:
+            layer = self._directory / FRAMEWORK
+            if not layer.exists():
+                copy_distribution(FRAMEWORK, layer)
+        return FunctionInstance(code, self._directory, layer=layer, issue=issue, on_line=print_line)
 
     # --- source -------------------------------------------------------------------------------------
 

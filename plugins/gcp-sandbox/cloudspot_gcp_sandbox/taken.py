@@ -26,13 +26,13 @@ _LOGGING: Final = {
     "logging.projects.logs.delete": "logging.logs.delete",
     "logging.projects.logs.list": "logging.logs.list",
 }
-_GUARDED: Final = frozenset({"cloudfunctions", "cloudscheduler", "iam", "run"})
-_FREE: Final = frozenset({"storage.buckets.testIamPermissions"})
+_GUARDED: Final = frozenset({"cloudfunctions", "cloudresourcemanager", "cloudscheduler", "iam", "run"})
+_FREE: Final = frozenset({"signed.put", "storage.buckets.testIamPermissions"})
 
 
 def rights_of(call: Call) -> frozenset[str]:
     """Return the permissions that the call took, such as ``storage.objects.create``."""
-    if call.action in _FREE:
+    if call.action in _FREE | rights.FREE:
         return frozenset()
     if call.service == "storage":
         return frozenset({_STORAGE.get(call.action, call.action)})
