@@ -29,7 +29,7 @@ def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
 def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:
     """Return the name of the store's bucket.
 
-    ``needs`` begins the message, such as ``a driver on AWS Lambda needs a store in S3``.
+    ``needs`` begins the message: which host needs a store in which service.
 
     Raises:
         SpecError: the store is elsewhere.
