@@ -203,6 +203,7 @@ class StrictFunctions:
             self._running.add(instance)
         try:
             if not instance.wait_until_ready():
+                instance.close()
                 return Answer(503, b"The container failed to start and listen on the port of PORT.")
             return instance.request(headers, body)
         finally:
