@@ -41,6 +41,17 @@ def look():
     }
 
 
+def grant_to_nodes(name, document):
+    """Give the nodes' role a policy; inside."""
+    from cloudspot_aliyun.api import ask
+    from cloudspot_aliyun.clients import AliyunClients
+
+    role = {"PolicyName": name, "PolicyType": "Custom", "RoleName": "cloudspot-node"}
+    policy = {"PolicyName": name, "PolicyDocument": document}
+    for action, parameters in (("CreatePolicy", policy), ("AttachPolicyToRole", role)):
+        ask(AliyunClients(), action, parameters, product="Ram")
+
+
 def check(seen: Seen) -> None:
     """Nothing that costs is left, each machine's log is in OSS, and no request took more than is granted."""
     account = seen.account

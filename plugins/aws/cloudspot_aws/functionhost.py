@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
 import sys
 import time
@@ -25,6 +24,7 @@ import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.plugin.functionschedule import NOTICE_SECONDS, PASS_SECONDS, passes_a_month, whole_minutes
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
 
@@ -39,15 +39,11 @@ _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
 USD_A_CALL: Final = 0.0000002
 """Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
-PASS_SECONDS: Final = 3.0
-"""What a pass over a few live jobs is reckoned to take; one over none takes less than a second."""
 ROLE_SECONDS: Final = 60.0
 """How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
-NOTICE_SECONDS: Final = 5.0
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
 """In what ``cloudspot.cli.function`` raises when a right is missing."""
 LOG_CHARACTERS: Final = 500
-_DAYS_A_MONTH: Final = 30.4
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _TRUST: Final = json.dumps(
     {
@@ -82,8 +78,7 @@ class LambdaHost(FunctionHost):
         """Return what is made and what it costs; see FunctionHost."""
         minutes = _minutes(function)
         _check_fits(function)
-        passes = _DAYS_A_MONTH * 24 * 60 / minutes
-        usd = passes * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
+        usd = passes_a_month(minutes) * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         most = MAX_UNPACKED_BYTES / 1e6
         return (
@@ -102,7 +97,6 @@ class LambdaHost(FunctionHost):
             role = self._make_role(function)
             arn = self._make_function(function, role)
             self._make_rule(function.name, arn, {}, ScheduleExpression=_rate(minutes))
-            # The node learns of its end at about the same time, and says so a second or two later.
             wait = {"wait_seconds": NOTICE_SECONDS}
             self._make_rule(f"{function.name}-notices", arn, wait, EventPattern=_NOTICES)
             self._try(function.name)
@@ -273,15 +267,7 @@ def _said(answer: Any) -> str:
 
 
 def _minutes(function: DriverFunction) -> int:
-    """Return how many minutes lie between two passes: EventBridge counts whole ones.
-
-    Raises:
-        SpecError: the function asks for something else.
-    """
-    minutes = function.every_seconds / 60
-    if minutes < 1 or not math.isclose(minutes, round(minutes)):
-        raise SpecError("--every: EventBridge runs a function every minute or number of minutes, such as 5m")
-    return round(minutes)
+    return whole_minutes(function.every_seconds, "EventBridge")
 
 
 def _rate(minutes: int) -> str:
