@@ -191,7 +191,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return found
 
     def _may(self, key: str, right: str, resource: str) -> bool:
-        """Return whether the account's owner, or a machine's or function's role by its policies, may do that."""
+        """Return whether the account's owner, or the role of a machine or a function, may do that."""
         if not self._keys.is_role_key(key):
             return True
         assert self._ecs is not None

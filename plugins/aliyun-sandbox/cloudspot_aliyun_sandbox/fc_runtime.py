@@ -1,8 +1,9 @@
 """Runs a function's code as Function Compute's custom runtimes do: a process that serves HTTP.
 
-The process sees the unpacked archive and the standard library, and nothing else that is installed here: what the
-archive lacks is missing. Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes,
-"Configure environment variables" (checked 2026-11). Here the port is a free one, as all instances share a network.
+The process sees the unpacked archive and the standard library, and nothing else that is installed here: what
+the archive lacks is missing. All instances share a network here, so each listens on a port of its own.
+Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes, "Configure environment
+variables" (checked 2026-11).
 """
 
 from __future__ import annotations

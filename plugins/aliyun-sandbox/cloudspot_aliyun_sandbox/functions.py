@@ -1,23 +1,19 @@
 """Function Compute 3.0 and its triggers: functions are checked, kept, and really run.
 
-Timers run them, and so does EventBridge when ECS takes a spot machine. Source: Function Compute API reference,
-version 2023-03-30, and the fields of its SDK; "Limits", "Custom runtimes", "Timer triggers", "Configure event
-triggers for Alibaba Cloud services"; ECS, "Instance event notifications" (checked 2026-11). From memory: the codes
-and words of refusals, that a function with triggers cannot be deleted, and that a role takes a while to be known.
+Timers run them, and so does EventBridge when ECS takes a spot machine. Source: Function Compute API
+reference, version 2023-03-30; "Timer triggers", "Configure event triggers for Alibaba Cloud services"; ECS,
+"Instance event notifications" (checked 2026-11). From memory: that a function with triggers cannot be
+deleted, and that a role takes a while to be known.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import logging
 import re
 import secrets as randomness
-import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -29,66 +25,28 @@ from fastcrc import crc64
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.role_credentials import Credentials, RoleKeys
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, Account
+from cloudspot_aliyun_sandbox.fc_requests import (
+    EVERY,
+    NAME,
+    SETTINGS,
+    VERSION,
+    archive_of,
+    check_settings,
+    config_of,
+    read_fields,
+    route,
+)
 from cloudspot_aliyun_sandbox.fc_runtime import Code, CustomRuntime, Result
 from cloudspot_aliyun_sandbox.rpc import ApiError, Gate, error_body, read_parameters
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
-VERSION: Final = "2023-03-30"
-MAX_REQUEST_BYTES: Final = 100 << 20
 NEW_SECONDS: Final = 5.0
 """How long a new role is unknown here; nobody says how long it takes."""
 PENDING_SECONDS: Final = 1.0
 """How long a new or changed function is not yet ready."""
-RUNTIMES: Final[Mapping[str, frozenset[str]]] = {
-    "custom.debian10": frozenset({"python3.10"}),
-    "custom.debian11": frozenset({"python3.12"}),
-    "custom.debian12": frozenset({"python3.11", "python3.12"}),
-}
-"""The Pythons of each; others are not emulated."""
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_EVERY: Final = re.compile(r"@every ([1-9]\d*)m")
 _ROLE: Final = re.compile(rf"acs:ram::{ACCOUNT_ID}:role/([\w.-]+)")
-_FUNCTION: Final = r"/functions/(?P<function>[^/]+)"
-_ROUTES: Final = tuple(
-    (method, re.compile(f"/{VERSION}{path}"), action)
-    for method, path, action in (
-        ("POST", "/functions", "CreateFunction"),
-        ("GET", _FUNCTION, "GetFunction"),
-        ("PUT", _FUNCTION, "UpdateFunction"),
-        ("DELETE", _FUNCTION, "DeleteFunction"),
-        ("PUT", f"{_FUNCTION}/async-invoke-config", "PutAsyncInvokeConfig"),
-        ("POST", f"{_FUNCTION}/invocations", "InvokeFunction"),
-        ("POST", f"{_FUNCTION}/triggers", "CreateTrigger"),
-        ("GET", f"{_FUNCTION}/triggers", "ListTriggers"),
-        ("GET", f"{_FUNCTION}/triggers/(?P<trigger>[^/]+)", "GetTrigger"),
-        ("PUT", f"{_FUNCTION}/triggers/(?P<trigger>[^/]+)", "UpdateTrigger"),
-        ("DELETE", f"{_FUNCTION}/triggers/(?P<trigger>[^/]+)", "DeleteTrigger"),
-    )
-)
-_SETTINGS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "code": dict,
-    "cpu": (int, float),
-    "customRuntimeConfig": dict,
-    "description": str,
-    "diskSize": int,
-    "environmentVariables": dict,
-    "handler": str,
-    "instanceConcurrency": int,
-    "memorySize": int,
-    "role": str,
-    "runtime": str,
-    "timeout": int,
-}
-"""The fields of a function that are emulated; those that it has beside them are refused."""
-_FIELDS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
-    "CreateFunction": {"functionName": str, **_SETTINGS},
-    "UpdateFunction": _SETTINGS,
-    "PutAsyncInvokeConfig": {"maxAsyncRetryAttempts": int},
-    "CreateTrigger": {"triggerName": str, "triggerType": str, "triggerConfig": str},
-    "UpdateTrigger": {"triggerConfig": str},
-}
 _log = logging.getLogger(__name__)
 
 
@@ -190,10 +148,10 @@ class StrictFunctions:
         action, status, code = "", 200, None
         headers = [("Content-Type", "application/json")]
         try:
-            action, names = _route(environ)
+            action, names = route(environ)
             signed = read_parameters(environ, body)
             self._admit(environ, body, signed, action, names.get("function", ""))
-            request = {} if action == "InvokeFunction" else _read(action, body)
+            request = {} if action == "InvokeFunction" else read_fields(action, body)
             shown = {**request, **names}
             if action == "InvokeFunction":
                 result = self.invoke(names["function"], body)
@@ -244,7 +202,7 @@ class StrictFunctions:
             self._check(request)
             code = request.pop("code", None)
             found.settings |= request
-            found.archive = found.archive if code is None else _archive(code)
+            found.archive = found.archive if code is None else archive_of(code)
             found.changed_at, found.is_new = self.clock(), False
             return found.describe(self.clock())
         if action == "DeleteFunction":
@@ -267,16 +225,16 @@ class StrictFunctions:
             return {"triggers": [one.describe() for one in triggers.values()]}
         if action == "CreateTrigger":
             name, kind = request.get("triggerName", ""), request.get("triggerType", "")
-            if _NAME.fullmatch(name) is None:
+            if NAME.fullmatch(name) is None:
                 raise ApiError("InvalidArgument", f"trigger name {name!r} is invalid")
             if name in triggers:
                 raise ApiError("TriggerAlreadyExists", f"trigger '{name}' already exists", status=409)
-            triggers[name] = Trigger(name, kind, _config(kind, request["triggerConfig"]))
+            triggers[name] = Trigger(name, kind, config_of(kind, request["triggerConfig"]))
             return triggers[name].describe()
         if name not in triggers:
             raise ApiError("TriggerNotFound", f"trigger '{name}' does not exist", status=404)
         if action == "UpdateTrigger":
-            triggers[name].config = _config(triggers[name].type, request["triggerConfig"])
+            triggers[name].config = config_of(triggers[name].type, request["triggerConfig"])
         found = triggers[name].describe()
         if action == "DeleteTrigger":
             del triggers[name]
@@ -285,43 +243,23 @@ class StrictFunctions:
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request.pop("functionName", "")
-        if _NAME.fullmatch(name) is None:
+        if request.pop("tags", []):  # The SDK always sends a list.
+            raise ApiError("SandboxNotImplemented", "the emulated Function Compute has no tags")
+        if NAME.fullmatch(name) is None:
             raise ApiError("InvalidArgument", f"function name {name!r} is invalid")
         if name in self.functions:
             raise ApiError("FunctionAlreadyExists", f"function '{name}' already exists", status=409)
-        missing = {*_SETTINGS} - {*request}
+        missing = {*SETTINGS} - {*request}
         if missing:
             raise ApiError("SandboxNotImplemented", f"name {min(missing)}: its default is not emulated")
         self._check(request)
-        archive = _archive(request.pop("code"))
+        archive = archive_of(request.pop("code"))
         made = Function(name, "cn-hangzhou", request, archive, self.clock())
         self.functions[name] = made
         return made.describe(self.clock())
 
     def _check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse values that the service refuses.
-
-        Raises:
-            ApiError: 400.
-        """
-        memory, cpu = settings.get("memorySize", 512), settings.get("cpu", 0.5)
-        if memory % 64 or not 128 <= memory <= 32 << 10:
-            raise ApiError("InvalidArgument", f"memorySize {memory} is invalid")
-        if round(cpu * 100) % 5 or not 0.05 <= cpu <= 16 or not 1 <= memory / 1024 / cpu <= 4:
-            raise ApiError("InvalidArgument", f"cpu {cpu} does not go with {memory} MB")
-        if settings.get("diskSize", 512) not in {512, 10240}:
-            raise ApiError("InvalidArgument", "diskSize must be 512 or 10240")
-        if not 1 <= settings.get("timeout", 1) <= 86400:
-            raise ApiError("InvalidArgument", "timeout must be 1 to 86400")
-        variables = settings.get("environmentVariables", {})
-        if sum(len(name) + len(value) for name, value in variables.items()) > 4096:
-            raise ApiError("InvalidArgument", "the environment variables have more than 4 KB")
-        if any(name.startswith("FC_") or not name[:1].isalpha() for name in variables):
-            raise ApiError("InvalidArgument", "an environment variable has a reserved name")
-        if "runtime" in settings or "customRuntimeConfig" in settings:
-            _check_runtime(
-                str(settings.get("runtime", "custom.debian12")), settings.get("customRuntimeConfig")
-            )
+        check_settings(settings)
         if "role" in settings:
             self._check_role(str(settings["role"]))
 
@@ -374,7 +312,7 @@ class StrictFunctions:
         with self._lock:
             timers = [(one.name, each) for one in self.functions.values() for each in one.triggers.values()]
         for function, timer in timers:
-            match = _EVERY.fullmatch(str(timer.config.get("cronExpression")))
+            match = EVERY.fullmatch(str(timer.config.get("cronExpression")))
             if timer.type != "timer" or match is None or not timer.config["enable"]:
                 continue
             key = (function, timer.name, match[0])
@@ -445,80 +383,3 @@ class StrictFunctions:
             account=ACCOUNT_ID,
             environment={**settings["environmentVariables"], **self._environment},
         )
-
-
-def _route(environ: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    for method, pattern, action in _ROUTES:
-        match = pattern.fullmatch(str(environ["PATH_INFO"]))
-        if match is not None and method == environ["REQUEST_METHOD"]:
-            return action, match.groupdict()
-    raise ApiError("SandboxNotImplemented", f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", status=404)
-
-
-def _read(action: str, body: bytes) -> dict[str, Any]:
-    """Return a request's fields: all of them known, and of their types."""
-    if len(body) > MAX_REQUEST_BYTES:
-        text = f"payload size exceeds maximum allowed size ({MAX_REQUEST_BYTES} bytes)"
-        raise ApiError("InvalidArgument", text)
-    try:
-        found = json.loads(body or b"{}")
-    except ValueError:
-        raise ApiError("InvalidArgument", "the body is not JSON") from None
-    known = _FIELDS.get(action, {})
-    for name, value in found.items():
-        if name not in known or not isinstance(value, known[name]) or isinstance(value, bool):
-            raise ApiError(
-                "InvalidArgument", f"{action} has no field {name} that holds {type(value).__name__}"
-            )
-    return dict(found)
-
-
-def _check_runtime(runtime: str, custom: Mapping[str, Any] | None) -> None:
-    command = (custom or {}).get("command") or [""]
-    if runtime not in RUNTIMES or command[0] not in RUNTIMES[runtime]:
-        raise ApiError("InvalidArgument", f"runtime {runtime} has no {command[0]}")
-    here = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    if command[0] != here or (custom or {}).get("port") != 9000:
-        raise ApiError("SandboxNotImplemented", f"the sandbox runs {here} that listens on 9000 only")
-
-
-def _archive(code: Mapping[str, Any]) -> bytes:
-    """Return the zip that the request holds.
-
-    Raises:
-        ApiError: it is none, or another than its checksum says.
-    """
-    try:
-        archive = base64.b64decode(code["zipFile"], validate=True)
-        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-            packed.infolist()
-    except (KeyError, ValueError, zipfile.BadZipFile):
-        raise ApiError("InvalidArgument", "code.zipFile is no zip in base64") from None
-    if code.get("checksum", str(crc64.xz(archive))) != str(crc64.xz(archive)):
-        raise ApiError("InvalidArgument", "the checksum of the code is another")
-    return archive
-
-
-def _config(kind: str, text: str) -> dict[str, Any]:
-    """Return a trigger's configuration.
-
-    Raises:
-        ApiError: the service refuses it, or it is not emulated.
-    """
-    try:
-        config = dict(json.loads(text))
-        if kind == "timer":
-            is_good = _EVERY.fullmatch(config["cronExpression"]) is not None
-            known = {"cronExpression": str, "enable": bool, "payload": str}
-        elif kind == "eventbridge":
-            pattern = json.loads(config["eventRuleFilterPattern"])
-            is_good = all(isinstance(one, list) for one in pattern.values())
-            is_good = is_good and config["eventSourceConfig"] == {"eventSourceType": "Default"}
-            known = {"triggerEnable": bool, "eventRuleFilterPattern": str, "eventSourceConfig": dict}
-        else:
-            raise ApiError("SandboxNotImplemented", f"triggers of type {kind} are not emulated")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ApiError("InvalidArgument", "triggerConfig is invalid") from None
-    if not is_good or any(name not in known or type(one) is not known[name] for name, one in config.items()):
-        raise ApiError("InvalidArgument", "triggerConfig is invalid")
-    return config

@@ -69,7 +69,7 @@ _ON_MACHINES: Final = frozenset(
 
 
 def resource_of(call: Call, *, right: str = "") -> str:
-    """Return the name of what the call was about, or of what its ``right`` is for; ``*`` where any will do."""
+    """Return the name of what the call was about, or of what its ``right`` is for; ``*``: of anything."""
     if right in _ON_MACHINES:
         return "acs:ecs:*:*:instance/i-0"
     if right in {"ram:GetRole", "ram:PassRole"}:

@@ -41,7 +41,7 @@ class DriverRole:
         self._name = name
 
     def make(self, document: str) -> str:
-        """Make the role with this policy, or bring them up to date; return its name within the account (ARN)."""
+        """Make the role with this policy, or bring them up to date; return the role's ARN."""
         name = self._name
         self._ask(
             "CreateRole",

@@ -124,7 +124,7 @@ def signed_headers(
 ) -> dict[str, str]:
     """Return the headers with those that sign the request.
 
-    Paths that need no escaping, and no parameters behind them, are all that Function Compute is asked with here.
+    The path must need no escaping; there are no parameters behind it.
     """
     digest = hashlib.sha256(data).hexdigest()
     known = {
@@ -136,7 +136,7 @@ def signed_headers(
     }
     names = ";".join(sorted(known))
     lines = "".join(f"{name}:{known[name]}\n" for name in sorted(known))
-    canonical = "\n".join((method, path, "", lines, names, digest))
+    canonical = f"{method}\n{path}\n\n{lines}\n{names}\n{digest}"
     text = f"{_ALGORITHM}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     signature = hmac.new(key.access_key_secret.encode(), text.encode(), hashlib.sha256).hexdigest()
     signed = f"{_ALGORITHM} Credential={key.access_key_id},SignedHeaders={names},Signature={signature}"

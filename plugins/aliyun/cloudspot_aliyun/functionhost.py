@@ -1,12 +1,12 @@
 """Function Compute as the host of a driver: a timer runs it, and EventBridge when ECS takes a machine.
 
-It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and 11,
-whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code travels within
-the request: nothing lies in a bucket then.
+It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and
+11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code
+travels within the request, so that no object in a bucket can be left behind.
 
 Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (Pythons), "Timer triggers" and
-"Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS, "Instance
-event notifications" (checked 2026-11). From memory: that a role may be unknown to it for a while.
+"Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS,
+"Instance event notifications" (checked 2026-11). From memory: that a role may be unknown to it for a while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GLIBC: Final = (2, 36)
 PYTHONS: Final = ((3, 11), (3, 12))
 """What the runtime has, in /usr/bin and in /opt/python3.12/bin."""
 MAX_PACKED_BYTES: Final = 75_000_000
-"""100 MB in base64, as a request may have. What is unpacked may fill the disk of 512 MB, which costs nothing."""
+"""100 MB in base64, which is what a request may have; MAX_UNPACKED_BYTES is the disk that costs nothing."""
 MAX_UNPACKED_BYTES: Final = 512_000_000
 CNY_A_CU: Final = 0.00012
 CU_A_VCPU_SECOND: Final = 1.0
@@ -79,14 +79,15 @@ class FunctionComputeHost(FunctionHost):
         cu = CU_A_CALL + PASS_SECONDS * (VCPUS * CU_A_VCPU_SECOND + MEMORY_MIB / 1024 * CU_A_GB_SECOND)
         cny = passes_a_month(minutes) * cu * CNY_A_CU
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
+        size = f"{VCPUS:g} vCPU, {MEMORY_MIB} MiB"
+        most = f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}"
+        role = self._role_name(function.name)
         every = "minute" if minutes == 1 else f"{minutes} minutes"
         return (
-            f"Function Compute function {function.name} in {self._clients.region}: {RUNTIME}, {_python()}, "
-            f"{VCPUS:g} vCPU, {MEMORY_MIB} MiB",
-            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Function Compute takes "
-            f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}",
+            f"Function Compute function {function.name} in {self._clients.region}: {_python()}, {size}",
+            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Function Compute takes {most}",
             f"triggers: every {every}, and, by EventBridge, when ECS is about to take a spot machine",
-            f"role {self._role_name(function.name)} with the plugin's policy-driver.json for {_bucket(function)}",
+            f"role {role} with the plugin's policy-driver.json for {_bucket(function)}",
             f"about {cny:.2f} CNY a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
@@ -280,18 +281,18 @@ def _bucket(function: DriverFunction) -> str:
 
 
 def _check_fits(function: DriverFunction) -> None:
-    """Raise SpecError if Function Compute cannot run the code that is installed here, or not with this store."""
+    """Raise SpecError if Function Compute cannot run what is installed here, or not with this store."""
     _bucket(function)
     if sys.platform != "linux" or platform.machine() != "x86_64" or sys.version_info[:2] not in PYTHONS:
         raise SpecError(
-            "a driver on Function Compute is made of what is installed here, so deploy it from Linux on x86-64 "
-            f"with Python 3.11 or 3.12; here is {_python()} on {sys.platform}, {platform.machine()}"
+            "a driver on Function Compute is made of what is installed here, so deploy it from Linux on "
+            f"x86-64 with Python 3.11 or 3.12; here is {_python()} on {sys.platform}, {platform.machine()}"
         )
     if function.needs_glibc > GLIBC:
         needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC))
         raise SpecError(
-            f"a package that is installed here is compiled for glibc {needed} or newer, and Function Compute's "
-            f"{RUNTIME} has {has}: install an older one"
+            f"a package that is installed here is compiled for glibc {needed} or newer, and Function "
+            f"Compute's {RUNTIME} has {has}: install an older one"
         )
     if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
         raise SpecError(

@@ -1,8 +1,8 @@
 """What Function Compute starts: an HTTP server that hands each event to the driver's handler.
 
 It uses only the standard library, and so can tell of a package that is missing. Source: Function Compute,
-"Event handlers" and "Specifications" of custom runtimes, "Configure environment variables", "Timer triggers" and
-"Configure event triggers for Alibaba Cloud services" (checked 2026-11).
+"Event handlers" and "Specifications" of custom runtimes, "Configure environment variables", "Timer triggers"
+and "Configure event triggers for Alibaba Cloud services" (checked 2026-11).
 """
 
 from __future__ import annotations
