@@ -10,6 +10,7 @@ from sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights
 
 BUCKET = "cloudspot-sandbox"
 SETS = ()
+PYTHONS = ((3, 11), (3, 12))
 FILE = re.compile(r"logs/(i-[a-z0-9]+)/\d{4}-\d\d-\d\d/(.+)\.(\d+-\d+)\.(\d{12})\.log")
 LINE = re.compile(r"\S+Z (\d+) \S+: (.*)")
 

@@ -8,6 +8,7 @@ from sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights
 
 BUCKET = "cloudspot-sandbox"
 SETS = ()
+PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
 
 
 def look():

@@ -25,7 +25,14 @@ from cloudspot.local.home import state_home
 
 ROOT = Path(__file__).parents[2]
 FUNCTION_CLOUDS = {"aws": account_aws, "aliyun": account_aliyun}
-"""The clouds that run functions; each module has ``grant_to_nodes``."""
+"""The clouds that run functions; each module has ``grant_to_nodes``, and ``PYTHONS`` that functions may have."""
+HERE = sys.version_info[:2]
+RUNNING_CLOUDS = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(HERE not in one.PYTHONS, reason="its functions have no such Python")
+    )
+    for name, one in FUNCTION_CLOUDS.items()
+]
 SMALL = {"aws": ('providers.aws.instance_types=["m5.large"]',)}
 """Options that keep a cloud's machines cheap."""
 RECLAIMS = ("launch=1,rank=0,after_steps=30,notice=30", "launch=2,rank=0,after_steps=60,notice=30")
@@ -91,7 +98,7 @@ def test_without_the_rights_the_node_says_so_once_and_the_job_waits(user: User) 
     assert seen["log"].count("this node lacks the rights of a driver, and tries no more") == 1
 
 
-@pytest.mark.parametrize("cloud", FUNCTION_CLOUDS)
+@pytest.mark.parametrize("cloud", RUNNING_CLOUDS)
 def test_a_function_alone_brings_a_job_through_two_reclaims(user: User, cloud: str) -> None:
     """It runs every minute, and at each notice."""
     seen = look_on(user, "function", preparation="function", drive=False, cloud=cloud)
@@ -101,7 +108,7 @@ def test_a_function_alone_brings_a_job_through_two_reclaims(user: User, cloud: s
     assert seen["left"] == ""
 
 
-@pytest.mark.parametrize("cloud", FUNCTION_CLOUDS)
+@pytest.mark.parametrize("cloud", RUNNING_CLOUDS)
 def test_function_and_nodes_together_buy_no_machine_twice(user: User, cloud: str) -> None:
     seen = look_on(user, "both", preparation="function policy-driver policy-node", drive=True, cloud=cloud)
     check_done(seen)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 import time
 import zipfile
 from datetime import datetime, timezone
@@ -35,7 +36,12 @@ BAD = "def handle(event):\n    print('asked')\n    raise RuntimeError('no bucket
 SERVER = Path(functionserver.__file__).read_text()
 DOCS = Path(__file__).parents[3] / "docs" / "aliyun"
 
-pytestmark = pytest.mark.enclosed
+pytestmark = [
+    pytest.mark.enclosed,
+    pytest.mark.skipif(
+        sys.version_info[:2] not in functionhost.PYTHONS, reason="Function Compute has no such Python"
+    ),
+]
 
 
 def function(code: str = GOOD, *, every: float = 60.0, store: str = f"oss://{BUCKET}/x") -> DriverFunction:
