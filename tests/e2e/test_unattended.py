@@ -82,9 +82,10 @@ def check_done(seen: dict[str, Any], *, num_machines: int = 3) -> None:
     assert seen["machines"] == num_machines
 
 
-def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User) -> None:
+@pytest.mark.parametrize("cloud", FUNCTION_CLOUDS)
+def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User, cloud: str) -> None:
     """Each node buys the next one within its notice, and the last one ends the job."""
-    seen = look_on(user, "nodes", preparation="policy-driver policy-node", drive=True)
+    seen = look_on(user, "nodes", preparation="policy-driver policy-node", drive=True, cloud=cloud)
     check_done(seen)
     assert [one["why"] for one in seen["show"]["launches"]] == ["first", "notice", "notice"]
     assert seen["show"]["driven"]["by"] == "node 3.0"
