@@ -11,7 +11,10 @@ from cloudspot.model import DriverFunction
 
 PASS_SECONDS: Final = 3.0
 """What a pass over a few live jobs is reckoned to take; one over none takes less than a second."""
-DAYS_A_MONTH: Final = 30.4
+NOTICE_SECONDS: Final = 5.0
+"""How long a pass for a notice waits. The node learns of its end at about the same time, and says so a second
+or two later."""
+_MINUTES_A_MONTH: Final = 30.4 * 24 * 60
 
 
 def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
@@ -24,6 +27,11 @@ def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
     if minutes < 1 or not math.isclose(minutes, round(minutes)):
         raise SpecError(f"--every: {scheduler} runs a function every minute or number of minutes, such as 5m")
     return round(minutes)
+
+
+def passes_a_month(minutes: int) -> float:
+    """Return how many passes a month has that come every so many minutes."""
+    return _MINUTES_A_MONTH / minutes
 
 
 def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:

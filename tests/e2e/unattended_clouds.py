@@ -21,8 +21,10 @@ class UnattendedCloud:
 
     let_nodes_drive: Callable[[], None]
     """Gives the nodes' role what docs has for ``nodes.drive``."""
-    names: Callable[[], Iterator[str]]
-    """Yields the names of all that a driver might leave in the account."""
+    pythons: tuple[tuple[int, int], ...]
+    """The versions that its functions may have."""
+    names: Callable[[], Iterator[str]] = lambda: iter(())
+    """Yields the names of all that a driver might leave in the account, where it can be listed."""
     job_settings: tuple[str, ...] = ()
 
 
@@ -80,6 +82,22 @@ def _gcp_names() -> Iterator[str]:
     yield from (member for one in policy.get("bindings", ()) for member in one["members"])
 
 
+def _let_aliyun_nodes_drive() -> None:
+    bucket = os.environ["CLOUDSPOT_STORE"].removeprefix("oss://").partition("/")[0]
+    plugin = ROOT / "plugins" / "aliyun" / "cloudspot_aliyun"
+    for path in (plugin / "policy-driver.json", ROOT / "docs" / "aliyun" / "policy-node.json"):
+        text = path.read_text().replace("BUCKET", bucket)
+        _ram("CreatePolicy", PolicyName=path.stem, PolicyDocument=text)
+        _ram("AttachPolicyToRole", PolicyName=path.stem, PolicyType="Custom", RoleName="cloudspot-node")
+
+
+def _ram(action: str, **parameters: str) -> None:
+    from cloudspot_aliyun.api import ask
+    from cloudspot_aliyun.clients import AliyunClients
+
+    ask(AliyunClients(), action, parameters, product="Ram")
+
+
 def _gcp(method: str, service: str, path: str, **options: Any) -> Any:
     from cloudspot_gcp.clients import GcpClients, endpoint
 
@@ -90,6 +108,16 @@ def _gcp(method: str, service: str, path: str, **options: Any) -> Any:
 
 
 CLOUDS = {
-    "aws": UnattendedCloud(_let_aws_nodes_drive, _aws_names, ('providers.aws.instance_types=["m5.large"]',)),
-    "gcp": UnattendedCloud(_let_gcp_nodes_drive, _gcp_names),
+    "aws": UnattendedCloud(
+        _let_aws_nodes_drive,
+        pythons=((3, 10), (3, 11), (3, 12), (3, 13)),
+        names=_aws_names,
+        job_settings=('providers.aws.instance_types=["m5.large"]',),
+    ),
+    "gcp": UnattendedCloud(
+        _let_gcp_nodes_drive,
+        pythons=((3, 10), (3, 11), (3, 12), (3, 13), (3, 14)),
+        names=_gcp_names,
+    ),
+    "aliyun": UnattendedCloud(_let_aliyun_nodes_drive, pythons=((3, 11), (3, 12))),
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cloudspot_aliyun_sandbox.market import REGIONS
+from cloudspot_aliyun_sandbox.ram import Ram
 from cloudspot_aliyun_sandbox.rpc import ApiError, json_list, nested
 
 Parameters = Mapping[str, str]
@@ -103,6 +103,7 @@ class Account:
         self._places: dict[str, Place] = {}
         self.roles: dict[str, str] = {NODE_ROLE: "ecs.aliyuncs.com"}
         """By name, the service that a role trusts."""
+        self.ram = Ram(ACCOUNT_ID, self.roles)
         self.resource_groups = {DEFAULT_RESOURCE_GROUP}
         self.images = {
             image_id: {
@@ -206,19 +207,6 @@ class Account:
             if parameters.get("KeyPairName", name) == name
         ]
         return numbered_page("KeyPairs", "KeyPair", rows, parameters, most=50)
-
-    def get_role(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer RAM's GetRole."""
-        name = parameters.get("RoleName", "")
-        if name not in self.roles:
-            raise ApiError("EntityNotExist.Role", f"The role not exists: {name}.", status=404)
-        statement = {
-            "Action": "sts:AssumeRole",
-            "Effect": "Allow",
-            "Principal": {"Service": [self.roles[name]]},
-        }
-        trust = json.dumps({"Statement": [statement], "Version": "1"})
-        return {"Role": {"RoleName": name, "AssumeRolePolicyDocument": trust}}
 
     def create_deployment_set(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer CreateDeploymentSet."""

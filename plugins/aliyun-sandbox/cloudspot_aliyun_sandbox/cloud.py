@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import secrets
 import sys
+import threading
 from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.role_credentials import Secrets
+from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
-from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
+from cloudspot_aliyun_sandbox.ram import is_allowed
+from cloudspot_aliyun_sandbox.rights import NODE_POLICY, resource_of, rights_of
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
+
+if TYPE_CHECKING:
+    from cloudspot_aliyun_sandbox.functions import StrictFunctions
+    from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
 
 REGION: Final = "cn-hangzhou"
 BUCKET: Final = "cloudspot-sandbox"
+NODE_ROLE: Final = "cloudspot-node"
+INTERRUPTION: Final = "ecs:Instance:PreemptibleInstanceInterruption"
+KEY_LIFE: Final = timedelta(hours=6)
 TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 """A Python with torch, on each image, the bare one too."""
 
@@ -32,7 +42,7 @@ TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 class EmulatedAliyun(EmulatedCloud):
     """One account with a bucket, a network with a vSwitch in each zone, and a RAM role for nodes.
 
-    OSS, ECS, and what a job asks VPC, RAM and STS are served at one address.
+    OSS, ECS, Function Compute, and what a job asks VPC, RAM and STS are served at one address.
     """
 
     name: ClassVar[str] = "aliyun"
@@ -66,6 +76,15 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
         self._trail: Trail | None = None
+        self._host: MachineHost | None = None
+        self._ecs: StrictEcs | None = None
+        self._functions: StrictFunctions | None = None
+        self._roles: dict[str, str] = {}
+        """The role of each key that was given to a function; all others are the machines'."""
+        self._told: set[str] = set()
+        """The machines whose notice was announced to the account."""
+        self._ticker: threading.Thread | None = None
+        self._is_over = threading.Event()
 
     def follow(self, plan: SpotPlan) -> None:
         """Follow the plan; see EmulatedCloud."""
@@ -73,19 +92,38 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
+        from cloudspot_aliyun_sandbox.functions import StrictFunctions
         from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
         from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
         keys = self._keys
         known = Secrets({self._key_id: self._key_secret}, keys)
-        oss = StrictOss(faults=self.faults, secrets=known, roles=keys)
-        ecs = StrictEcs(host, secrets=known, roles=keys, inner=oss, faults=self.faults)
-        self._server = Server(ecs, host=address)
+        oss = StrictOss(faults=self.faults, secrets=known, roles=keys, is_granted=self._may)
+        self._host = host
+        self._ecs = StrictEcs(
+            host, secrets=known, roles=keys, inner=oss, faults=self.faults, is_granted=self._may
+        )
+        endpoints: dict[str, str] = {}
+        self._functions = StrictFunctions(
+            self._ecs,
+            account=self._ecs.account,
+            faults=self.faults,
+            secrets=known,
+            roles=keys,
+            is_granted=self._may,
+            issue=self._function_key,
+            environment=endpoints,
+            directory=directory,
+        )
+        self._server = Server(self._functions, host=address)
+        endpoints.update(self.machine_environment())
         self._make_bucket()
         self._trail = Trail(
             directory / "requests.jsonl", is_machine=keys.is_role_key, rights=rights_of, resource=resource_of
         )
         self.faults.on_call = self._trail
+        self._ticker = threading.Thread(target=self._tick, name="timers", daemon=True)
+        self._ticker.start()
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
@@ -116,6 +154,12 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
     def stop(self) -> None:
         """End the server; see EmulatedCloud."""
+        self._is_over.set()
+        if self._ticker is not None:
+            self._ticker.join()
+            self._ticker = None
+        if self._functions is not None:
+            self._functions.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -128,6 +172,34 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         if self.credential_seconds is not None:
             facts["credential-seconds"] = self.credential_seconds
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
+
+    def _tick(self) -> None:
+        """Run what timers and notices run; Function Compute's timers are precise to a second or so."""
+        assert self._functions is not None
+        assert self._host is not None
+        while not self._is_over.wait(1.0):
+            self._functions.run_due()
+            for machine_id, state in self._host.states().items():
+                if state.notice_deadline is not None and machine_id not in self._told:
+                    self._told.add(machine_id)
+                    self._functions.tell(INTERRUPTION, {"instanceId": machine_id, "action": "delete"})
+
+    def _function_key(self, role: str) -> Credentials:
+        """Return a new key of a function's role."""
+        found = self._keys.issue(f"function/{role}", expires_at=datetime.now(timezone.utc) + KEY_LIFE)
+        self._roles[found.access_key] = role
+        return found
+
+    def _may(self, key: str, right: str, resource: str) -> bool:
+        """Return whether the account's owner, or the role of a machine or a function, may do that."""
+        if not self._keys.is_role_key(key):
+            return True
+        assert self._ecs is not None
+        role = self._roles.get(key, NODE_ROLE)
+        policies = self._ecs.account.ram.documents_of(role)
+        if role == NODE_ROLE and not policies:
+            policies = [NODE_POLICY.replace("BUCKET", BUCKET)]
+        return is_allowed(policies, right, resource)
 
     def _make_bucket(self) -> None:
         """Make the bucket through the API, as a user would; those calls do not count as a job's."""

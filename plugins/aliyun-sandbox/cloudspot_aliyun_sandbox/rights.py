@@ -6,6 +6,7 @@ action, except those that pass on a role, and OSS's.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from cloudspot.emulation.api_faults import Call
@@ -21,15 +22,59 @@ def rights_of(call: Call) -> frozenset[str]:
         right = RIGHTS.get(call.action, f"oss:{call.action}")
         return frozenset({right, RIGHTS["GetObject"]} if call.action == "CopyObject" else {right})
     rights = {f"{call.service}:{call.action}"}
-    if "RamRoleName" in call.parameters:
+    if "RamRoleName" in call.parameters or (call.service == "fc" and "role" in call.parameters):
         rights.add("ram:PassRole")
     if call.action == "RunInstances" and any(name.startswith("Tag.") for name in call.parameters):
         rights.add("ecs:TagResources")
     return frozenset(rights - FREE)
 
 
-def resource_of(call: Call) -> str:
-    """Return the name of what the call was about; ``*`` except for OSS."""
+NODE_POLICY: Final = json.dumps(
+    {
+        "Version": "1",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": ["oss:GetBucketInfo", "oss:ListObjects"],
+                "Resource": "acs:oss:*:*:BUCKET",
+            },
+            {
+                "Effect": "Allow",
+                "Action": [
+                    "oss:AbortMultipartUpload",
+                    "oss:DeleteObject",
+                    "oss:GetObject",
+                    "oss:PutObject",
+                ],
+                "Resource": "acs:oss:*:*:BUCKET/*",
+            },
+            {
+                "Effect": "Allow",
+                "Action": "ecs:DeleteInstance",
+                "Resource": "acs:ecs:*:*:instance/*",
+                "Condition": {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}},
+            },
+        ],
+    }
+)
+"""docs/aliyun/policy-node.json: what the nodes' role has unless a policy is attached to it."""
+_ON_MACHINES: Final = frozenset(
+    {
+        "ecs:DeleteInstance",
+        "ecs:DeleteInstances",
+        "ecs:GetInstanceConsoleOutput",
+        "ecs:ModifyInstanceMetadataOptions",
+    }
+)
+
+
+def resource_of(call: Call, *, right: str = "") -> str:
+    """Return the name of what the call was about, or of what its ``right`` is for; ``*``: of anything."""
+    if right in _ON_MACHINES:
+        return "acs:ecs:*:*:instance/i-0"
+    if right in {"ram:GetRole", "ram:PassRole"}:
+        named = call.parameters.get("RamRoleName") or call.parameters.get("RoleName") or ""
+        return f"acs:ram:*:*:role/{named}"
     if call.service != "oss":
         return "*"
     key = call.parameters.get("Key")

@@ -52,6 +52,14 @@ _REQUIRED: Final = (
     "Timestamp",
 )
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
+    "AttachPolicyToRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
+    "CreatePolicy": frozenset({"Description", "PolicyDocument", "PolicyName"}),
+    "CreatePolicyVersion": frozenset({"PolicyDocument", "PolicyName", "RotateStrategy", "SetAsDefault"}),
+    "CreateRole": frozenset({"AssumeRolePolicyDocument", "Description", "RoleName"}),
+    "DeletePolicy": frozenset({"CascadingDelete", "PolicyName"}),
+    "DeleteRole": frozenset({"RoleName"}),
+    "DetachPolicyFromRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
+    "GetPolicy": frozenset({"PolicyName", "PolicyType"}),
     "GetCallerIdentity": frozenset(),
     "GetRole": frozenset({"RoleName"}),
     "DescribeVSwitches": frozenset(

@@ -18,6 +18,7 @@ from cloudspot_aliyun_sandbox import launching
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, NODE_ROLE, Account, has_tags, wanted_tags
 from cloudspot_aliyun_sandbox.catalogue import Catalogue
 from cloudspot_aliyun_sandbox.machines import Machine, Machines
+from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
 from cloudspot_aliyun_sandbox.rpc import (
     COMMON,
     VERSIONS,
@@ -62,11 +63,13 @@ class StrictEcs:
         roles: RoleKeys | None = None,
         inner: WSGIApplication | None = None,
         faults: Faults | None = None,
+        is_granted: Callable[[str, str, str], bool] = lambda _key, _right, _resource: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Boot machines on ``host``, and know the keys in ``secrets``.
 
-        ``roles`` says which of them are machines' roles; ``clock`` (seconds since the epoch) is what lags
+        ``roles`` says which of them are machines' roles; ``is_granted``, whether a key has a right on a
+        resource; ``clock`` (seconds since the epoch) is what lags
         and release times are measured by.
         """
         self.faults = faults or Faults()
@@ -79,6 +82,7 @@ class StrictEcs:
         """The account of each key that belongs to another account; tests set it."""
         self._gate = Gate(secrets, roles)
         self._roles = roles
+        self._is_granted = is_granted
         self._inner = inner
         self._clock = clock
         self._taken: dict[tuple[str, str], launching.Taken] = {}
@@ -103,11 +107,11 @@ class StrictEcs:
             "DescribeVSwitches": account.describe_vswitches,
             "GetCallerIdentity": self._get_caller_identity,
             "GetInstanceConsoleOutput": self._get_console_output,
-            "GetRole": account.get_role,
             "ModifyInstanceMetadataOptions": self._modify_metadata_options,
             "RunInstances": self._run_instances,
             "TagResources": self._tag_resources,
             "UntagResources": self._untag_resources,
+            **account.ram.handlers,
         }
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -162,7 +166,7 @@ class StrictEcs:
         if injected is not None and not injected.happens:
             raise ApiError(injected.code, injected.message, status=injected.status)
         parameters = check_names(action, product, parameters)
-        self._authorize(product, action)
+        self._authorize(product, action, parameters)
         handler = self._handlers.get(action)
         if handler is None:
             raise ApiError("SandboxNotImplemented", f"the emulated ECS does not support {action}")
@@ -182,9 +186,16 @@ class StrictEcs:
         if key in self.faults.expired_keys:
             raise ApiError("InvalidSecurityToken.Expired", "Specified SecurityToken is expired.")
 
-    def _authorize(self, product: str, action: str) -> None:
-        right = f"{product.lower()}:{action}"
-        if right in self.faults.denied and action != "GetCallerIdentity":
+    def _authorize(self, product: str, action: str, parameters: Parameters) -> None:
+        key = parameters["AccessKeyId"]
+        call = Call(product.lower(), action, parameters, parameters.get("RegionId", ""), None, access_key=key)
+        is_denied = f"{product.lower()}:{action}" in self.faults.denied and action != "GetCallerIdentity"
+        lacking = [
+            right
+            for right in rights_of(call)
+            if not self._is_granted(key, right, resource_of(call, right=right))
+        ]
+        if is_denied or lacking:
             code = "NoPermission" if product in {"Ram", "Sts"} else "Forbidden.RAM"
             message = (
                 "User not authorized to operate on the specified resource, or this API doesn't support RAM."

@@ -43,7 +43,8 @@ class StrictOss:
     """The service, at any host, in path style. Thread-safe.
 
     ``secrets`` maps keys to their secrets; ``roles`` knows the keys of machines. ``buckets`` holds all
-    content, and tests look into it. Access to ``foreign_buckets`` (of another account) is denied.
+    content, and tests look into it. Access to ``foreign_buckets`` (of another account) is denied, and so is
+    what ``is_granted`` says that a key has no right to.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StrictOss:
         faults: Faults,
         secrets: Mapping[str, str],
         roles: RoleKeys | None = None,
+        is_granted: Callable[[str, str, str], bool] = lambda _key, _right, _resource: True,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.buckets: dict[str, HeldBucket] = {}
@@ -59,6 +61,7 @@ class StrictOss:
         self._faults = faults
         self._secrets = secrets
         self._roles = roles
+        self._is_granted = is_granted
         self._now = now
         self._lock = threading.Lock()
 
@@ -145,7 +148,9 @@ class StrictOss:
         if unknown is not None:
             raise OssRefusal(400, "InvalidArgument", f"unknown parameter or header: {unknown}")
         is_denied = self._faults.is_denied(RIGHTS[request.action], request.access_key)
-        if request.bucket in self.foreign_buckets or is_denied:
+        named = f"acs:oss:*:*:{request.bucket}" + (f"/{request.key}" if request.key else "")
+        is_granted = self._is_granted(request.access_key, RIGHTS[request.action], named)
+        if request.bucket in self.foreign_buckets or is_denied or not is_granted:
             raise OssRefusal(403, "AccessDenied", "You have no right to access this object.")
         if request.key and (len(request.key.encode()) > MAX_KEY_BYTES or request.key.startswith(("/", "\\"))):
             raise OssRefusal(400, "InvalidObjectName", "The specified object is not valid.")

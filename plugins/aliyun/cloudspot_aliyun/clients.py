@@ -164,6 +164,14 @@ def ecs_endpoint(region: str) -> SplitResult:
     return _chosen_endpoint(ECS_ENDPOINT) or urlsplit(f"https://ecs.{region}.aliyuncs.com")
 
 
+def fc_endpoint(region: str) -> SplitResult:
+    """Return the URL of a region's Function Compute: with ECS, if that has been moved.
+
+    Source: the endpoints in Function Compute's own SDK (checked 2026-11).
+    """
+    return _chosen_endpoint(ECS_ENDPOINT) or urlsplit(f"https://fcv3.{region}.aliyuncs.com")
+
+
 def _other_endpoints(region: str) -> dict[str, str | None]:
     """Return where the control plane's other products are: with ECS, if that has been moved."""
     products = {

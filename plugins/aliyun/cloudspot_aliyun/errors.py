@@ -7,7 +7,9 @@ throttling codes are from memory of the docs.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import TypeVar
 from xml.etree.ElementTree import ParseError
 
 import oss2.exceptions as oss
@@ -18,6 +20,7 @@ from aliyunsdkcore.acs_exception.exceptions import ClientException, ServerExcept
 from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors, without_urls
 
+Result = TypeVar("Result")
 _NETWORK = frozenset({"SDK.HttpError", "SDK.ServerUnreachable"})
 
 
@@ -149,3 +152,18 @@ class _AliyunErrors(SdkErrors):
 
 
 ERRORS = _AliyunErrors()
+
+
+def unless(what: str, call: Callable[[], Result], refused: str) -> Result | None:
+    """Return what ``call`` returns; None: it was refused with this code, or one that goes on with a dot.
+
+    Raises:
+        CloudspotError: the class says what to do; the message begins with ``what``.
+    """
+    try:
+        return ERRORS.unless_throttled(call)
+    except ERRORS.raised as error:
+        code = ERRORS.code_of(error)
+        if refused and (code == refused or code.startswith(f"{refused}.")):
+            return None
+        raise ERRORS.translation(error, what) from error

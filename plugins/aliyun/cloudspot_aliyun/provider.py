@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -68,6 +68,11 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         if away and not self._options.public_bandwidth:
             _log.warning(NO_WAY, ", ".join(away), region)
         return {"region": region, "account": self._options.account or caller(clients).account}
+
+    def function_host(self) -> FunctionHost:
+        from cloudspot_aliyun.functionhost import FunctionComputeHost
+
+        return FunctionComputeHost(self.clients)
 
     def _check_options(self, options: AliyunOptions) -> None:
         check_options(options)

@@ -23,7 +23,13 @@ import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import DriverFunction, FunctionStatus
-from cloudspot.plugin.functionchecks import DAYS_A_MONTH, PASS_SECONDS, bucket_of, whole_minutes
+from cloudspot.plugin.functionchecks import (
+    NOTICE_SECONDS,
+    PASS_SECONDS,
+    bucket_of,
+    passes_a_month,
+    whole_minutes,
+)
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
 
@@ -40,7 +46,6 @@ USD_A_CALL: Final = 0.0000002
 """Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
 ROLE_SECONDS: Final = 60.0
 """How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
-NOTICE_SECONDS: Final = 5.0
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
 """In what ``cloudspot.cli.function`` raises when a right is missing."""
 LOG_CHARACTERS: Final = 500
@@ -78,8 +83,7 @@ class LambdaHost(FunctionHost):
         """Return what is made and what it costs; see FunctionHost."""
         minutes = _minutes(function)
         _check_fits(function)
-        passes = DAYS_A_MONTH * 24 * 60 / minutes
-        usd = passes * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
+        usd = passes_a_month(minutes) * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         most = MAX_UNPACKED_BYTES / 1e6
         return (
@@ -98,7 +102,6 @@ class LambdaHost(FunctionHost):
             role = self._make_role(function)
             arn = self._make_function(function, role)
             self._make_rule(function.name, arn, {}, ScheduleExpression=_rate(minutes))
-            # The node learns of its end at about the same time, and says so a second or two later.
             wait = {"wait_seconds": NOTICE_SECONDS}
             self._make_rule(f"{function.name}-notices", arn, wait, EventPattern=_NOTICES)
             self._try(function.name)

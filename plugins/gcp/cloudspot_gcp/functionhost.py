@@ -29,7 +29,13 @@ import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import DriverFunction, FunctionStatus
-from cloudspot.plugin.functionchecks import DAYS_A_MONTH, PASS_SECONDS, bucket_of, whole_minutes
+from cloudspot.plugin.functionchecks import (
+    NOTICE_SECONDS,
+    PASS_SECONDS,
+    bucket_of,
+    passes_a_month,
+    whole_minutes,
+)
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.functionrights import DriverRights
@@ -50,7 +56,6 @@ USD_A_SCHEDULE: Final = 0.10
 """Prices of Cloud Run in us-central1 and of Cloud Scheduler, from memory; what Google gives free is not taken
 off."""
 BUILD_SECONDS: Final = 900.0
-NOTICE_SECONDS: Final = 5.0
 LOG_CHARACTERS: Final = 500
 _TIME: Final = (2020, 1, 1, 0, 0, 0)
 _CODE: Final = "cloudspot-code"
@@ -88,9 +93,8 @@ class CloudRunHost(FunctionHost):
         """Return what is made and what it costs; see FunctionHost."""
         minutes = _minutes(function)
         _check_fits(function)
-        passes = DAYS_A_MONTH * 24 * 60 / minutes
         second = VCPUS * USD_A_VCPU_SECOND + MEMORY_MIB / 1024 * USD_A_GIB_SECOND
-        usd = passes * (PASS_SECONDS * second + USD_A_CALL) + USD_A_SCHEDULE
+        usd = passes_a_month(minutes) * (PASS_SECONDS * second + USD_A_CALL) + USD_A_SCHEDULE
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         email, where = self._rights(function.name).email, f"{function.name} in {self._region}"
         return (

@@ -162,19 +162,27 @@ def test_curl_without_a_token_is_refused_at_the_real_address(account):
 
 
 @enclosed
-def test_our_clients_take_the_roles_key_from_the_metadata_and_the_api_takes_it(account):
+def test_our_clients_take_the_roles_key_from_the_metadata_and_the_api_takes_it_for_what_it_may(account):
     code = (
+        "from aliyunsdkcore.acs_exception.exceptions import ServerException\n"
+        "from cloudspot_aliyun.api import caller\n"
         "from cloudspot_aliyun.clients import AliyunClients\n"
         "from cloudspot_aliyun.oss import OssStore\n"
         "from aliyunsdkecs.request.v20140526.DescribeInstancesRequest import DescribeInstancesRequest\n"
         "clients = AliyunClients()\n"
         "print(clients.region, clients.credentials.get().access_key_id[:5])\n"
         f"OssStore('oss://{BUCKET}').put('from-a-machine', b'hello')\n"
-        "print(clients.ask_ecs(DescribeInstancesRequest())['Instances']['Instance'][0]['InstanceId'])\n"
+        "print(caller(clients).arn.rpartition('/')[0])\n"
+        "try:\n"
+        "    clients.ask_ecs(DescribeInstancesRequest())\n"
+        "except ServerException as error:\n"
+        "    print(error.get_error_code())\n"
     )
     with account() as it:
         (instance_id,) = it.run(f"python - <<'END'\n{code}END\necho up")
-        assert it.wait_for_console(instance_id, "up\n") == [f"{REGION} STS.N", instance_id, "up"]
+        role = "acs:ram::1234567890123456:assumed-role/cloudspot-node"
+        said = it.wait_for_console(instance_id, "up\n")
+        assert said == [f"{REGION} STS.N", role, "Forbidden.RAM", "up"]
         assert it.bucket.get_object("from-a-machine").read() == b"hello"
         (bare,) = it.run(
             "python -c 'from cloudspot_aliyun.clients import AliyunClients\n"

@@ -1,0 +1,160 @@
+"""Runs a function's code as Function Compute's custom runtimes do: a process that serves HTTP.
+
+The process sees the unpacked archive and the standard library, and nothing else that is installed here: what
+the archive lacks is missing. All instances share a network here, so each listens on a port of its own.
+Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes, "Configure environment
+variables" (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cloudspot.emulation.role_credentials import Credentials
+
+START_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Code:
+    """A function as it was deployed."""
+
+    name: str
+    archive: bytes
+    handler: str
+    command: Sequence[str]
+    timeout_seconds: float
+    memory_mib: int
+    region: str
+    account: str
+    environment: Mapping[str, str]
+    """All of its process's variables but those that the runtime itself sets."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of an invocation."""
+
+    payload: bytes
+    is_error: bool
+    log: str
+
+
+class CustomRuntime:
+    """An instance of one function: it takes one event after the other. For one thread at a time."""
+
+    def __init__(self, code: Code, key: Credentials, directory: Path) -> None:
+        """Unpack the code below ``directory`` and start its process, with a key of its role."""
+        self._code = code
+        self._root = Path(tempfile.mkdtemp(prefix="instance-", dir=directory))
+        self._log = self._root / "log"
+        task = self._root / "code"
+        with zipfile.ZipFile(io.BytesIO(code.archive)) as archive:
+            archive.extractall(task)  # a user's own code, which runs anyway
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self._port = int(found.getsockname()[1])
+        environment = {
+            **code.environment,
+            "PATH": os.environ.get("PATH", os.defpath),
+            "ALIBABA_CLOUD_ACCESS_KEY_ID": key.access_key,
+            "ALIBABA_CLOUD_ACCESS_KEY_SECRET": key.secret_key,
+            "ALIBABA_CLOUD_SECURITY_TOKEN": key.token,
+            "FC_ACCOUNT_ID": code.account,
+            "FC_CUSTOM_LISTEN_PORT": str(self._port),
+            "FC_FUNCTION_HANDLER": code.handler,
+            "FC_FUNCTION_MEMORY_SIZE": str(code.memory_mib),
+            "FC_FUNCTION_NAME": code.name,
+            "FC_FUNC_CODE_PATH": str(task),
+            "FC_REGION": code.region,
+        }
+        with self._log.open("wb") as log:
+            # The runtime's Python is this one, without what is installed beside it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", *code.command[1:]],
+                cwd=task,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether it can take another event."""
+        return self._process.poll() is None
+
+    def invoke(self, event: bytes, key: Credentials, request_id: str) -> Result:
+        """Hand the event to the function, and return what it answers; a dead or late one has failed."""
+        start = self._log.stat().st_size
+        try:
+            self._await_server()
+            is_error, payload = self._ask(event, key, request_id)
+        except (OSError, http.client.HTTPException) as error:
+            is_late = isinstance(error, TimeoutError)
+            self.close()
+            said = self._log.read_text("utf-8", "replace")[-500:]
+            late = f"Function time out after {self._code.timeout_seconds:g} seconds"
+            why = late if is_late else f"Function instance exited unexpectedly: {said}"
+            is_error, payload = True, json.dumps({"errorMessage": why}).encode()
+        log = self._log.read_bytes()[start:].decode("utf-8", "replace")
+        if self.is_alive and f"FC Invoke End RequestId: {request_id}\n" not in log:
+            why = "SandboxContract: the server did not print where the invocation ends"
+            is_error, payload = True, json.dumps({"errorMessage": why}).encode()
+        return Result(payload, is_error, log)
+
+    def close(self) -> None:
+        """End the process; safe to repeat. Its log stays."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._root / "code", ignore_errors=True)
+
+    def _await_server(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while self.is_alive and time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        raise ConnectionRefusedError("no server listens")
+
+    def _ask(self, event: bytes, key: Credentials, request_id: str) -> tuple[bool, bytes]:
+        code = self._code
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "x-fc-request-id": request_id,
+            "x-fc-access-key-id": key.access_key,
+            "x-fc-access-key-secret": key.secret_key,
+            "x-fc-security-token": key.token,
+            "x-fc-account-id": code.account,
+            "x-fc-control-path": "/invoke",
+            "x-fc-function-handler": code.handler,
+            "x-fc-function-memory": str(code.memory_mib),
+            "x-fc-function-name": code.name,
+            "x-fc-region": code.region,
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=code.timeout_seconds)
+        try:
+            connection.request("POST", "/invoke", event, headers)
+            answer = connection.getresponse()
+            payload = answer.read()
+        finally:
+            connection.close()
+        return answer.status != 200 or answer.getheader("x-fc-status", "200") != "200", payload

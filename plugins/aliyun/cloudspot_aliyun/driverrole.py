@@ -1,0 +1,84 @@
+"""The RAM role that a driver's function has, with a policy of its own.
+
+Source: RAM API reference, version 2015-05-01: CreateRole, CreatePolicy, CreatePolicyVersion, DeletePolicy
+(checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cloudspot_aliyun.api import ask
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import unless
+
+_TRUST: Final = json.dumps(
+    {
+        "Version": "1",
+        "Statement": [
+            {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": ["fc.aliyuncs.com"]}}
+        ],
+    }
+)
+
+
+def driver_policy(bucket: str) -> str:
+    """Return what a driver of the jobs in a bucket needs, as RAM has it."""
+    text = Path(__file__).with_name("policy-driver.json").read_text(encoding="utf-8")
+    # RAM takes at most 6,144 characters.
+    return json.dumps(json.loads(text.replace("BUCKET", bucket)), separators=(",", ":"))
+
+
+class DriverRole:
+    """A role and its policy, both of one name. Each method may be cut off anywhere and repeated."""
+
+    def __init__(self, clients: AliyunClients, name: str) -> None:
+        """Do no I/O."""
+        self._clients = clients
+        self._name = name
+
+    def make(self, document: str) -> str:
+        """Make the role with this policy, or bring them up to date; return the role's ARN."""
+        name = self._name
+        self._ask(
+            "CreateRole",
+            {
+                "RoleName": name,
+                "AssumeRolePolicyDocument": _TRUST,
+                "Description": "cloudspot: what drives jobs while nobody is awake",
+            },
+            ignoring="EntityAlreadyExists.Role",
+        )
+        policy = {"PolicyName": name, "PolicyDocument": document}
+        if self._ask("CreatePolicy", policy, ignoring="EntityAlreadyExists.Policy") is None:
+            held = self._ask("GetPolicy", {"PolicyName": name, "PolicyType": "Custom"}) or {}
+            if json.loads(held["DefaultPolicyVersion"]["PolicyDocument"]) != json.loads(document):
+                rotate = {"RotateStrategy": "DeleteOldestNonDefaultVersionWhenLimitExceeded"}
+                self._ask("CreatePolicyVersion", {**policy, **rotate, "SetAsDefault": True})
+        self._ask("AttachPolicyToRole", self._attachment, ignoring="EntityAlreadyExists.Role.Policy")
+        return str((self._ask("GetRole", {"RoleName": name}) or {})["Role"]["Arn"])
+
+    def remove(self) -> Sequence[str]:
+        """Remove both; return what was there."""
+        name = self._name
+        self._ask("DetachPolicyFromRole", self._attachment, ignoring="EntityNotExist")
+        calls = (
+            (f"policy {name}", "DeletePolicy", {"PolicyName": name, "CascadingDelete": True}),
+            (f"role {name}", "DeleteRole", {"RoleName": name}),
+        )
+        found = [(what, self._ask(action, asked, ignoring="EntityNotExist")) for what, action, asked in calls]
+        return [what for what, answer in found if answer is not None]
+
+    @property
+    def _attachment(self) -> dict[str, str]:
+        return {"PolicyType": "Custom", "PolicyName": self._name, "RoleName": self._name}
+
+    def _ask(self, action: str, parameters: dict[str, Any], *, ignoring: str = "") -> dict[str, Any] | None:
+        return unless(
+            f"the driver's role: ram:{action}",
+            lambda: ask(self._clients, action, parameters, product="Ram"),
+            ignoring,
+        )

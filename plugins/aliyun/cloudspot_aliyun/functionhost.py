@@ -1,0 +1,296 @@
+"""Function Compute as the host of a driver: a timer runs it, and EventBridge when ECS takes a machine.
+
+It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and
+11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code
+travels within the request, so that no object in a bucket can be left behind.
+
+Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (Pythons), "Timer triggers" and
+"Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS,
+"Instance event notifications" (checked 2026-11). From memory: that a role may be unknown to it for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from fastcrc import crc64
+
+import cloudspot
+from cloudspot.errors import AuthError, CloudspotError, SpecError
+from cloudspot.interfaces import FunctionHost
+from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.plugin.functionchecks import PASS_SECONDS, bucket_of, passes_a_month, whole_minutes
+from cloudspot_aliyun import functionserver
+from cloudspot_aliyun.clients import REGION, AliyunClients
+from cloudspot_aliyun.driverrole import DriverRole, driver_policy
+from cloudspot_aliyun.functioncompute import FunctionCompute
+from cloudspot_aliyun.metadata import DISABLED
+
+MEMORY_MIB: Final = 512
+VCPUS: Final = 0.5
+TIMEOUT_SECONDS: Final = 300
+RUNTIME: Final = "custom.debian12"
+GLIBC: Final = (2, 36)
+PYTHONS: Final = ((3, 11), (3, 12))
+"""What the runtime has, in /usr/bin and in /opt/python3.12/bin."""
+MAX_PACKED_BYTES: Final = 75_000_000
+"""100 MB in base64, which is what a request may have; MAX_UNPACKED_BYTES is the disk that costs nothing."""
+MAX_UNPACKED_BYTES: Final = 512_000_000
+CNY_A_CU: Final = 0.00012
+CU_A_VCPU_SECOND: Final = 1.0
+CU_A_GB_SECOND: Final = 0.15
+CU_A_CALL: Final = 0.0075
+"""Function Compute's prices in mainland China, from memory; each account has a free allowance at first."""
+ROLE_SECONDS: Final = 60.0
+"""How long a new role, and its rights, may be unknown. Nobody promises a bound."""
+SCHEDULE: Final = "schedule"
+NOTICES: Final = "notices"
+LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
+"""In what ``cloudspot.cli.function`` raises when a right is missing."""
+_VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
+_DEPLOYING: Final = "deploying the driver"
+_REMOVING: Final = "removing the driver"
+_ASKING: Final = "asking for the driver"
+_UNSETTLED: Final = ("Pending", "InProgress")
+Result = TypeVar("Result")
+
+
+class FunctionComputeHost(FunctionHost):
+    """Functions in one account and region. What belongs to one has its name, or begins with it."""
+
+    def __init__(self, clients: AliyunClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Do no I/O; ``sleep`` waits for what takes effect a little later."""
+        self._clients = clients
+        self._functions = FunctionCompute(clients)
+        self._sleep = sleep
+
+    def plan(self, function: DriverFunction) -> Sequence[str]:
+        """Return what is made and what it costs; see FunctionHost."""
+        minutes = whole_minutes(function, scheduler="Function Compute's timer")
+        _check_fits(function)
+        cu = CU_A_CALL + PASS_SECONDS * (VCPUS * CU_A_VCPU_SECOND + MEMORY_MIB / 1024 * CU_A_GB_SECOND)
+        cny = passes_a_month(minutes) * cu * CNY_A_CU
+        packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
+        size = f"{VCPUS:g} vCPU, {MEMORY_MIB} MiB"
+        most = f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}"
+        role = self._role_name(function.name)
+        every = "minute" if minutes == 1 else f"{minutes} minutes"
+        return (
+            f"Function Compute function {function.name} in {self._clients.region}: {_python()}, {size}",
+            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Function Compute takes {most}",
+            f"triggers: every {every}, and, by EventBridge, when ECS is about to take a spot machine",
+            f"role {role} with the plugin's policy-driver.json for {_bucket(function)}",
+            f"about {cny:.2f} CNY a month at {PASS_SECONDS:g} s a pass, and the store's requests",
+        )
+
+    def deploy(self, function: DriverFunction) -> None:
+        """Make it, or bring it up to date, and run it once; see FunctionHost."""
+        minutes = whole_minutes(function, scheduler="Function Compute's timer")
+        _check_fits(function)
+        role = DriverRole(self._clients, self._role_name(function.name)).make(
+            driver_policy(_bucket(function))
+        )
+        self._make_function(function, role)
+        self._schedule(function.name, SCHEDULE, f"@every {minutes}m", {})
+        pattern = {"source": ["acs.ecs"], "type": [functionserver.INTERRUPTION]}
+        rule = {
+            "triggerEnable": True,
+            "eventRuleFilterPattern": json.dumps(pattern),
+            "eventSourceConfig": {"eventSourceType": "Default"},
+        }
+        self._make_trigger(function.name, NOTICES, "eventbridge", rule)
+        self._try(function.name)
+
+    def status(self, name: str) -> FunctionStatus | None:
+        """Return what Function Compute tells; see FunctionHost."""
+        found = self._ask(_ASKING, "GET GetFunction", f"/functions/{name}", ignoring="FunctionNotFound")
+        if found is None:
+            return None
+        path = f"/functions/{name}/triggers/{SCHEDULE}"
+        timer = self._ask(_ASKING, "GET GetTrigger", path, ignoring="TriggerNotFound")
+        return FunctionStatus(
+            where=str(found["functionArn"]),
+            state=str(found.get("state") or "Active"),
+            every_seconds=None if timer is None else _seconds(json.loads(timer["triggerConfig"])),
+            version=str(found.get("environmentVariables", {}).get(_VERSION, "unknown")),
+            changed_at=datetime.fromisoformat(str(found["lastModifiedTime"]).replace("Z", "+00:00")),
+        )
+
+    def remove(self, name: str) -> Sequence[str]:
+        """Remove triggers, function, policy and role; see FunctionHost."""
+        removed: list[str] = []
+        path = f"/functions/{name}"
+        listed = self._ask(_REMOVING, "GET ListTriggers", f"{path}/triggers", ignoring="FunctionNotFound")
+        for trigger in (listed or {}).get("triggers") or ():
+            one = str(trigger["triggerName"])
+            call = "DELETE DeleteTrigger"
+            if self._ask(_REMOVING, call, f"{path}/triggers/{one}", ignoring="TriggerNotFound") is not None:
+                removed.append(f"trigger {one}")
+        if self._ask(_REMOVING, "DELETE DeleteFunction", path, ignoring="FunctionNotFound") is not None:
+            removed.append(f"function {name}")
+        return [*removed, *DriverRole(self._clients, self._role_name(name)).remove()]
+
+    @property
+    def _ask(self) -> Callable[..., dict[str, Any] | None]:
+        return self._functions.ask
+
+    def _role_name(self, name: str) -> str:
+        """Return its role's name: roles are the account's, while all the rest is the region's."""
+        return f"{name}-{self._clients.region}"
+
+    def _make_function(self, function: DriverFunction, role: str) -> None:
+        path = f"/functions/{function.name}"
+        settings: dict[str, Any] = {
+            "role": role,
+            "handler": function.handler,
+            "runtime": RUNTIME,
+            "customRuntimeConfig": {
+                "command": [_python(), "-m", functionserver.__name__],
+                "port": functionserver.PORT,
+            },
+            "timeout": TIMEOUT_SECONDS,
+            "memorySize": MEMORY_MIB,
+            "cpu": VCPUS,
+            "diskSize": 512,
+            "instanceConcurrency": 1,
+            "description": f"cloudspot: drives the jobs of {function.store_url}"[:256],
+            "environmentVariables": {
+                **function.environment,
+                _VERSION: cloudspot.__version__,
+                REGION: self._clients.region,
+                # It is no ECS instance, and has no metadata service that tells a role.
+                DISABLED: "true",
+                "PATH": "/opt/python3.12/bin:/usr/local/bin:/usr/bin:/bin",
+            },
+        }
+        checksum = str(crc64.xz(function.archive))
+        code = {"code": {"zipFile": b64encode(function.archive).decode(), "checksum": checksum}}
+        found = self._ask(_DEPLOYING, "GET GetFunction", path, ignoring="FunctionNotFound")
+        if found is None:
+            asked = {"functionName": function.name, **settings, **code}
+            self._once_known(lambda: self._ask(_DEPLOYING, "POST CreateFunction", "/functions", asked))
+        else:
+            changed = {key: value for key, value in settings.items() if found.get(key) != value}
+            if found.get("codeChecksum") != checksum:
+                changed |= code
+            if changed:
+                self._ask(_DEPLOYING, "PUT UpdateFunction", path, changed)
+        # A pass that fails is made up for by the next one.
+        once = {"maxAsyncRetryAttempts": 0}
+        self._ask(_DEPLOYING, "PUT PutAsyncInvokeConfig", f"{path}/async-invoke-config", once)
+        self._settle(path)
+
+    def _settle(self, path: str) -> None:
+        """Wait until the function is what was asked for.
+
+        Raises:
+            CloudspotError: Function Compute cannot make it so, or needs more than a minute.
+        """
+        end = time.monotonic() + ROLE_SECONDS
+        while True:
+            found = self._ask(_DEPLOYING, "GET GetFunction", path) or {}
+            states = [str(found.get(name) or "") for name in ("state", "lastUpdateStatus")]
+            if "Failed" in states or time.monotonic() >= end:
+                why = found.get("stateReason") or found.get("lastUpdateStatusReason") or " ".join(states)
+                raise CloudspotError(f"Function Compute does not make the driver: {why}")
+            if not set(states) & set(_UNSETTLED):
+                return
+            self._sleep(1.0)
+
+    def _once_known(self, call: Callable[[], Result]) -> Result:
+        """Return what ``call`` returns, as soon as Function Compute knows the new role."""
+        end = time.monotonic() + ROLE_SECONDS
+        while True:
+            try:
+                return call()
+            except CloudspotError as error:
+                if "assume" not in str(error) or time.monotonic() >= end:
+                    raise
+            self._sleep(2.0)
+
+    def _schedule(self, function: str, name: str, rate: str, event: Mapping[str, Any]) -> None:
+        """Run the function at a rate such as ``@every 2m``, each time with this event."""
+        timer = {"enable": True, "cronExpression": rate, "payload": json.dumps(event)}
+        self._make_trigger(function, name, "timer", timer)
+
+    def _make_trigger(self, function: str, name: str, kind: str, config: Mapping[str, Any]) -> None:
+        path = f"/functions/{function}/triggers"
+        asked = {"triggerName": name, "triggerType": kind, "triggerConfig": json.dumps(config)}
+        made = self._ask(_DEPLOYING, "POST CreateTrigger", path, asked, ignoring="TriggerAlreadyExists")
+        if made is not None:
+            return
+        found = self._ask(_DEPLOYING, "GET GetTrigger", f"{path}/{name}") or {}
+        held = json.loads(found.get("triggerConfig") or "{}")
+        if any(held.get(key) != value for key, value in config.items()):
+            changed = {"triggerConfig": asked["triggerConfig"]}
+            self._ask(_DEPLOYING, "PUT UpdateTrigger", f"{path}/{name}", changed)
+
+    def _try(self, name: str) -> None:
+        """Run the function once, and raise CloudspotError with the end of its log if it fails.
+
+        The rights of a role that was just made may take a while to hold.
+        """
+        end = time.monotonic() + ROLE_SECONDS
+        seconds = TIMEOUT_SECONDS + 10.0
+        while True:
+            done = self._once_known(lambda: self._functions.invoke(_DEPLOYING, name, b"{}", seconds=seconds))
+            if not done.has_failed:
+                return
+            said = _said(done.payload)
+            if LACKS_RIGHTS not in said or time.monotonic() >= end:
+                raise CloudspotError(f"the driver {name} does not run: {said}")
+            self._sleep(5.0)
+
+
+def _said(payload: bytes) -> str:
+    """Return why a function has failed, and the end of what it has printed, in one line."""
+    text = payload.decode("utf-8", "replace")
+    try:
+        said = json.loads(text)
+        text = f"{said['errorMessage']} {said.get('log', '')}"
+    except (ValueError, KeyError, TypeError):  # It is Function Compute that speaks: the server did not start.
+        pass
+    return " ".join(text.split())
+
+
+def _seconds(timer: Mapping[str, Any]) -> float | None:
+    rate = str(timer.get("cronExpression", ""))
+    number = rate.removeprefix("@every ").removesuffix("m")
+    return 60.0 * int(number) if timer.get("enable") and number.isdigit() else None
+
+
+def _python() -> str:
+    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _bucket(function: DriverFunction) -> str:
+    return bucket_of(function, scheme="oss", needs="a driver on Function Compute needs a store in OSS")
+
+
+def _check_fits(function: DriverFunction) -> None:
+    """Raise SpecError if Function Compute cannot run what is installed here, or not with this store."""
+    _bucket(function)
+    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.version_info[:2] not in PYTHONS:
+        raise SpecError(
+            "a driver on Function Compute is made of what is installed here, so deploy it from Linux on "
+            f"x86-64 with Python 3.11 or 3.12; here is {_python()} on {sys.platform}, {platform.machine()}"
+        )
+    if function.needs_glibc > GLIBC:
+        needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC))
+        raise SpecError(
+            f"a package that is installed here is compiled for glibc {needed} or newer, and Function "
+            f"Compute's {RUNTIME} has {has}: install an older one"
+        )
+    if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
+        raise SpecError(
+            f"the driver's code has {len(function.archive) / 1e6:.0f} MB packed and "
+            f"{function.unpacked_bytes / 1e6:.0f} MB unpacked; Function Compute takes "
+            f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}"
+        )
