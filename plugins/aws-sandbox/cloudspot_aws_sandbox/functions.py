@@ -100,6 +100,8 @@ class StrictFunctions:
             request = json.loads(body or b"{}") if action != "Invoke" else {}
             right = f"{service}:{action}"
             arn = f"arn:aws:lambda:{region}:{DEFAULT_ACCOUNT_ID}:function:{name}"
+            if service == "events":
+                arn = str(request.get("ResourceARN", "*"))
             if right in self._faults.denied or not self._is_granted(key, right, arn):
                 text = f"User is not authorized to perform: {right}"
                 raise ApiError("AccessDeniedException", text, status=403)
@@ -286,7 +288,8 @@ def _action_of(environ: Mapping[str, Any], service: str) -> tuple[str, str]:
     for pattern, verb, name in _operations():
         match = pattern.fullmatch(str(environ["PATH_INFO"]))
         if match is not None and verb == environ["REQUEST_METHOD"]:
-            return name, match.groupdict().get("FunctionName", "")
+            found = match.groupdict()
+            return name, found.get("FunctionName") or found.get("Resource", "").rpartition(":")[2]
     return "", ""
 
 
