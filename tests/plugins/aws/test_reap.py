@@ -6,14 +6,13 @@ import json
 import zipfile
 from datetime import datetime, timedelta, timezone
 
-import boto3
 import pytest
 from listed_host import ListedHost
 from reaptests import LIVE, OVER, REMOVED, Reaping, add_jobs
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
-from cloudspot.model import EndReason, Instance, InstanceGroup, InstanceState, Market, Resources
+from cloudspot.model import Instance, InstanceGroup, InstanceState, Market, Resources
 from cloudspot.plugin.machinetags import JOB, STORE
 from cloudspot.registry import open_store
 from cloudspot_aws import limit
