@@ -25,6 +25,7 @@ from cloudspot_gcp_sandbox.catalogue import IMAGES, ZONES, zone_names
 from cloudspot_gcp_sandbox.computelists import Lists
 from cloudspot_gcp_sandbox.computewrites import Writes
 from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.disks import Disks
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.launching import Site
 from cloudspot_gcp_sandbox.machines import Machines
@@ -77,8 +78,9 @@ class StrictCompute:
         )
         self._identities = identities
         self._inner = inner
-        self._lists = lists = Lists(self.site, self.machines, self.operations, self.faults)
-        self._writes = Writes(self.site, self.machines, self.operations, self.faults, clock)
+        disks = Disks(self.site, self.machines, self.operations, clock)
+        self._lists = lists = Lists(self.site, self.machines, self.operations, disks, self.faults)
+        self._writes = Writes(self.site, self.machines, self.operations, disks, self.faults, clock)
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     @property
