@@ -41,7 +41,7 @@ MAX_PACKED_BYTES: Final = 50 << 20
 MAX_UNPACKED_BYTES: Final = 262_144_000
 NEW_ROLE: Final = timedelta(seconds=5)
 """How long a new role is unknown to Lambda here; AWS's takes about as long, and promises nothing."""
-_RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes)\)")
+_RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes|1 day)\)")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,8 @@ class StrictFunctions:
             match = _RATE.fullmatch(str(rule.scheduled_expression or ""))
             if match is None:
                 continue
-            every = timedelta(minutes=int(match[1] or match[2]))
+            minutes = match[1] or match[2]
+            every = timedelta(minutes=int(minutes)) if minutes else timedelta(days=1)
             key = f"{rule.arn} {rule.scheduled_expression}"
             # The first time is one interval after the rule was made.
             if now >= self._due.setdefault(key, now + every):

@@ -59,8 +59,8 @@ class _Prices:
         with suppress(CloudspotError):
             zone = last_part(described.zone)
             found = find_machine_type(self._clients, zone, last_part(described.machine_type))
-            if described.guest_accelerators and found.accelerator is None:
-                return None  # they were attached, and cost extra
+            if found is None or (described.guest_accelerators and found.accelerator is None):
+                return None  # accelerators that were attached cost extra
             an_hour = self._list(region_of(zone)).of(found, region_of(zone), market)
             return None if an_hour is None else an_hour * HOURS_A_DAY
         return None

@@ -273,11 +273,11 @@ def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> lis
     return list(found.values())
 
 
-def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType:
-    """Return the machine type of that name, which is of the zone."""
-    request = {"project": clients.project, "zone": zone, "machine_type": name}
-    what = f"looking for machine type {name} in {zone}"
-    return _to_type(ask(what, lambda: clients.call("MachineTypesClient", "get", request)), zone)
+def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType | None:
+    """Return the machine type of that name; None: the zone has none."""
+    what, wanted = f"looking for machine type {name} in {zone}", f'name = "{name}"'
+    found = list_all(clients, "MachineTypesClient", what, zone=zone, filter=wanted)
+    return _to_type(found[0], zone) if found else None
 
 
 def _to_type(described: Any, zone: str) -> GcpMachineType:
