@@ -150,6 +150,7 @@ def test_every_kind_of_orphan_is_named_and_ended_and_nothing_of_a_strangers_or_a
     assert sorted([*before, *ours, *theirs, gone_set]) == everything
     reaping = Reaping("aliyun", account.store)
     assert reaping.found() == (ours, theirs, kept)
+    assert reaping.priced == {"machine"}
     assert account.everything() == everything
 
     shown = reaping.run("--yes").stdout

@@ -240,6 +240,7 @@ def test_every_kind_of_orphan_is_named_and_ended_and_nothing_of_a_strangers_or_a
     assert sorted([*before, *ours, *theirs]) == everything
     reaping = Reaping("aws", account.store)
     assert reaping.found() == (ours, theirs, kept)
+    assert reaping.priced == {"machine", "volume"}
     assert account.everything() == everything
 
     # What another store has made is left alone, unless the user names that store as gone. This run has the

@@ -158,6 +158,7 @@ def test_every_kind_of_orphan_is_named_and_ended_and_nothing_of_a_strangers_or_a
     # What has only a digest of its store shows to those who know the store.
     shown = [one for one in theirs if one != policy_name("theirs-1", GONE)]
     assert reaping.found() == (ours, shown, kept)
+    assert reaping.priced == {"machine", "disk"}
     assert account.everything() == everything
 
     said = reaping.run("--yes").stdout

@@ -48,6 +48,8 @@ class Reaping:
     def __init__(self, provider, store):
         self.provider = provider
         self.store = store
+        self.priced = set()
+        """The kinds of which ``found`` last told what they cost a day."""
 
     def run(self, *arguments, status=0):
         """Run ``cloudspot reap`` and return what it prints on both streams."""
@@ -62,6 +64,7 @@ class Reaping:
         """Return what it would end, what belongs to other stores, and what is kept: the ids, sorted."""
         said = json.loads(self.run("--dry-run", "--json", *arguments, status=status).stdout)
         assert said["unlisted"] == []
+        self.priced = {one["kind"] for one in said["assets"] if one["price_per_day"]}
         return tuple(
             sorted(one["id"] for one in said["assets"] if one["fate"] == fate)
             for fate in ("orphan", "of another store", "kept")
