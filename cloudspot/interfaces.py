@@ -245,9 +245,10 @@ class Inventory(ABC):
 class MachineInventory(Inventory):
     """The machines that a provisioner lists and that have not ended."""
 
-    def __init__(self, provisioner: Provisioner, title: str = "machines") -> None:
+    title = "machines"
+
+    def __init__(self, provisioner: Provisioner) -> None:
         """Do no I/O."""
-        self.title = title
         self._provisioner = provisioner
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
@@ -260,7 +261,6 @@ class MachineInventory(Inventory):
                 job_id=one.job_id,
                 store_url=one.store_url,
                 created_at=one.launched_at,
-                price_per_day=self._price(one),
                 detail=", ".join(filter(None, (one.instance_type, one.market and one.market.value))),
             )
             for one in self._provisioner.instances()
@@ -270,10 +270,6 @@ class MachineInventory(Inventory):
     def end(self, asset: Asset) -> None:
         """Terminate the machine."""
         self._provisioner.terminate([asset.id])
-
-    def _price(self, machine: Instance) -> float | None:
-        """Return what the machine costs a day; None: not known."""
-        return None
 
 
 class PreemptionSource(ABC):

@@ -5,12 +5,15 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from cloudspot.boot.functionarchive import FunctionArchive
 from cloudspot.cli import function
+from cloudspot.cli.commands import driver as driver_module
 from cloudspot.cli.commands import reap as reap_module
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobstore.job_lists import list_live, unmark_live
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import REAP_EVENT, Asset, Instance, InstanceState
 
@@ -182,3 +185,22 @@ def test_a_function_reaps_for_its_own_store_when_its_event_says_so(jobs, machine
         monkeypatch.setenv(name, value)
     assert function.handle(json.loads(json.dumps(REAP_EVENT)), object()) == {"status": 0}
     assert [one.id for one in machines] == ["m-theirs-1"]
+
+
+def test_driver_deploy_tells_the_function_to_reap_only_if_it_is_asked_to(jobs, monkeypatch):
+    deployed = []
+
+    class Host:
+        def plan(self, function):
+            return ("what it is",)
+
+        def deploy(self, function):
+            deployed.append(function)
+
+    archive = FunctionArchive(data=b"zip", unpacked_bytes=1, needs_glibc=(0, 0))
+    monkeypatch.setattr(driver_module, "make_function_archive", lambda _: archive)
+    monkeypatch.setattr(LocalProvider, "function_host", lambda _: Host())
+    for arguments in ([], ["--reap"]):
+        jobs.run("driver", "deploy", "--yes", *arguments)
+    assert [one.reaps for one in deployed] == [False, True]
+    assert {one.environment[function.PROVIDER] for one in deployed} == {"local"}
