@@ -9,7 +9,6 @@ sees the submission. A deletion that is cut short leaves its mark; that costs ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
@@ -21,6 +20,8 @@ from cloudspot.jobstore.submission import read_first_submission, shared_keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
+REAPER = "reap."
+"""How the names of a reaper's marks begin; no job's id has a dot."""
 
 Need = Callable[[ObjectStore, str, frozenset[str]], frozenset[str]]
 """Tells which of the keys a job needs, or may need."""
@@ -91,22 +92,14 @@ def _is_reserved(store: ObjectStore, job_id: str) -> bool:
         return True
 
 
-def shared_objects(store: ObjectStore) -> tuple[ObjectMeta, ...]:
-    """Return all staged agents and code bundles that jobs share, without the marks beside them."""
-    return tuple(
-        meta
-        for prefix in (keys.agent(""), keys.code(""))
-        for meta in store.list_objects(prefix)
-        if "/" not in meta.key.removeprefix(prefix)
-    )
-
-
-def stale_marks(store: ObjectStore, *, by: str, before: datetime) -> tuple[str, ...]:
-    """Return the keys of marks put ``before`` a time by who begins with ``by``, which is no job's id."""
-    return tuple(
-        meta.key
-        for prefix in (keys.agent(""), keys.code(""))
-        for meta in store.list_objects(prefix)
-        if meta.key.removeprefix(prefix).partition(".removals/")[2].startswith(by)
-        and meta.modified_at < before
-    )
+def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[ObjectMeta, ...]]:
+    """Return all staged agents and code bundles that jobs share, and the marks of reapers beside them."""
+    found, marks = [], []
+    for prefix in (keys.agent(""), keys.code("")):
+        for meta in store.list_objects(prefix):
+            _, is_mark, by = meta.key.partition(".removals/")
+            if not is_mark:
+                found.append(meta)
+            elif by.startswith(REAPER):
+                marks.append(meta)
+    return tuple(found), tuple(marks)

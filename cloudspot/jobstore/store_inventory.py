@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Inventory, ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.shared_objects import (
+    REAPER,
     delete_unneeded,
     find_unneeded,
     needed_now,
     shared_objects,
-    stale_marks,
 )
-from cloudspot.jobstore.store_probe import store_time
-from cloudspot.model import Asset, UnfinishedUpload
+from cloudspot.model import Asset, ObjectMeta, UnfinishedUpload
 
 _OF_JOB: Final = re.compile(r"jobs/([^/]+)/")
-_MARK: Final = "reap."
-"""How the names of our marks beside shared objects begin; no job's id has a dot."""
+_MARK: Final = "mark"
 _MARK_AGE: Final = timedelta(hours=1)
 
 
@@ -61,34 +59,26 @@ class UploadInventory(Inventory):
 
 
 class SharedObjectInventory(Inventory):
-    """The staged agents and the code bundles that jobs share."""
+    """The staged agents and the code bundles that jobs share, and the marks of reapers that were cut off."""
 
     def __init__(self, store: ObjectStore, label: str) -> None:
         """Do no I/O; ``label`` is the store's, as machines carry it."""
         self.title = f"staged agents and code in {store.url}"
         self._store = store
         self._label = label
-        self._is_swept = False
-        """Marks that earlier runs were cut off with are gone."""
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         """Return them all.
 
-        An agent is in use while a job that has it is live, code until each such job is removed.
+        An agent is in use while a job that has it is live, code until each such job is removed, and a mark
+        for as long as its reaper may be at work.
         """
-        listed = shared_objects(self._store)
+        listed, marks = shared_objects(self._store)
         unneeded = find_unneeded(self._store, frozenset(meta.key for meta in listed), need=needed_now)
+        recently = datetime.now(timezone.utc) - _MARK_AGE
         return [
-            Asset(
-                kind="staged agent" if meta.key.startswith(keys.agent("")) else "code bundle",
-                id=meta.key,
-                where=self._store.url,
-                store_url=self._label,
-                created_at=meta.modified_at,
-                is_in_use=meta.key not in unneeded,
-                detail=f"{meta.size / 1e6:.1f} MB",
-            )
-            for meta in listed
+            *(self._asset(meta, is_in_use=meta.key not in unneeded) for meta in listed),
+            *(self._asset(meta, is_in_use=meta.modified_at > recently) for meta in marks),
         ]
 
     def end(self, asset: Asset) -> None:
@@ -97,10 +87,21 @@ class SharedObjectInventory(Inventory):
         Raises:
             CloudspotError: a job needs it now.
         """
-        if not self._is_swept:
-            self._is_swept = True
-            for key in stale_marks(self._store, by=_MARK, before=store_time(self._store) - _MARK_AGE):
-                self._store.delete(key)
-        by = f"{_MARK}{secrets.token_hex(4)}"
+        if asset.kind == _MARK:
+            self._store.delete(asset.id)
+            return
+        by = f"{REAPER}{secrets.token_hex(4)}"
         if not delete_unneeded(self._store, [asset.id], by=by, need=needed_now):
             raise CloudspotError(f"{asset.id}: a job has come to need it")
+
+    def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
+        kind = "staged agent" if meta.key.startswith(keys.agent("")) else "code bundle"
+        return Asset(
+            kind=_MARK if ".removals/" in meta.key else kind,
+            id=meta.key,
+            where=self._store.url,
+            store_url=self._label,
+            created_at=meta.modified_at,
+            is_in_use=is_in_use,
+            detail=f"{meta.size / 1e6:.1f} MB" if meta.size else "",
+        )

@@ -97,19 +97,18 @@ def test_a_job_that_is_submitted_at_any_moment_of_the_deletion_has_its_agent(pro
     assert moment > 5
 
 
-def test_marks_that_a_run_was_cut_off_with_are_gone_after_the_next():
-    now = [datetime(2026, 11, 24, tzinfo=timezone.utc)]
+def test_a_mark_that_a_run_was_cut_off_with_is_ended_after_an_hour_and_no_removals():
+    now = [datetime.now(timezone.utc) - timedelta(hours=2)]
     store = InMemoryStore(now=lambda: now[0])
-    for key in (KEY, keys.agent("b" * 64)):
-        store.put(key, b"wheels")
-    store.put(keys.removal(KEY, "reap.0badcafe"), b"")
-    store.put(keys.removal(KEY, "reap-1"), b"")  # of the removal of a job of that name
+    old, young, removal = (keys.removal(KEY, by) for by in ("reap.0badcafe", "reap.11111111", "reap-1"))
+    store.put(KEY, b"wheels")
+    store.put(old, b"")
+    store.put(removal, b"")  # of a job of that name
     now[0] += timedelta(hours=2)
-    store.put(keys.removal(KEY, "reap.11111111"), b"")  # of a run beside this one
+    store.put(young, b"")  # of a run beside this one
+    assert in_use(store) == {KEY: False, old: False, young: True}
     inventory = SharedObjectInventory(store, "label")
     for one in inventory.assets(()):
-        inventory.end(one)
-    assert [meta.key for meta in store.list_objects("agents/")] == [
-        keys.removal(KEY, "reap-1"),
-        keys.removal(KEY, "reap.11111111"),
-    ]
+        if not one.is_in_use:
+            inventory.end(one)
+    assert [meta.key for meta in store.list_objects("agents/")] == [removal, young]
