@@ -28,12 +28,14 @@ import msgspec
 from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CloudspotError, StoreRefused
 from cloudspot.model import (
+    Asset,
     BootProfile,
     CheckResult,
     DriverFunction,
     FunctionStatus,
     Instance,
     InstanceGroup,
+    InstanceState,
     LaunchRequest,
     LogPiece,
     LogRecord,
@@ -44,6 +46,7 @@ from cloudspot.model import (
     Offer,
     PreemptionNotice,
     Resources,
+    UnfinishedUpload,
 )
 
 Data = bytes | bytearray | memoryview
@@ -210,6 +213,63 @@ class FunctionHost(ABC):
 
         Safe to repeat: what is not there is no error.
         """
+
+
+class Inventory(ABC):
+    """What cloudspot has made of one kind, in one place, for ``cloudspot reap``."""
+
+    title: str
+    """What it lists, for messages: ``volumes in us-east-1``."""
+
+    @abstractmethod
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        """Return all that carries cloudspot's tag, or its name where this kind of thing has no tags.
+
+        Nothing else, whatever it looks like. Those that live are listed as well: the caller decides what is
+        an orphan. ``store_urls`` are stores that the caller knows, as InstanceGroups have them: where a name
+        has room only for a digest, it can be told by them.
+        """
+
+    @abstractmethod
+    def end(self, asset: Asset) -> None:
+        """End one of these assets, or ask for its end and return.
+
+        Safe to repeat: what is gone is no error.
+
+        Raises:
+            TransientError: it cannot be ended yet, such as a placement group with a machine in it.
+            CloudspotError: the provider refuses.
+        """
+
+
+class MachineInventory(Inventory):
+    """The machines that a provisioner lists and that have not ended."""
+
+    title = "machines"
+
+    def __init__(self, provisioner: Provisioner) -> None:
+        """Do no I/O."""
+        self._provisioner = provisioner
+
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        """Return the machines; see Inventory."""
+        return [
+            Asset(
+                kind="machine",
+                id=one.id,
+                where=one.zone or "",
+                job_id=one.job_id,
+                store_url=one.store_url,
+                created_at=one.launched_at,
+                detail=", ".join(filter(None, (one.instance_type, one.market and one.market.value))),
+            )
+            for one in self._provisioner.instances()
+            if one.state is not InstanceState.ENDED
+        ]
+
+    def end(self, asset: Asset) -> None:
+        """Terminate the machine."""
+        self._provisioner.terminate([asset.id])
 
 
 class PreemptionSource(ABC):
@@ -385,6 +445,17 @@ class ObjectStore(ABC):
             CloudspotError: the store has no such URLs.
         """
 
+    def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        """Yield the uploads that were begun and neither committed nor aborted, those under way included.
+
+        The default is for stores that keep none, or that nobody is charged for.
+        """
+        return iter(())
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Drop one of those; one that no longer exists is no error."""
+        return None
+
     def check(self) -> Sequence[CheckResult]:
         """Find out whether the store can be used, what is missing, and what it costs besides."""
         return ()
@@ -547,6 +618,14 @@ class Provider(ABC):
         raise CloudspotError(
             f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
         )
+
+    def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
+        """Return the lists of all that cloudspot makes in the account, in the order in which to end it.
+
+        ``all_regions`` asks for every region of the account rather than those of the options. The default
+        knows the machines only.
+        """
+        return (MachineInventory(self.provisioner()),)
 
     def default_store(self) -> str | None:
         """Return the URL of the store to use where neither the job nor the user names one, or None."""

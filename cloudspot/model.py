@@ -132,8 +132,47 @@ class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
     """``module.function``; it takes what the provider passes on, and first waits ``wait_seconds`` of that."""
     every_seconds: float
     """How long it is from one pass to the next."""
+    reaps: bool = False
+    """Once a day it is run with ``REAP_EVENT``, and its role has the rights of ``cloudspot reap`` as well."""
     store_url: str
     environment: Mapping[str, str]
+
+
+class Asset(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of cloudspot's making that a provider or a store keeps, whether anything needs it or not."""
+
+    kind: str
+    """What it is, in the provider's own words, such as ``volume``."""
+    id: str
+    """By which the provider finds it, unique for its kind and place."""
+    where: str = ""
+    """Its region or zone."""
+    job_id: str = ""
+    """The job that it was made for; empty: it is no job's, such as a driver's role."""
+    store_url: str = ""
+    """The store that it was made for, as ``InstanceGroup.store_url``; empty: nothing on it tells."""
+    created_at: datetime | None = None
+    """None: the provider does not tell."""
+    is_in_use: bool = False
+    """For what is no job's: it is part of something that stands, such as a driver."""
+    price_per_day: float | None = None
+    """What it costs as long as it is left alone, in ``currency``; None: not known."""
+    currency: str = "USD"
+    detail: str = ""
+    """What people want to know besides, such as its size."""
+
+
+class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
+    """An upload in parts that was begun and neither completed nor aborted."""
+
+    key: str
+    id: str
+    """The store's own name for it."""
+    begun_at: datetime
+
+
+REAP_EVENT: Final = {"reap": True}
+"""What a function is run with to end what its store's jobs have left, rather than to drive them."""
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ SHORT_HELPS = {
     "resume": "Resume a job that was stopped, has failed or is suspended.",
     "move": "Move a running job to another zone, machine type or market.",
     "fork": "Begin a new job from a checkpoint of another.",
+    "reap": "End what jobs have left in the account and in the bucket.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",
     "notify": "Try whether the messages of jobs arrive.",

@@ -62,7 +62,7 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
         try:
             return None if value is None else parse(value)
         except ValueError as error:
-            raise SpecError(f"--{param.name}: {error}") from None
+            raise SpecError(f"{param.opts[-1]}: {error}") from None
 
     return convert
 

@@ -39,6 +39,7 @@ from cloudspot.jobstore.patience import PatientStore, patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped, Submission
 from cloudspot.jobstore.retention import standing_checkpoints
+from cloudspot.jobstore.shared_objects import REAPER
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import find_bytes, find_meta
 from cloudspot.jobstore.submission import code_key
@@ -446,9 +447,13 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
     key = code_key(plan.submission)
     prefix = keys.removals_prefix(key)
     for meta in target.list_page(prefix, limit=1).objects:
+        by = meta.key.removeprefix(prefix)
+        who, again = f"the removal of job {by!r}", "repeat it"
+        if by.startswith(REAPER):
+            who, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: the removal of job {meta.key.removeprefix(prefix)!r} may delete {key}, which "
-            f"job {plan.submission.job_id!r} needs; let it end, or repeat it if it was cut short"
+            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; let it end, "
+            f"or {again} if it was cut short"
         )
 
 

@@ -59,6 +59,12 @@ def list_live(store: ObjectStore) -> dict[str, datetime]:
     return found
 
 
+def is_marked_live(store: ObjectStore, job_id: str) -> bool:
+    """Return whether the job is marked live; one request."""
+    prefix = keys.live_prefix() + f"{job_id}."
+    return bool(patient(store).list_page(prefix, limit=1).objects)
+
+
 def note_recent(store: ObjectStore, submission: Submission) -> None:
     """Put the job into the list that ``list_recent`` reads; safe to repeat."""
     patient(store).put(_recent_key(submission), b"")

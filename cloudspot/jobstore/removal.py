@@ -4,58 +4,26 @@ The order ensures that. First a note of the removal replaces the job's entry in 
 taken to the end. Then the submission goes: from then on every reader says that there is no such job, and no
 controller takes what is left of the journal for that of a job that has not begun. Then go the rest, the code
 and the staged agent if no other job has them, the journal, and last the entry itself.
-
-Before a removal looks for others that have the code, it puts a mark beside it, which stays until the code is
-deleted or spared. A submission that stands in the index looks for such marks, and where it finds one it
-brings a copy of its own. So either the submission sees the mark, or the removal, which looks later, sees the
-submission. A removal that is cut short leaves its mark; that costs others a copy, and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 
-from cloudspot.errors import CorruptData, JobNotFound, ObjectMissing
+from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.job_lists import forget_job, list_jobs
+from cloudspot.jobstore.index_entry import read_entry
+from cloudspot.jobstore.job_lists import forget_job
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Removal
+from cloudspot.jobstore.shared_objects import delete_unneeded, needed_until_removed
 from cloudspot.jobstore.submission import read_first_submission, shared_keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
-_NOTE = b"{"
-"""How the note of a removal begins; a submission writes a nonce in hex."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A job's entry in the index."""
-
-    since: datetime
-    """When it was written, by the store's clock."""
-    removal: Removal | None
-    """Somebody has begun to remove the job."""
-
-
-def read_entry(store: ObjectStore, job_id: str) -> Entry:
-    """Return the job's entry in the index.
-
-    Raises:
-        JobNotFound: there is none.
-    """
-    store = patient(store)
-    key = keys.index(job_id)
-    try:
-        since, data = store.head(key).modified_at, store.get(key)
-    except ObjectMissing:
-        raise JobNotFound(f"no job {job_id!r} in {store.url}") from None
-    return Entry(since, codec.decode(data, Removal, key=key) if data.startswith(_NOTE) else None)
 
 
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
@@ -95,12 +63,7 @@ def remove_job(
 
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(meta for meta in page if not meta.key.startswith(journal))
-    for key in removal.shared:
-        store.put(keys.removal(key, job_id), b"")
-    for key in sorted(_not_shared(store, frozenset(removal.shared), job_id)):
-        store.delete(key)
-    for key in removal.shared:
-        store.delete(keys.removal(key, job_id))
+    delete_unneeded(store, removal.shared, by=job_id, need=needed_until_removed, but=frozenset({job_id}))
     # Again, for what a controller wrote in the middle of its pass: a summary.
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(page)
@@ -132,28 +95,3 @@ def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
         after = page.next_after
         if after is None:
             return
-
-
-def _not_shared(store: ObjectStore, shared: frozenset[str], job_id: str) -> frozenset[str]:
-    """Return those of the keys that no other job needs, or may need."""
-    left, seen = shared, {job_id}
-    # Listed again before anything goes: a job may have been submitted meanwhile.
-    while left and (new := sorted(set(list_jobs(store)) - seen)):
-        needed = each(lambda other: _may_need(store, other, shared), new, num_threads=NUM_THREADS)
-        left = left.difference(*needed)
-        seen.update(new)
-    return left
-
-
-def _may_need(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
-    """Return those of the keys that a job needs, or may need."""
-    try:
-        try:
-            return shared_keys(read_first_submission(store, job_id)[0])
-        except JobNotFound:
-            # Under way, cut short, or half removed; the last has no use for them.
-            return shared if read_entry(store, job_id).removal is None else frozenset()
-    except JobNotFound:
-        return frozenset()
-    except CorruptData:
-        return shared

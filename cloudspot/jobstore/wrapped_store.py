@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
-from cloudspot.model import ObjectMeta, ObjectPage
+from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
 
 T = TypeVar("T")
 
@@ -48,6 +48,12 @@ class WrappedStore(ObjectStore):
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         return self._call("open_upload", key, lambda: self.inner.open_upload(key, if_absent=if_absent))
+
+    def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        return iter(self._call("unfinished_uploads", "", lambda: tuple(self.inner.unfinished_uploads())))
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self._call("abort_upload", upload.key, lambda: self.inner.abort_upload(upload))
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         return self.inner.presign_get(key, seconds=seconds)

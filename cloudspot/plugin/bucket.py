@@ -44,6 +44,15 @@ class Listed(NamedTuple):
     modified_at: datetime
 
 
+class Begun(NamedTuple):
+    """An upload in parts that is neither complete nor aborted."""
+
+    name: str
+    """Of the object in the bucket that it is to become."""
+    id: str
+    begun_at: datetime
+
+
 class Described(NamedTuple):
     """What a bucket says of an object without its bytes."""
 
@@ -165,6 +174,13 @@ class Bucket(ABC):
     @abstractmethod
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object for so many seconds."""
+
+    def list_uploads(self, client: Any) -> Sequence[Begun]:
+        """Return the uploads below the prefix that are neither complete nor aborted.
+
+        The default is for clouds that let them expire and charge nobody for their parts.
+        """
+        return ()
 
     def check_settings(self) -> Sequence[CheckResult]:
         """Say what the bucket keeps that is billed, and what would keep jobs from working."""

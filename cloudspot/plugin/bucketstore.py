@@ -6,13 +6,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
 from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
-from cloudspot.model import CheckResult, ObjectMeta, ObjectPage
+from cloudspot.model import CheckResult, ObjectMeta, ObjectPage, UnfinishedUpload
 from cloudspot.plugin.bucket import Bucket, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import (
     NUM_THREADS,
@@ -20,6 +20,7 @@ from cloudspot.plugin.multipart import (
     PartedRequests,
     PartedUpload,
     Passing,
+    UploadGone,
     settle,
 )
 from cloudspot.retrying import retry
@@ -176,6 +177,18 @@ class BucketStore(ObjectStore):
             num_threads=self.num_threads,
             sleep=self.bucket.sleep,
         )
+
+    def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        """Yield the uploads that the bucket still keeps parts of; see ObjectStore."""
+        for one in self.bucket.ask("list uploads of", "", self.bucket.list_uploads):
+            key = one.name[len(self.bucket.prefix) :]
+            if one.name.startswith(self.bucket.prefix) and is_key(key):
+                yield UnfinishedUpload(key=key, id=one.id, begun_at=one.begun_at)
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        requests = self._requests(upload.key, if_absent=False)
+        with suppress(UploadGone):
+            retry(lambda: requests.drop(upload.id), sleep=self.bucket.sleep)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return a URL that reads the object; see ObjectStore.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
-from cloudspot.interfaces import Provisioner
+from cloudspot.interfaces import Inventory, Provisioner
 from cloudspot.model import CheckResult, Instance, InstanceGroup, LaunchRequest, Offer, Resources
 from cloudspot.plugin.cloudprovider import Clients, CloudProvider, Options
 
@@ -39,6 +39,21 @@ class RegionalProvider(CloudProvider[Options, Clients]):
     def _check_region(
         self, options: Options, clients: Clients, resources: Resources
     ) -> Sequence[CheckResult]: ...
+
+    @abstractmethod
+    def _account_regions(self) -> Sequence[str]:
+        """Return all regions that the account can use."""
+
+    @abstractmethod
+    def _inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
+        """Return what ``inventories`` has of the clients' region."""
+
+    def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
+        """Return the inventories of the options' regions, or of all; see Provider."""
+        regions = self._account_regions() if all_regions else self._regions
+        if not regions:
+            return self._inventories_of(self._options, self.clients)
+        return [one for region in regions for one in self._inventories_of(*self._in_region(region))]
 
     def _make_provisioner(self, clients: Clients) -> Provisioner:
         if not self._regions:

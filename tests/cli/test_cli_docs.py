@@ -103,6 +103,7 @@ READING = [
     ("cloudspot plan", ["plan", "JOB_FILE"]),
     ("cloudspot offers", ["offers", "JOB_FILE"]),
     ("cloudspot simulate", ["simulate", "--length", "1h", "--deadline", "2h", "--starts", "2"]),
+    ("cloudspot reap", ["reap", "--dry-run"]),
     ("cloudspot run", ["run", "JOB_FILE", "--detach"]),
     ("cloudspot resume", ["resume", "broken-abcd", "--detach"]),
     ("cloudspot fork", ["fork", "digits-7k3f", "--detach"]),

@@ -419,6 +419,15 @@ def test_code_that_a_removal_may_delete_is_not_relied_on(source, target):
     assert is_there(target)
 
 
+def test_code_that_a_reaper_may_delete_is_not_relied_on(source, target):
+    shared = keys.code(sha256_of(CODE))
+    target.put(shared, CODE)
+    target.put(keys.removal(shared, "reap.0badcafe"), b"")
+    message = rf"`cloudspot reap` may delete {shared}, .* run it again an hour later if it was cut short"
+    with pytest.raises(CloudspotError, match=message):
+        copy(plan_copy(source, JOB), source, target)
+
+
 def test_a_job_is_not_copied_onto_itself(source):
     before = contents(source)
     with pytest.raises(JobExists, match="memory://source already"):

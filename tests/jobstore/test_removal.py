@@ -11,10 +11,11 @@ from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, submission
+from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, StagedAgent, Submission, new_nonce
-from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.jobstore.removal import measure, remove_job
 from cloudspot.jobstore.submission import read_first_submission
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)

@@ -8,7 +8,7 @@ import click
 
 from cloudspot.boot.functionarchive import make_function_archive
 from cloudspot.cli import exit_codes
-from cloudspot.cli.function import EVERY, NAME
+from cloudspot.cli.function import EVERY, NAME, PROVIDER
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import provider_option, store_option
@@ -36,9 +36,10 @@ def driver() -> None:
 @click.option(
     "--every", default=DEFAULT_EVERY, show_default=True, metavar="DURATION", help="From one pass to the next."
 )
+@click.option("--reap", "reaps", is_flag=True, help="Let it run `cloudspot reap` once a day, too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @store_option
-def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> None:
+def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: str | None) -> None:
     """Make the function, or bring it up to date.
 
     Prints first what will be made and what it costs. The function is made of the cloudspot that is
@@ -56,11 +57,13 @@ def deploy(provider_name: str, every: str, yes: bool, store_url: str | None) -> 
         needs_glibc=archive.needs_glibc,
         handler="cloudspot.cli.function.handle",
         every_seconds=seconds,
+        reaps=reaps,
         store_url=store.url,
         environment={
             "CLOUDSPOT_STORE": store.url,
             NAME: f"function {name}",
             EVERY: f"{seconds:g}",
+            PROVIDER: provider_name,
             "HOME": "/tmp",  # noqa: S108 - the only place where functions may write
         },
     )

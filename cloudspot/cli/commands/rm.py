@@ -31,9 +31,10 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Intent
-from cloudspot.jobstore.removal import measure, read_entry, remove_job
+from cloudspot.jobstore.removal import measure, remove_job
 from cloudspot.jobstore.stored_records import read_record
 from cloudspot.model import InstanceState, LogPiece
 from cloudspot.registry import open_provider

@@ -189,6 +189,11 @@ class Machines:
         else:
             self._host.terminate(machine.id)
 
+    def stop(self, machine: Machine) -> None:
+        """Stop the machine: it runs no more, stays, and is billed."""
+        machine.status = "Stopped"
+        self._host.terminate(machine.id)
+
     def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
         """Set tags, which show at once or after the lag."""
         due = self._clock() + self._faults.tag_lag_seconds

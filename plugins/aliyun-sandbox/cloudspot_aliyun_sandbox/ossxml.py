@@ -73,12 +73,13 @@ def versioning(bucket: HeldBucket) -> bytes:
     )
 
 
-def uploads(bucket: HeldBucket) -> bytes:
+def uploads(bucket: HeldBucket, prefix: str) -> bytes:
     """Return ListMultipartUploads' answer."""
     listed = "".join(
         f"<Upload><Key>{quote(one.key, safe='')}</Key><UploadId>{upload_id}</UploadId>"
         f"<Initiated>{_time(one.started_at)}</Initiated></Upload>"
         for upload_id, one in bucket.uploads.items()
+        if one.key.startswith(prefix)
     )
     return _document(
         "ListMultipartUploadsResult",

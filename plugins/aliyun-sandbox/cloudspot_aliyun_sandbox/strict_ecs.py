@@ -17,6 +17,7 @@ from cloudspot.emulation.role_credentials import RoleKeys
 from cloudspot_aliyun_sandbox import launching
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, NODE_ROLE, Account, has_tags, wanted_tags
 from cloudspot_aliyun_sandbox.catalogue import Catalogue
+from cloudspot_aliyun_sandbox.disks import Disks
 from cloudspot_aliyun_sandbox.machines import Machine, Machines
 from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
 from cloudspot_aliyun_sandbox.rpc import (
@@ -86,14 +87,17 @@ class StrictEcs:
         self._inner = inner
         self._clock = clock
         self._taken: dict[tuple[str, str], launching.Taken] = {}
-        account, catalogue = self.account, self.catalogue
+        account, catalogue, disks = self.account, self.catalogue, Disks(self.machines, clock)
         self._handlers: dict[str, Handler] = {
             "CreateDeploymentSet": account.create_deployment_set,
+            "CreateDisk": disks.create,
             "DeleteDeploymentSet": self._delete_deployment_set,
+            "DeleteDisk": disks.delete,
             "DeleteInstance": self._delete_instances,
             "DeleteInstances": self._delete_instances,
             "DescribeAvailableResource": catalogue.describe_available_resource,
             "DescribeDeploymentSets": account.describe_deployment_sets,
+            "DescribeDisks": disks.describe,
             "DescribeImageFromFamily": account.describe_image_from_family,
             "DescribeImages": account.describe_images,
             "DescribeInstanceTypes": catalogue.describe_instance_types,
@@ -109,6 +113,7 @@ class StrictEcs:
             "GetInstanceConsoleOutput": self._get_console_output,
             "ModifyInstanceMetadataOptions": self._modify_metadata_options,
             "RunInstances": self._run_instances,
+            "StopInstance": self._stop_instance,
             "TagResources": self._tag_resources,
             "UntagResources": self._untag_resources,
             **account.ram.handlers,
@@ -309,6 +314,14 @@ class StrictEcs:
         for one in machines:
             self.machines.release(one)
         self.machines.refresh()
+        return {}
+
+    def _stop_instance(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        machine = self._machine(parameters.get("InstanceId", ""), region)
+        if machine.status != "Running":
+            message = "The current status of the resource does not support this operation."
+            raise ApiError("IncorrectInstanceStatus", message, status=403)
+        self.machines.stop(machine)
         return {}
 
     def _tag_resources(self, parameters: Parameters, region: str) -> Mapping[str, Any]:

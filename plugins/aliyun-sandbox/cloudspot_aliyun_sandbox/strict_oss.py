@@ -223,7 +223,7 @@ class StrictOss:
         return _xml(ossxml.listing(bucket, request.query, _limit(request, "max-keys", 100)))
 
     def _list_uploads(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
-        return _xml(ossxml.uploads(bucket))
+        return _xml(ossxml.uploads(bucket, request.query.get("prefix", "")))
 
     def _delete_many(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         if "content-md5" not in request.headers:

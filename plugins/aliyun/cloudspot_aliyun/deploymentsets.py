@@ -56,10 +56,14 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
 def remove(clients: AliyunClients, job_id: str, *, store_url: str) -> None:
     """Remove the job's set; safe to repeat. Raise TransientError while a machine is in it."""
     for one in _named(clients, deployment_set_name(job_id, store_url)):
-        wanted = {"DeploymentSetId": str(one["DeploymentSetId"])}
-        what = "removing the job's deployment set"
-        with suppress(_GoneError):
-            read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)
+        remove_one(clients, str(one["DeploymentSetId"]))
+
+
+def remove_one(clients: AliyunClients, set_id: str) -> None:
+    """Remove the set of that id; safe to repeat. Raise TransientError while a machine is in it."""
+    what, wanted = "removing the job's deployment set", {"DeploymentSetId": set_id}
+    with suppress(_GoneError):
+        read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)
 
 
 def _named(clients: AliyunClients, name: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import oss2.credentials
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
+from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
@@ -70,6 +70,7 @@ class OssBucket(Bucket):
     rights: ClassVar[Mapping[str, str]] = {
         "append to": f"oss:PutObject{_OTHERS_BUCKET}",
         "list": f"oss:ListObjects{_OTHERS_BUCKET}",
+        "list uploads of": f"oss:ListMultipartUploads{_OTHERS_BUCKET}",
         "read": f"oss:GetObject{_OTHERS_BUCKET}",
         "sign for": f"oss:GetObject{_OTHERS_BUCKET}",
         **dict.fromkeys(("write", "create"), f"oss:PutObject{_OTHERS_BUCKET}"),
@@ -154,6 +155,10 @@ class OssBucket(Bucket):
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)
         return url
+
+    def list_uploads(self, client: Any) -> Sequence[Begun]:
+        found = oss2.MultipartUploadIterator(client, prefix=self.prefix)
+        return [Begun(one.key, one.upload_id, _moment(one.initiation_date)) for one in found]
 
     def check_settings(self) -> Sequence[CheckResult]:
         return (

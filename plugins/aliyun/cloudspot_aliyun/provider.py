@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -98,6 +98,16 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         from cloudspot_aliyun.ecs import EcsProvisioner
 
         return EcsProvisioner(options, clients)
+
+    def _account_regions(self) -> Sequence[str]:
+        from cloudspot_aliyun.inventory import account_regions
+
+        return account_regions(self.clients)
+
+    def _inventories_of(self, options: AliyunOptions, clients: AliyunClients) -> Sequence[Inventory]:
+        from cloudspot_aliyun.inventory import inventories
+
+        return inventories(options, clients)
 
     def _check_region(
         self, options: AliyunOptions, clients: AliyunClients, resources: Resources

@@ -41,7 +41,7 @@ MAX_PACKED_BYTES: Final = 50 << 20
 MAX_UNPACKED_BYTES: Final = 262_144_000
 NEW_ROLE: Final = timedelta(seconds=5)
 """How long a new role is unknown to Lambda here; AWS's takes about as long, and promises nothing."""
-_RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes)\)")
+_RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes|1 day)\)")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 _log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class StrictFunctions:
             request = json.loads(body or b"{}") if action != "Invoke" else {}
             right = f"{service}:{action}"
             arn = f"arn:aws:lambda:{region}:{DEFAULT_ACCOUNT_ID}:function:{name}"
+            if service == "events":
+                arn = str(request.get("ResourceARN", "*"))
             if right in self._faults.denied or not self._is_granted(key, right, arn):
                 text = f"User is not authorized to perform: {right}"
                 raise ApiError("AccessDeniedException", text, status=403)
@@ -199,7 +201,8 @@ class StrictFunctions:
             match = _RATE.fullmatch(str(rule.scheduled_expression or ""))
             if match is None:
                 continue
-            every = timedelta(minutes=int(match[1] or match[2]))
+            minutes = match[1] or match[2]
+            every = timedelta(minutes=int(minutes)) if minutes else timedelta(days=1)
             key = f"{rule.arn} {rule.scheduled_expression}"
             # The first time is one interval after the rule was made.
             if now >= self._due.setdefault(key, now + every):
@@ -286,7 +289,8 @@ def _action_of(environ: Mapping[str, Any], service: str) -> tuple[str, str]:
     for pattern, verb, name in _operations():
         match = pattern.fullmatch(str(environ["PATH_INFO"]))
         if match is not None and verb == environ["REQUEST_METHOD"]:
-            return name, match.groupdict().get("FunctionName", "")
+            found = match.groupdict()
+            return name, found.get("FunctionName") or found.get("Resource", "").rpartition(":")[2]
     return "", ""
 
 

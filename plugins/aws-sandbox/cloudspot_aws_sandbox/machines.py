@@ -55,6 +55,8 @@ class Machine:
     reservation: Any
     visible_at: float
     state: InstanceState = InstanceState.PENDING
+    is_stopped: bool = False
+    """Somebody has stopped it: its host has ended it, and its disk stays."""
     ended_at: float | None = None
     posted: str = ""
     """What was posted of its console after its last transition."""
@@ -161,6 +163,12 @@ class Machines:
         """Ask the host to end the machine."""
         self._host.terminate(machine.id)
 
+    def stop(self, machine: Machine) -> None:
+        """Stop the machine: it runs no more, and stays until it is terminated."""
+        machine.is_stopped = True
+        machine.instance._state.name, machine.instance._state.code = "stopped", 80  # noqa: SLF001 # no other way
+        self._host.terminate(machine.id)
+
     def reclaim(self, machine: Machine, *, notice_seconds: float) -> None:
         """Reclaim the machine."""
         self._host.reclaim(machine.id, notice_seconds=notice_seconds)
@@ -231,7 +239,7 @@ class Machines:
     def _follow(self, machine: Machine, status: MachineStatus) -> None:
         if machine.post_at and self._clock() >= machine.post_at:
             machine.posted, machine.post_at = self.console(machine), 0.0
-        if machine.state is InstanceState.ENDED:
+        if machine.state is InstanceState.ENDED or machine.is_stopped:
             return
         if status.state is not machine.state and status.state is not InstanceState.SHUTTING_DOWN:
             machine.post_at = self._clock() + POST_SECONDS

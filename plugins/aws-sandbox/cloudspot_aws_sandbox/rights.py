@@ -51,6 +51,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 _ON_MACHINES: Final = frozenset({"ec2:CreateTags", "ec2:GetConsoleOutput", "ec2:TerminateInstances"})
+_ON_VOLUMES: Final = frozenset({"ec2:DeleteVolume"})
 _ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"})
 
 
@@ -61,6 +62,10 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
         return f"arn:aws:ec2:{call.region}:{account}:instance/i-0"
     if right in _ON_GROUPS:
         return f"arn:aws:ec2:{call.region}:{account}:placement-group/{parameters.get('GroupName', '')}"
+    if right in _ON_VOLUMES:
+        return f"arn:aws:ec2:{call.region}:{account}:volume/{parameters.get('VolumeId', '')}"
+    if call.service == "iam" and "RoleName" in parameters:
+        return f"arn:aws:iam::{account}:role/{parameters['RoleName']}"
     if right == "iam:GetInstanceProfile":
         return f"arn:aws:iam::{account}:instance-profile/{parameters.get('InstanceProfileName', '')}"
     if right == "iam:PassRole":

@@ -21,6 +21,7 @@ RIGHTS: Mapping[str, str] = {
     "GetObject": "s3:GetObject",
     "HeadBucket": "s3:ListBucket",
     "HeadObject": "s3:GetObject",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "ListObjectsV2": "s3:ListBucket",
     "PutObject": "s3:PutObject",
     "UploadPart": "s3:PutObject",
@@ -84,6 +85,8 @@ def _action(method: str, request: S3Request) -> str:
             return "GetBucketLifecycleConfiguration"
         if method == "GET" and "list-type" in query:
             return "ListObjectsV2"
+        if method == "GET" and "uploads" in query:
+            return "ListMultipartUploads"
         if method == "PUT" and not query:
             return "CreateBucket"
         return {"HEAD": "HeadBucket", "DELETE": "DeleteBucket"}.get(

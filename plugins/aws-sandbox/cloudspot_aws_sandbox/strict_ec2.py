@@ -52,7 +52,7 @@ Answer = tuple[int, str, bytes]
 
 CONSOLE_BYTES: Final = 64 << 10
 """How much of a console is kept (EC2 API reference, GetConsoleOutput, checked 2026-11)."""
-_CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
+_CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopped": 80}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
 _ELSEWHERE: Final = {"events", "lambda", "logs", "s3"}
@@ -101,6 +101,7 @@ class StrictEc2:
             "DescribeSpotPriceHistory": lambda parameters, region: describe_spot_price_history(
                 parameters, region, self.faults.spot_plan.price_factor
             ),
+            "StopInstances": self._stop_instances,
             "TerminateInstances": self._terminate_instances,
         }
 
@@ -300,8 +301,10 @@ class StrictEc2:
         self._require(ids, region)
         before = {one: self.machines.by_id[one].instance.state for one in ids}
         for one in ids:
-            if self.machines.by_id[one].is_alive:
-                self.machines.terminate(self.machines.by_id[one])
+            machine = self.machines.by_id[one]
+            machine.is_stopped = False
+            if machine.is_alive:
+                self.machines.terminate(machine)
         self.machines.refresh()
         return {
             "TerminatingInstances": [
@@ -312,6 +315,31 @@ class StrictEc2:
                         "Code": _CODES[self.machines.by_id[one].instance.state],
                         "Name": self.machines.by_id[one].instance.state,
                     },
+                }
+                for one in ids
+            ]
+        }
+
+    def _stop_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Stop machines at once; EC2 refuses those of one-time spot requests ("Stop a Spot Instance")."""
+        ids = list(dict.fromkeys(parameters["InstanceIds"]))
+        self._require(ids, region)
+        before = {one: self.machines.by_id[one].instance.state for one in ids}
+        for one in ids:
+            machine = self.machines.by_id[one]
+            if machine.market == "spot":
+                text = f"You can't stop the Spot Instance '{one}' because it is associated with a one-time"
+                raise ApiError("UnsupportedOperation", f"{text} Spot Instance request.")
+            if before[one] not in {"running", "stopped"}:
+                raise ApiError("IncorrectInstanceState", f"The instance '{one}' is not in a state to stop.")
+        for one in ids:
+            self.machines.stop(self.machines.by_id[one])
+        return {
+            "StoppingInstances": [
+                {
+                    "InstanceId": one,
+                    "PreviousState": {"Code": _CODES[before[one]], "Name": before[one]},
+                    "CurrentState": {"Code": _CODES["stopped"], "Name": "stopped"},
                 }
                 for one in ids
             ]

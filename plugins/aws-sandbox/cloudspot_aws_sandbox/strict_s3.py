@@ -50,6 +50,7 @@ class _Part:
 @dataclass
 class _Multipart:
     algorithm: str | None
+    begun_at: datetime
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
@@ -254,7 +255,20 @@ class StrictS3:
             if close is not None:
                 close()
         status, headers = seen[-1]
+        if request.action == "ListMultipartUploads":
+            body = self._with_times(body)
         return status, headers, body
+
+    def _with_times(self, listed: bytes) -> bytes:
+        """Return a listing of uploads with the times at which they were begun; moto's are all of 2010."""
+
+        def timed(match: re.Match[bytes]) -> bytes:
+            with self._lock:
+                upload = self._uploads.get(_texts(match[0], "UploadId")[0])
+            at = b"" if upload is None else f"{upload.begun_at:%Y-%m-%dT%H:%M:%S}.000Z".encode()
+            return re.sub(rb"(?<=<Initiated>)[^<]*", at, match[0])
+
+        return re.sub(rb"<Upload>.*?</Upload>", timed, listed, flags=re.DOTALL)
 
     def _take_note(
         self, request: S3Request, status: str, headers: list[tuple[str, str]], body: bytes
@@ -270,7 +284,7 @@ class StrictS3:
             elif request.action == "CreateMultipartUpload":
                 upload_id = _texts(body, "UploadId")[0]
                 algorithm = request.header("x-amz-checksum-algorithm")
-                self._uploads[upload_id] = _Multipart(algorithm.lower() if algorithm else None)
+                self._uploads[upload_id] = _Multipart(algorithm.lower() if algorithm else None, self._now())
             elif request.action == "UploadPart":
                 upload = self._uploads[request.query["uploadId"]]
                 checksum = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import sys
 import time
 from base64 import b64decode, b64encode
@@ -22,7 +23,8 @@ from typing import Any, Final
 import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
-from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
+from cloudspot.plugin import machinetags
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
     PASS_SECONDS,
@@ -32,6 +34,7 @@ from cloudspot.plugin.functionchecks import (
 )
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
+from cloudspot_aws.tags import MAX_VALUE, to_list
 
 MEMORY_MIB: Final = 512
 TIMEOUT_SECONDS: Final = 300
@@ -69,6 +72,10 @@ _NOTICES: Final = json.dumps(
     }
 )
 _POLICY: Final = "cloudspot-driver"
+_REAP_POLICY: Final = "cloudspot-reap"
+LOG_PREFIX: Final = "/aws/lambda/"
+_NOT_IN_TAGS: Final = re.compile(r"[^\w\s+\-=.:/@]")
+"""What the tags of some services may not hold (IAM user guide, "Tags for IAM resources"; checked 2026-11)."""
 
 
 class LambdaHost(FunctionHost):
@@ -91,6 +98,7 @@ class LambdaHost(FunctionHost):
             f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Lambda takes {most:.0f}",
             f"EventBridge rules: every {_rate(minutes)[5:-1]}, and when EC2 is about to take a spot machine",
             f"role {self._role(function.name)} with the plugin's policy-driver.json for {_bucket(function)}",
+            *(("once a day `cloudspot reap`, with the plugin's policy-reap.json",) if function.reaps else ()),
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
@@ -100,10 +108,15 @@ class LambdaHost(FunctionHost):
         minutes = _minutes(function)
         with ERRORS.translated("deploying the driver"):
             role = self._make_role(function)
+            self._make_log(function)
             arn = self._make_function(function, role)
-            self._make_rule(function.name, arn, {}, ScheduleExpression=_rate(minutes))
+            self._make_rule(function, "", arn, {}, ScheduleExpression=_rate(minutes))
             wait = {"wait_seconds": NOTICE_SECONDS}
-            self._make_rule(f"{function.name}-notices", arn, wait, EventPattern=_NOTICES)
+            self._make_rule(function, "-notices", arn, wait, EventPattern=_NOTICES)
+            if function.reaps:
+                self._make_rule(function, "-reap", arn, REAP_EVENT, ScheduleExpression="rate(1 day)")
+            else:
+                self.remove_piece("rule", f"{function.name}-reap")
             self._try(function.name)
 
     def status(self, name: str) -> FunctionStatus | None:
@@ -128,28 +141,41 @@ class LambdaHost(FunctionHost):
 
     def remove(self, name: str) -> Sequence[str]:
         """Remove rules, function, role and log; see FunctionHost."""
-        iam, logs = self._clients.client("iam"), self._clients.client("logs")
-        removed: list[str] = []
+        pieces = [
+            *(("rule", f"{name}{suffix}") for suffix in ("", "-notices", "-reap")),
+            ("function", name),
+            ("role", self._role(name)),
+            ("log", LOG_PREFIX + name),
+        ]
+        return [f"{kind} {one}" for kind, one in pieces if self.remove_piece(kind, one)]
 
-        def tried(what: str, call: Callable[[], object]) -> None:
-            with ignored("ResourceNotFoundException", "NoSuchEntity"):
-                call()
-                removed.append(what)
+    def remove_piece(self, kind: str, name: str) -> bool:
+        """Remove a rule, function, role or log; return whether it was there."""
+        removers: Mapping[str, Callable[[str], object]] = {
+            "rule": self._remove_rule,
+            "function": lambda name: self._lambda.delete_function(FunctionName=name),
+            "role": self._remove_role,
+            "log": lambda name: self._clients.client("logs").delete_log_group(logGroupName=name),
+        }
+        with (
+            ERRORS.translated(f"removing the driver's {kind} {name}"),
+            ignored("ResourceNotFoundException", "NoSuchEntity"),
+        ):
+            removers[kind](name)
+            return True
+        return False
 
-        with ERRORS.translated("removing the driver"):
-            for rule in (name, f"{name}-notices"):
-                with ignored("ResourceNotFoundException"):
-                    self._events.remove_targets(Rule=rule, Ids=["driver"])
-                if self._has_rule(rule):
-                    tried(f"rule {rule}", lambda rule=rule: self._events.delete_rule(Name=rule))  # type: ignore[misc]
-            tried(f"function {name}", lambda: self._lambda.delete_function(FunctionName=name))
-            role = self._role(name)
+    def _remove_rule(self, name: str) -> None:
+        self._events.remove_targets(Rule=name, Ids=["driver"])
+        self._events.describe_rule(Name=name)  # DeleteRule does not tell whether there was one
+        self._events.delete_rule(Name=name)
+
+    def _remove_role(self, name: str) -> None:
+        iam = self._clients.client("iam")
+        for policy in (_POLICY, _REAP_POLICY):
             with ignored("NoSuchEntity"):
-                iam.delete_role_policy(RoleName=role, PolicyName=_POLICY)
-            tried(f"role {role}", lambda: iam.delete_role(RoleName=role))
-            group = f"/aws/lambda/{name}"
-            tried(f"log {group}", lambda: logs.delete_log_group(logGroupName=group))
-        return removed
+                iam.delete_role_policy(RoleName=name, PolicyName=policy)
+        iam.delete_role(RoleName=name)
 
     def _role(self, name: str) -> str:
         """Return its role's name: roles are the account's, while all the rest is the region's."""
@@ -170,12 +196,27 @@ class LambdaHost(FunctionHost):
                 RoleName=name,
                 AssumeRolePolicyDocument=_TRUST,
                 Description="cloudspot: what drives jobs while nobody is awake",
+                Tags=_tag_list(function),
             )
-        policy = Path(__file__).with_name("policy-driver.json").read_text(encoding="utf-8")
-        iam.put_role_policy(
-            RoleName=name, PolicyName=_POLICY, PolicyDocument=policy.replace("BUCKET", _bucket(function))
-        )
+        self._put_policy(name, _POLICY, "policy-driver.json", function)
+        if function.reaps:
+            self._put_policy(name, _REAP_POLICY, "policy-reap.json", function)
+        else:
+            with ignored("NoSuchEntity"):
+                iam.delete_role_policy(RoleName=name, PolicyName=_REAP_POLICY)
         return str(iam.get_role(RoleName=name)["Role"]["Arn"])
+
+    def _put_policy(self, role: str, name: str, file: str, function: DriverFunction) -> None:
+        text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+        document = text.replace("BUCKET", _bucket(function))
+        self._clients.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=document)
+
+    def _make_log(self, function: DriverFunction) -> None:
+        """Make the function's log, which Lambda would make without a tag."""
+        with ignored("ResourceAlreadyExistsException"):
+            self._clients.client("logs").create_log_group(
+                logGroupName=LOG_PREFIX + function.name, tags=_tags(function)
+            )
 
     def _make_function(self, function: DriverFunction, role: str) -> str:
         client, name = self._lambda, function.name
@@ -195,7 +236,9 @@ class LambdaHost(FunctionHost):
         except client.exceptions.ResourceNotFoundException:
             code = {"ZipFile": function.archive}
             found = self._once_known(
-                lambda: client.create_function(**settings, Code=code, Architectures=architectures)
+                lambda: client.create_function(
+                    **settings, Code=code, Architectures=architectures, Tags=_tags(function)
+                )
             )
             client.get_waiter("function_active_v2").wait(FunctionName=name)
         else:
@@ -222,30 +265,30 @@ class LambdaHost(FunctionHost):
                     raise
             self._sleep(2.0)
 
-    def _make_rule(self, name: str, function: str, event: Mapping[str, float], **when: str) -> None:
+    def _make_rule(
+        self, function: DriverFunction, suffix: str, arn: str, event: Mapping[str, float], **when: str
+    ) -> None:
+        name = function.name + suffix
         rule = self._events.put_rule(
-            Name=name, State="ENABLED", Description="cloudspot: runs the driver", **when
+            Name=name,
+            State="ENABLED",
+            Description="cloudspot: runs the driver",
+            Tags=_tag_list(function),  # which an update ignores
+            **when,
         )["RuleArn"]
         with suppress(self._lambda.exceptions.ResourceConflictException):
             self._lambda.add_permission(
-                FunctionName=function,
+                FunctionName=arn,
                 StatementId=name,
                 Action="lambda:InvokeFunction",
                 Principal="events.amazonaws.com",
                 SourceArn=rule,
             )
-        target = {"Id": "driver", "Arn": function, "Input": json.dumps(event)}
+        target = {"Id": "driver", "Arn": arn, "Input": json.dumps(event)}
         put = self._events.put_targets(Rule=name, Targets=[target])
         if put["FailedEntryCount"]:
             why = put["FailedEntries"][0]["ErrorMessage"]
             raise CloudspotError(f"EventBridge does not run the driver: {why}")
-
-    def _has_rule(self, name: str) -> bool:
-        try:
-            self._events.describe_rule(Name=name)
-        except self._events.exceptions.ResourceNotFoundException:
-            return False
-        return True
 
     def _try(self, name: str) -> None:
         """Run the function once, and raise CloudspotError with the end of its log if it fails.
@@ -261,6 +304,15 @@ class LambdaHost(FunctionHost):
             if LACKS_RIGHTS not in said or time.monotonic() >= end:
                 raise CloudspotError(f"the driver {name} does not run: {said}")
             self._sleep(5.0)
+
+
+def _tags(function: DriverFunction) -> dict[str, str]:
+    """Return the tag by which all of a driver is known as cloudspot's."""
+    return {machinetags.STORE: _NOT_IN_TAGS.sub("_", function.store_url)[:MAX_VALUE]}
+
+
+def _tag_list(function: DriverFunction) -> list[dict[str, str]]:
+    return to_list(_tags(function))
 
 
 def _said(answer: Any) -> str:

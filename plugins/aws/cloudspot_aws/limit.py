@@ -20,7 +20,8 @@ from cloudspot_aws.errors import ERRORS, ignored
 
 GRACE: Final = timedelta(minutes=10)
 """The machine's own timer comes first, and ends it in good order."""
-TARGET: Final = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+ACTION: Final = ":aws-sdk:ec2:terminateInstances"
+TARGET: Final = f"arn:aws:scheduler::{ACTION}"
 
 
 def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> None:
@@ -38,7 +39,7 @@ def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> N
             when = (at + GRACE).astimezone(timezone.utc)
             with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
-                    Name=f"{_prefix(one.job_id, one.store_url)}{one.id}",
+                    Name=f"{prefix_of(one.job_id, one.store_url)}{one.id}",
                     ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
                     ScheduleExpressionTimezone="UTC",
                     FlexibleTimeWindow={"Mode": "OFF"},
@@ -56,12 +57,13 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
     """Remove the job's schedules; safe to repeat."""
     client = clients.client("scheduler")
     with ERRORS.translated("removing the job's schedules"):
-        for page in client.get_paginator("list_schedules").paginate(NamePrefix=_prefix(job_id, store_url)):
+        for page in client.get_paginator("list_schedules").paginate(NamePrefix=prefix_of(job_id, store_url)):
             for schedule in page["Schedules"]:
                 with ignored("ResourceNotFoundException"):
                     client.delete_schedule(Name=schedule["Name"])
 
 
-def _prefix(job_id: str, store_url: str) -> str:
+def prefix_of(job_id: str, store_url: str) -> str:
+    """Return how the names of a job's schedules begin; a machine's id follows."""
     # A schedule's name has at most 64 characters, and a job's id up to 63.
     return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -104,6 +104,16 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         from cloudspot_aws.ec2 import Ec2Provisioner
 
         return Ec2Provisioner(options, clients)
+
+    def _account_regions(self) -> Sequence[str]:
+        from cloudspot_aws.inventory import account_regions
+
+        return account_regions(self.clients)
+
+    def _inventories_of(self, options: AwsOptions, clients: AwsClients) -> Sequence[Inventory]:
+        from cloudspot_aws.inventory import inventories
+
+        return inventories(options, clients)
 
     def _check_region(
         self, options: AwsOptions, clients: AwsClients, resources: Resources

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
+from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
@@ -50,6 +50,7 @@ class S3Bucket(Bucket):
     }
     rights: ClassVar[Mapping[str, str]] = {
         "list": f"s3:ListBucket{_OTHERS_BUCKET}",
+        "list uploads of": f"s3:ListBucketMultipartUploads{_OTHERS_BUCKET}",
         "read": f"s3:GetObject{_OTHERS_BUCKET}",
         "sign for": f"s3:GetObject{_OTHERS_BUCKET}",
         **dict.fromkeys(("write", "create"), f"s3:PutObject{_OTHERS_BUCKET}"),
@@ -131,6 +132,14 @@ class S3Bucket(Bucket):
             "get_object", Params={"Bucket": self.name, "Key": name}, ExpiresIn=seconds
         )
         return url
+
+    def list_uploads(self, client: Any) -> Sequence[Begun]:
+        pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=self.prefix)
+        return [
+            Begun(one["Key"], one["UploadId"], one["Initiated"])
+            for page in pages
+            for one in page.get("Uploads", ())
+        ]
 
     def check_settings(self) -> Sequence[CheckResult]:
         return (

@@ -11,6 +11,7 @@ from cloudspot.model import InstanceState
 from cloudspot_gcp_sandbox import catalogue
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import BASE, CREATED, ZONES, number_of, zone_names
+from cloudspot_gcp_sandbox.disks import Disks
 from cloudspot_gcp_sandbox.filters import matching, page
 from cloudspot_gcp_sandbox.launching import Site
 from cloudspot_gcp_sandbox.machines import Machines
@@ -28,10 +29,13 @@ checked 2026-11). That only a running machine has any is from memory."""
 class Lists:
     """The reading methods, by their ids. The caller holds the machines' lock."""
 
-    def __init__(self, site: Site, machines: Machines, operations: Operations, faults: Faults) -> None:
+    def __init__(
+        self, site: Site, machines: Machines, operations: Operations, disks: Disks, faults: Faults
+    ) -> None:
         self._site = site
         self._machines = machines
         self._operations = operations
+        self._disks = disks
         self._faults = faults
         self.unreachable: set[str] = set()
         """Zones that answer no listing."""
@@ -39,6 +43,7 @@ class Lists:
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of each method."""
         zonal: dict[str, Callable[[str], Values]] = {
+            "disks": self._disks.in_zone,
             "instances": self._instances_in,
             "machineTypes": lambda zone: catalogue.machine_types_in(zone, self._site.project),
             "acceleratorTypes": lambda zone: catalogue.accelerator_types_in(zone, self._site.project),

@@ -15,6 +15,7 @@ from cloudspot_gcp.options import region_of
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import BASE, MACHINE_TYPES, is_in, number_of
 from cloudspot_gcp_sandbox.computelists import Handler
+from cloudspot_gcp_sandbox.disks import Disks
 from cloudspot_gcp_sandbox.launching import (
     NAME,
     Site,
@@ -56,6 +57,7 @@ class Writes:
         site: Site,
         machines: Machines,
         operations: Operations,
+        disks: Disks,
         faults: Faults,
         clock: Callable[[], float],
     ) -> None:
@@ -64,6 +66,7 @@ class Writes:
         self._site = site
         self._machines = machines
         self._operations = operations
+        self._disks = disks
         self._faults = faults
         self._clock = clock
         self._seen: dict[tuple[str, str], _Seen] = {}
@@ -73,6 +76,8 @@ class Writes:
         writes = {
             "compute.regionInstances.bulkInsert": self._bulk_insert,
             "compute.instances.bulkInsert": self._bulk_insert,
+            "compute.disks.insert": self._disks.insert,
+            "compute.disks.delete": self._disks.delete,
             "compute.instances.insert": self._insert,
             "compute.instances.delete": self._delete,
             "compute.instances.setLabels": self._set_labels,

@@ -20,6 +20,8 @@ FREE: Final = frozenset(
 """The methods that every authenticated caller may call."""
 _RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "compute.instances.aggregatedList": ("compute.instances.list",),
+    "compute.disks.aggregatedList": ("compute.disks.list",),
+    "compute.disks.insert": ("compute.disks.create",),
     "compute.instances.delete": ("compute.instances.delete",),
     "compute.instances.simulateMaintenanceEvent": ("compute.instances.simulateMaintenanceEvent",),
     "compute.globalOperations.aggregatedList": (

@@ -25,6 +25,7 @@ from cloudspot_gcp_sandbox.catalogue import IMAGES, ZONES, zone_names
 from cloudspot_gcp_sandbox.computelists import Lists
 from cloudspot_gcp_sandbox.computewrites import Writes
 from cloudspot_gcp_sandbox.discovery import Matched, api
+from cloudspot_gcp_sandbox.disks import Disks
 from cloudspot_gcp_sandbox.guardedapi import NO_GRANTS, Grants
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.launching import Site
@@ -80,8 +81,9 @@ class StrictCompute:
         self._identities = identities
         self._grants = grants
         self._inner = inner
-        self._lists = lists = Lists(self.site, self.machines, self.operations, self.faults)
-        self._writes = Writes(self.site, self.machines, self.operations, self.faults, clock)
+        disks = Disks(self.site, self.machines, self.operations, clock)
+        self._lists = lists = Lists(self.site, self.machines, self.operations, disks, self.faults)
+        self._writes = Writes(self.site, self.machines, self.operations, disks, self.faults, clock)
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     def preempted(self) -> list[tuple[str, str]]:

@@ -273,6 +273,13 @@ def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> lis
     return list(found.values())
 
 
+def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType | None:
+    """Return the machine type of that name; None: the zone has none."""
+    what, wanted = f"looking for machine type {name} in {zone}", f'name = "{name}"'
+    found = list_all(clients, "MachineTypesClient", what, zone=zone, filter=wanted)
+    return _to_type(found[0], zone) if found else None
+
+
 def _to_type(described: Any, zone: str) -> GcpMachineType:
     accelerators = list(described.accelerators)
     return GcpMachineType(

@@ -51,10 +51,12 @@ def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: 
         for policy in list_all(clients, "ResourcePoliciesClient", what, region=region):
             is_ours = pattern.fullmatch(policy.name) is not None
             if is_ours and (not store_url or policy.name == policy_name(job_id, store_url)):
-                _remove(clients, region, policy.name, what)
+                remove_one(clients, region, policy.name)
 
 
-def _remove(clients: GcpClients, region: str, name: str, what: str) -> None:
+def remove_one(clients: GcpClients, region: str, name: str) -> None:
+    """Remove the policy of that name; safe to repeat. Raise TransientError while a machine has it."""
+    what = f"removing placement policy {name}"
     request = {"project": clients.project, "region": region, "resource_policy": name}
     with ERRORS.translated(what, {"resourceInUseByAnotherResource": TransientError}):
         try:

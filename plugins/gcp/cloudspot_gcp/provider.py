@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import FunctionHost, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
@@ -63,6 +63,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         from cloudspot_gcp.lookups import wanted_regions
 
         return CloudRunHost(self.clients, region=wanted_regions(self._options)[0])
+
+    def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
+        """Return the inventories of the project: Compute Engine lists all regions at once; see Provider."""
+        from cloudspot_gcp.inventory import inventories
+
+        return inventories(self._options, self.clients)
 
     def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
         from cloudspot_gcp.drill import preempt

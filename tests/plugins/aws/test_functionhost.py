@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -16,8 +17,9 @@ from msgspec import structs
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.model import DriverFunction
+from cloudspot.model import REAP_EVENT, DriverFunction
 from cloudspot_aws import functionhost
+from cloudspot_aws.driverinventory import DriverInventory
 from cloudspot_aws.functionhost import LambdaHost
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
@@ -83,7 +85,6 @@ def test_a_driver_is_deployed_again_without_a_change_and_removed_without_a_rest(
         host.deploy(function(GOOD + "# newer\n", every=300.0))
         assert "UpdateFunctionCode" in [call.action for call in cloud.faults.calls]
         assert host.status(NAME).every_seconds == 300.0
-        boto3.client("logs").create_log_group(logGroupName=f"/aws/lambda/{NAME}")  # as its first run makes it
         assert host.remove(NAME) == [
             f"rule {NAME}", f"rule {NAME}-notices", f"function {NAME}", f"role {ROLE}", f"log /aws/lambda/{NAME}",
         ]  # fmt: skip
@@ -99,6 +100,42 @@ def test_its_role_has_the_bucket_and_machines_and_no_other_bucket(account):
         of_s3 = {one["Resource"] for sid, one in statements.items() if "s3:" in str(one["Action"])}
         assert of_s3 == {f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"}
         assert "*" not in str([one["Action"] for one in statements.values()])
+
+
+def test_with_reap_it_has_a_daily_rule_and_more_rights_until_it_is_deployed_without(account):
+    with account() as (_, host):
+        reaping = structs.replace(function(), reaps=True)
+        assert any("once a day" in line for line in host.plan(reaping))
+        host.deploy(reaping)
+        assert left() == [NAME, NAME, f"{NAME}-notices", f"{NAME}-reap", ROLE]
+        events, iam = boto3.client("events"), boto3.client("iam")
+        assert events.describe_rule(Name=f"{NAME}-reap")["ScheduleExpression"] == "rate(1 day)"
+        (target,) = events.list_targets_by_rule(Rule=f"{NAME}-reap")["Targets"]
+        assert json.loads(target["Input"]) == REAP_EVENT
+        assert iam.list_role_policies(RoleName=ROLE)["PolicyNames"] == ["cloudspot-driver", "cloudspot-reap"]
+        host.deploy(function())
+        assert left() == [NAME, NAME, f"{NAME}-notices", ROLE]
+        assert iam.list_role_policies(RoleName=ROLE)["PolicyNames"] == ["cloudspot-driver"]
+
+
+def test_a_reaper_knows_all_of_it_by_its_tag_and_what_a_removal_was_cut_off_at(account):
+    with account() as (_, host):
+        store = f"s3://{BUCKET}/x"
+        name = f"cloudspot-driver-{hashlib.sha256(store.encode()).hexdigest()[:12]}"
+        host.deploy(structs.replace(function(), name=name, reaps=True))
+        listed = DriverInventory(host._clients)
+        found = {one.id: one.is_in_use for one in listed.assets([store])}
+        pieces = [name, f"{name}-notices", f"{name}-reap", f"{name}-us-east-1", f"/aws/lambda/{name}"]
+        assert found == dict.fromkeys(pieces, True)
+        boto3.client("lambda").delete_function(FunctionName=name)
+        lost = listed.assets([store])
+        assert {one.kind for one in lost} == {"driver's rule", "driver's role", "driver's log"}
+        assert [one for one in lost if one.is_in_use or one.store_url != store] == []
+        for one in lost:
+            listed.end(one)
+            listed.end(one)
+        assert listed.assets([store]) == []
+        assert left() == []
 
 
 def test_a_driver_that_does_not_run_is_told_with_its_own_words(account):

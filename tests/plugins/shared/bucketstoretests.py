@@ -10,6 +10,7 @@ import mmap
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,6 +50,8 @@ class BucketCloud(ABC):
     """An emulated cloud's buckets, as the tests see them."""
 
     scheme: ClassVar[str]
+    lists_uploads: ClassVar[bool] = True
+    """It keeps unfinished uploads for good, and charges for them."""
     store_type: ClassVar[type[ObjectStore]]
     endpoint_variable: ClassVar[str]
     actions: ClassVar[dict[str, str]]
@@ -553,6 +556,26 @@ class BucketStoreTests:
             stream.write(bytes(cloud.large_bytes))
             assert cloud.pending(bucket) == ["some/prefix/k"]
         assert cloud.pending(bucket) == []
+
+    def test_an_unfinished_stream_is_listed_below_the_prefix_only_and_anybody_can_drop_it(
+        self, cloud, bucket, store
+    ):
+        other = cloud.open(
+            f"{cloud.scheme}://{bucket}/other", part_bytes=cloud.large_bytes // 3, sleep=lambda seconds: None
+        )
+        before = datetime.now(timezone.utc) - timedelta(minutes=1)
+        with other.open_upload("k") as elsewhere, store.open_upload("k") as stream:
+            elsewhere.write(bytes(cloud.large_bytes))
+            stream.write(bytes(cloud.large_bytes))
+            found = list(patient(store).unfinished_uploads())
+            assert [one.key for one in found] == ["k"] * cloud.lists_uploads
+            for one in found:
+                assert one.begun_at > before
+                store.abort_upload(one)
+                store.abort_upload(one)
+                assert cloud.pending(bucket) == ["other/k"]
+                with pytest.raises(CloudspotError, match="its upload is gone"):
+                    stream.commit()
 
     def test_parts_that_fail_in_passing_are_sent_again(self, cloud, store):
         cloud.fail("begin")

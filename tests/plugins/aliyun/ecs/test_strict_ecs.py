@@ -420,3 +420,17 @@ def test_every_call_is_recorded_with_its_answer(cloud):
         None,
     )
     assert call.access_key == KEY
+
+
+def test_a_stopped_machine_stays_and_its_disk_cannot_be_deleted(cloud):
+    (machine,) = run(cloud, Tag=[{"Key": "a", "Value": "b"}])
+    cloud.ask("StopInstance", InstanceId=machine)
+    assert cloud.describe(machine)[machine]["Status"] == "Stopped"
+    (disk,) = cloud.ask("DescribeDisks", Tag=[{"Key": "a"}])["Disks"]["Disk"]
+    assert disk["Status"] == "In_use"
+    with pytest.raises(ServerException, match="IncorrectDiskStatus"):
+        cloud.ask("DeleteDisk", DiskId=disk["DiskId"])
+    cloud.ask("DeleteInstance", InstanceId=machine)
+    assert cloud.describe(machine) == {}
+    with pytest.raises(ServerException, match=r"InvalidDiskId\.NotFound"):
+        cloud.ask("DeleteDisk", DiskId=disk["DiskId"])

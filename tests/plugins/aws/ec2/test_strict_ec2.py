@@ -229,3 +229,22 @@ def test_all_calls_are_recorded_with_what_they_came_to(cloud, client):
         ("ec2", "DescribeInstances", "us-east-1", None),
     ]
     assert cloud.faults.calls[0].parameters["KeyName"] == "nobodys"
+
+
+def test_a_stopped_machine_stays_until_it_is_terminated_and_one_of_a_spot_request_cannot_be_stopped(client):
+    (stays, spot) = (
+        client.run_instances(**REQUEST, **more)["Instances"][0]["InstanceId"] for more in ({}, SPOT)
+    )
+    assert refused(client.stop_instances, InstanceIds=[stays, spot]) == "UnsupportedOperation"
+    client.stop_instances(InstanceIds=[stays])
+    states = {"Filters": [{"Name": "instance-state-name", "Values": ["stopped"]}]}
+    (found,) = client.describe_instances(**states)["Reservations"]
+    assert found["Instances"][0]["InstanceId"] == stays
+    client.terminate_instances(InstanceIds=[stays])
+    assert client.describe_instances(**states)["Reservations"] == []
+
+
+def test_a_volume_is_deleted_only_if_no_machine_has_it(client):
+    client.run_instances(**REQUEST)
+    (volume,) = client.describe_volumes()["Volumes"]
+    assert refused(client.delete_volume, VolumeId=volume["VolumeId"]) == "VolumeInUse"

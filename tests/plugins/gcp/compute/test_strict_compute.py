@@ -572,3 +572,15 @@ def test_pages_follow_each_other_and_end():
     assert ([one["name"] for one in second], end) == (["b"], None)
     with pytest.raises(ApiError, match="pageToken"):
         page(ITEMS, {"pageToken": "none"})
+
+
+def test_a_disk_is_deleted_only_if_no_machine_has_it(api):
+    launch(api)
+    listed = api.get(f"zones/{ZONE}/disks")["items"]
+    assert [(one["name"], len(one["users"])) for one in listed] == [("web-1", 1), ("web-2", 1)]
+    refusal = api.refused("DELETE", f"zones/{ZONE}/disks/web-1")
+    assert refusal[:2] == (400, "resourceInUseByAnotherResource")
+    api.post(f"zones/{ZONE}/disks", {"name": "alone", "sizeGb": "10"})
+    assert api.refused("POST", f"zones/{ZONE}/disks", {"name": "alone"})[:2] == (409, "alreadyExists")
+    assert api("DELETE", f"zones/{ZONE}/disks/alone")[0] == 200
+    assert api.refused("DELETE", f"zones/{ZONE}/disks/alone")[:2] == (404, "notFound")

@@ -30,6 +30,7 @@ def store(bucket):
 
 
 class GcsCloud(BucketCloud):
+    lists_uploads = False
     scheme = "gs"
     store_type = GcsStore
     endpoint_variable = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"

@@ -1,0 +1,217 @@
+"""``cloudspot reap``: ends what jobs that have ended, or are in no store, have left in the account."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import click
+import msgspec
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.completers import complete_providers, complete_stores
+from cloudspot.cli.config import named_store
+from cloudspot.cli.invocation import DEFAULT_PROVIDER, current_invocation
+from cloudspot.cli.jobs import unnamed_store
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import STORE_VARIABLE, json_option, parsed
+from cloudspot.controller.account_orphans import AccountReaper, Ended, Fate, Judged, Unlisted
+from cloudspot.controller.ownership import store_label
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.amounts import money_text
+from cloudspot.jobfile.quantities import parse_duration
+from cloudspot.jobstore.job_lists import list_live
+from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
+from cloudspot.registry import open_provider, open_store
+
+HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")
+
+
+def _choose_stores(_ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
+    """Return the URLs of the stores after the command, else of the one before it, by variable or default."""
+    assert param.name is not None
+    if values:
+        return [named_store(one, "--store").url for one in values]
+    before, variable = current_invocation().store, os.environ.get(STORE_VARIABLE)
+    if before:
+        return [named_store(before, "--store").url]
+    return [named_store(variable, STORE_VARIABLE).url] if variable else []
+
+
+@click.command("reap")
+@click.option(
+    "--provider",
+    "provider_names",
+    multiple=True,
+    default=(DEFAULT_PROVIDER,),
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_providers,
+    help="Where to look. Repeatable.",
+)
+@click.option("--all-regions", is_flag=True, help="Look in every region of the account, not in one.")
+@click.option(
+    "--store",
+    "store_urls",
+    multiple=True,
+    metavar="STORE",
+    callback=_choose_stores,
+    shell_complete=complete_stores,
+    help=f"Whose jobs to go by. Repeatable. Default: as for other commands, with {STORE_VARIABLE}.",
+)
+@click.option(
+    "--gone-store",
+    "gone_urls",
+    multiple=True,
+    metavar="URL",
+    help="A store that no longer exists: end all that was made for it. Repeatable.",
+)
+@click.option(
+    "--older-than",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    callback=parsed(parse_duration),
+    help="Leave alone what is younger.",
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Only show what would be ended.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@json_option
+@click.pass_context
+def reap(
+    ctx: click.Context,
+    provider_names: Sequence[str],
+    all_regions: bool,
+    store_urls: Sequence[str],
+    gone_urls: Sequence[str],
+    older_than: float,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """End what jobs have left in the account and in the bucket.
+
+    Machines, disks, placement groups, schedules, drivers, unfinished uploads, staged agents: whatever
+    carries cloudspot's tag and this store's, and whose job has ended or is not in the store. Shows it first,
+    with what it costs a day, and asks. Nothing of a job that is live or cannot be read is ended, nothing
+    younger than an hour, and nothing of another store unless --gone-store names it.
+
+    Exits with 1 if something could not be looked at or ended.
+    """
+    stores = [open_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
+    gone = [_gone_label(url) for url in gone_urls]
+    providers = [open_provider(name, None) for name in dict.fromkeys(provider_names)]
+    inventories = [one for provider in providers for one in provider.inventories(all_regions=all_regions)]
+    for store in stores:
+        inventories += [
+            UploadInventory(store, store_label(store)),
+            SharedObjectInventory(store, store_label(store)),
+        ]
+    reaper = AccountReaper(
+        inventories,
+        stores,
+        gone=gone,
+        older_than=timedelta(seconds=older_than),
+        now=lambda: datetime.now(timezone.utc),
+    )
+    judged, problems = reaper.find()
+    orphans = [one for one in judged if one.fate is Fate.ORPHAN]
+    if not as_json:
+        _show(judged, problems, stores)
+    done: Sequence[Ended] = ()
+    if orphans and not dry_run:
+        question = f"End {'this' if len(orphans) == 1 else f'these {len(orphans)} things'} for good?"
+        output.confirm(question, action="end them", otherwise="nothing was ended", yes=yes)
+        done = reaper.end(orphans)
+    if as_json:
+        output.echo_json(_json(judged, problems, done))
+    else:
+        _show_ended(done)
+    ctx.exit(exit_codes.FAILED if problems or any(one.error for one in done) else exit_codes.SUCCEEDED)
+
+
+def _gone_label(url: str) -> str:
+    """Return the label of a store that is said to be gone.
+
+    Raises:
+        SpecError: it is there, with live jobs.
+        CloudspotError: it may be there, and cannot be read.
+    """
+    store = open_store(url)
+    label = store_label(store)
+    try:
+        live = sorted(list_live(store))
+    except SpecError:  # no such bucket
+        return label
+    if live:
+        raise SpecError(f"--gone-store: {url} is there, and {', '.join(live)} may be live in it")
+    return label
+
+
+def _show(judged: Sequence[Judged], problems: Sequence[Unlisted], stores: Sequence[ObjectStore]) -> None:
+    for problem in problems:
+        output.warn(f"cannot look at {problem.title}: {problem.error}")
+    orphans = [one for one in judged if one.fate is Fate.ORPHAN]
+    if orphans:
+        output.echo_table(HEADERS, [_row(one) for one in orphans])
+        output.echo(_sum_text(orphans))
+    else:
+        output.echo(f"nothing is left of jobs of {', '.join(store.url for store in stores)}")
+    kept = [one for one in judged if one.fate is Fate.KEPT]
+    if kept:
+        output.echo(f"{len(kept)} more are kept: live jobs need them, or they are young (--json names them)")
+    foreign = [one for one in judged if one.fate is Fate.FOREIGN]
+    if foreign:
+        output.echo("of other stores, left alone (if one is gone: --gone-store URL):")
+        output.echo_table(HEADERS, [_row(one) for one in foreign])
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    asset = one.asset
+    what = f"{asset.kind} ({asset.detail})" if asset.detail else asset.kind
+    price = "?" if asset.price_per_day is None else money_text(asset.price_per_day, asset.currency)
+    return what, price, asset.where, asset.id, one.why
+
+
+def _sum_text(orphans: Sequence[Judged]) -> str:
+    sums: dict[str, float] = defaultdict(float)
+    for one in orphans:
+        if one.asset.price_per_day is not None:
+            sums[one.asset.currency] += one.asset.price_per_day
+    num_unknown = sum(one.asset.price_per_day is None for one in orphans)
+    parts = [money_text(amount, currency) for currency, amount in sorted(sums.items())]
+    unknown = f"; the price of {num_unknown} is not known" if num_unknown else ""
+    return f"together {' and '.join(parts) or '?'} a day{unknown}"
+
+
+def _show_ended(done: Sequence[Ended]) -> None:
+    for one in done:
+        what = f"{one.asset.kind} {one.asset.id}"
+        if one.error is None:
+            output.echo(f"ended {what}")
+        else:
+            output.warn(f"{what} is not ended: {one.error}")
+
+
+def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence[Ended]) -> dict[str, Any]:
+    results = {id(one.asset): one for one in done}
+
+    def shown(one: Judged) -> dict[str, Any]:
+        result = results.get(id(one.asset))
+        error = None if result is None or result.error is None else str(result.error)
+        return {
+            **msgspec.structs.asdict(one.asset),
+            "fate": one.fate.value,
+            "why": one.why,
+            "ended": result is not None and error is None,
+            "error": error,
+        }
+
+    return {
+        "assets": [shown(one) for one in judged],
+        "unlisted": [{"title": one.title, "error": str(one.error)} for one in problems],
+    }

@@ -1,0 +1,210 @@
+"""What cloudspot has left in accounts and buckets although no job needs it; the decision is pure.
+
+Reconcilers look after every job that is marked live; this is about all that remains. A job is marked live
+from before its submission stands until a driver has found it finished and its machines gone. So whoever first
+lists what exists, and then the marks, sees the mark of each job that may need any of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cloudspot.controller.ownership import store_label
+from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError, as_cloudspot_error
+from cloudspot.interfaces import Inventory, ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.index_entry import read_entry
+from cloudspot.jobstore.job_lists import is_marked_live, list_live
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.model import Asset
+
+DEFAULT_AGE = timedelta(hours=1)
+"""Younger things are left alone, whosever they are: the clocks of a cloud and a store differ."""
+WAITS_SECONDS = (10.0, 20.0, 30.0, 60.0, 60.0)
+"""Between tries to end what cannot be ended yet: a machine that ends holds its placement group a while."""
+
+
+class Standing(enum.Enum):
+    """What a store says of a job."""
+
+    LIVE = "is marked live"
+    UNKNOWN = "cannot be read, or is being submitted"
+    ENDED = "has ended"
+    ABSENT = "is not in its store"
+
+
+@dataclass(frozen=True)
+class KnownStore:
+    """A store that was given, as far as it can be read."""
+
+    jobs: Mapping[str, Standing] = field(default_factory=dict)
+    """Of each job that an asset names; one that is missing is UNKNOWN."""
+    is_gone: bool = False
+    """The user says that it no longer exists: whatever bears its label belongs to nobody."""
+
+
+class Fate(enum.Enum):
+    """What is to become of an asset."""
+
+    ORPHAN = "orphan"
+    KEPT = "kept"
+    FOREIGN = "of another store"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An asset, what is to become of it, and why."""
+
+    asset: Asset
+    fate: Fate
+    why: str
+
+
+def judge(asset: Asset, stores: Mapping[str, KnownStore], *, now: datetime, older_than: timedelta) -> Judged:
+    """Decide about one asset; ``stores`` has those that were given, by label; pure.
+
+    Nothing of a job that is live in any of the stores is an orphan, nor of one that cannot be read, nothing
+    young, and nothing of a store that was not given.
+    """
+    for known in stores.values():
+        standing = known.jobs.get(asset.job_id, Standing.UNKNOWN)
+        if asset.job_id and not known.is_gone and standing in {Standing.LIVE, Standing.UNKNOWN}:
+            # Whatever its label says: a store may have a second name.
+            return Judged(asset, Fate.KEPT, f"job {asset.job_id} {standing.value}")
+    store = stores.get(asset.store_url) if asset.store_url else None
+    if store is None:
+        what = asset.store_url or "a store that it does not name"
+        return Judged(asset, Fate.FOREIGN, f"it belongs to {what}")
+    if asset.created_at is not None and asset.created_at > now - older_than:
+        return Judged(asset, Fate.KEPT, "it is young")
+    if store.is_gone:
+        return Judged(asset, Fate.ORPHAN, "its store is gone")
+    if not asset.job_id:
+        why = "something uses it" if asset.is_in_use else "nothing uses it"
+        return Judged(asset, Fate.KEPT if asset.is_in_use else Fate.ORPHAN, why)
+    return Judged(asset, Fate.ORPHAN, f"job {asset.job_id} {store.jobs[asset.job_id].value}")
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """An inventory that could not be read; the others are read all the same."""
+
+    title: str
+    error: CloudspotError
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of ending an orphan."""
+
+    asset: Asset
+    error: CloudspotError | None
+    """Why it still stands; None: it is gone or on its way out."""
+
+
+class AccountReaper:
+    """Finds and ends what the jobs of some stores have left. Any number may run at once."""
+
+    def __init__(
+        self,
+        inventories: Sequence[Inventory],
+        stores: Sequence[ObjectStore],
+        *,
+        gone: Iterable[str] = (),
+        older_than: timedelta = DEFAULT_AGE,
+        now: Callable[[], datetime],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take the inventories in the order in which to end what they list; ``gone`` has labels of stores."""
+        self._inventories = tuple(inventories)
+        self._stores = {store_label(one): patient(one, sleep=sleep) for one in stores}
+        self._gone = frozenset(gone) - frozenset(self._stores)
+        self._older_than = older_than
+        self._now = now
+        self._sleep = sleep
+        self._inventory_of: dict[int, Inventory] = {}
+        """The inventory of each orphan that was found, by the asset's identity."""
+
+    def find(self) -> tuple[tuple[Judged, ...], tuple[Unlisted, ...]]:
+        """Return every asset with its fate, in the order in which to end them, and what could not be read."""
+        assets: list[Asset] = []
+        problems = []
+        labels = sorted({*self._stores, *self._gone})
+        for inventory in self._inventories:
+            try:
+                listed = inventory.assets(labels)
+            except Exception as error:  # noqa: BLE001 - one inventory's fault must not hide the others
+                problems.append(Unlisted(inventory.title, as_cloudspot_error(error)))
+                continue
+            assets += listed
+            self._inventory_of.update((id(one), inventory) for one in listed)
+        # Only now: a job's mark is there before anything of the job is.
+        job_ids = {one.job_id for one in assets if keys.JOB_ID.fullmatch(one.job_id)}
+        known = {label: KnownStore(is_gone=True) for label in self._gone}
+        for label, store in self._stores.items():
+            try:
+                known[label] = KnownStore(_standings(store, job_ids))
+            except CloudspotError as error:
+                problems.append(Unlisted(f"the jobs of {store.url}, so all that is theirs is kept", error))
+                known[label] = KnownStore()
+        now = self._now()
+        judged = (judge(one, known, now=now, older_than=self._older_than) for one in assets)
+        return tuple(judged), tuple(problems)
+
+    def end(self, orphans: Sequence[Judged]) -> tuple[Ended, ...]:
+        """End what ``find`` has found, in its order; return what came of each.
+
+        What cannot be ended yet is tried again for three minutes. An asset whose job has come to life
+        meanwhile is left alone.
+        """
+        left = [one.asset for one in orphans if one.fate is Fate.ORPHAN]
+        done: dict[int, Ended] = {}
+        for wait in (0.0, *WAITS_SECONDS):
+            if not left:
+                break
+            if wait:
+                self._sleep(wait)
+            for asset in left:
+                done[id(asset)] = Ended(asset, self._end(asset))
+            left = [one for one in left if isinstance(done[id(one)].error, TransientError)]
+        return tuple(done[id(one.asset)] for one in orphans if one.fate is Fate.ORPHAN)
+
+    def _end(self, asset: Asset) -> CloudspotError | None:
+        try:
+            if asset.job_id and any(is_marked_live(store, asset.job_id) for store in self._stores.values()):
+                return CloudspotError(f"job {asset.job_id} has come to life meanwhile: it keeps what it has")
+            self._inventory_of[id(asset)].end(asset)
+        except Exception as error:  # noqa: BLE001 - nor one asset's the others
+            return as_cloudspot_error(error)
+        return None
+
+
+def _standings(store: ObjectStore, job_ids: Iterable[str]) -> dict[str, Standing]:
+    """Return what the store says of these jobs.
+
+    Raises:
+        CloudspotError: the store cannot be read.
+    """
+    live = list_live(store)
+    return {one: Standing.LIVE if one in live else _unmarked_standing(store, one) for one in job_ids}
+
+
+def _unmarked_standing(store: ObjectStore, job_id: str) -> Standing:
+    try:
+        if read_entry(store, job_id).removal is not None:
+            return Standing.ABSENT
+    except JobNotFound:
+        return Standing.ABSENT
+    except CorruptData:
+        return Standing.UNKNOWN
+    # Without a submission it is being submitted or copied here, or that was cut short; `rm` removes it then.
+    with suppress(CorruptData, JobNotFound):
+        if HistoryReader(store, job_id).read().finished is not None:
+            return Standing.ENDED
+    return Standing.UNKNOWN

@@ -1,0 +1,165 @@
+"""What cloudspot makes in an account of Alibaba Cloud, found again by its tags, for ``cloudspot reap``.
+
+Public addresses and network interfaces are the machine's own and go with it; cloudspot makes no launch
+template and no schedule: ECS itself releases machines when their time is up. A deployment set has no tags, so
+it counts as cloudspot's only if its name holds the digest of a known store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.interfaces import Inventory
+from cloudspot.model import Asset, Market
+from cloudspot.plugin import machinetags
+from cloudspot_aliyun import deploymentsets, pricing, tags
+from cloudspot_aliyun.api import items, read, read_numbered_pages, read_pages
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.ecs import EcsProvisioner
+from cloudspot_aliyun.listing import market_of, parse_time
+from cloudspot_aliyun.options import AliyunOptions
+from cloudspot_aliyun.request import deployment_set_name
+
+_TAGGED: Final = [{"Key": machinetags.JOB}]
+_SET: Final = re.compile(r"cloudspot-([a-z0-9-]+)-[0-9a-f]{8}")
+_DISK_CODES: Final[Mapping[str, type[CloudspotError]]] = {"IncorrectDiskStatus": TransientError}
+_NO_DISK: Final = frozenset({"InvalidDiskId.NotFound"})
+HOURS_A_DAY: Final = 24
+
+
+def account_regions(clients: AliyunClients) -> tuple[str, ...]:
+    """Return the regions in which the account can use ECS."""
+    answer = read(clients, "listing the regions (ecs:DescribeRegions)", "DescribeRegions")
+    return tuple(sorted(str(one["RegionId"]) for one in items(answer, "Regions", "Region")))
+
+
+def inventories(options: AliyunOptions, clients: AliyunClients) -> tuple[Inventory, ...]:
+    """Return the inventories of the clients' region, in the order in which to end things."""
+    return tuple(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets))
+
+
+class _AliyunInventory(Inventory):
+    """Things of one kind in the clients' region."""
+
+    plural: str
+
+    def __init__(self, options: AliyunOptions, clients: AliyunClients) -> None:
+        self.title = f"{self.plural} in {clients.region}"
+        self._options = options
+        self._clients = clients
+
+
+class _Machines(_AliyunInventory):
+    """The instances, stopped ones among them: ECS lists none that has ended."""
+
+    plural = "machines"
+
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        wanted, path = {"Tag": _TAGGED}, ("Instances", "Instance")
+        what = f"listing the {self.title}"
+        return [
+            self._asset(one)
+            for one in read_pages(self._clients, what, "DescribeInstances", wanted, path=path)
+        ]
+
+    def end(self, asset: Asset) -> None:
+        EcsProvisioner(self._options, self._clients).terminate([asset.id])
+
+    def _asset(self, described: Mapping[str, Any]) -> Asset:
+        found, market = tags.from_answer(described), market_of(described)
+        is_stopped = described["Status"] == "Stopped"
+        # Of one that is stopped, the disk is billed, and more unless it was stopped economically.
+        price, currency = (None, "CNY") if is_stopped else self._price(described, market)
+        return Asset(
+            kind="stopped machine" if is_stopped else "machine",
+            id=str(described["InstanceId"]),
+            where=str(described.get("ZoneId") or ""),
+            job_id=found.get(machinetags.JOB, ""),
+            store_url=found.get(machinetags.STORE, ""),
+            created_at=parse_time(described.get("CreationTime")),
+            price_per_day=price,
+            currency=currency,
+            detail=f"{described['InstanceType']}, {market.value}",
+        )
+
+    def _price(self, described: Mapping[str, Any], market: Market) -> tuple[float | None, str]:
+        """Return what the machine costs a day, without its disk, and the currency."""
+        instance_type = str(described["InstanceType"])
+        with suppress(CloudspotError):
+            if market is Market.SPOT:
+                prices = pricing.spot_prices(self._clients, instance_type, spot_hours=0)
+                spot = prices.get(str(described.get("ZoneId")))
+                return (None, "CNY") if spot is None else (spot.price * HOURS_A_DAY, spot.currency)
+            disk_type = self._options.disk_type
+            price, currency = pricing.on_demand_price(self._clients, instance_type, disk_type=disk_type)
+            return price * HOURS_A_DAY, currency
+        return None, "CNY"
+
+
+class _Disks(_AliyunInventory):
+    """The disks that no machine has; a machine's system disk has its tags (from memory of RunInstances)."""
+
+    plural = "disks"
+
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        wanted, path = {"Tag": _TAGGED, "Status": "Available"}, ("Disks", "Disk")
+        what = f"listing the {self.title}"
+        found = []
+        for one in read_pages(self._clients, what, "DescribeDisks", wanted, path=path):
+            named = tags.from_answer(one)
+            found.append(
+                Asset(
+                    kind="disk",
+                    id=str(one["DiskId"]),
+                    where=str(one.get("ZoneId") or ""),
+                    job_id=named.get(machinetags.JOB, ""),
+                    store_url=named.get(machinetags.STORE, ""),
+                    created_at=parse_time(one.get("CreationTime")),
+                    detail=f"{one.get('Size')} GiB {one.get('Category')}",
+                )
+            )
+        return found
+
+    def end(self, asset: Asset) -> None:
+        codes = {**_DISK_CODES, **dict.fromkeys(_NO_DISK, _GoneError)}
+        with suppress(_GoneError):
+            read(self._clients, f"deleting {asset.id}", "DeleteDisk", {"DiskId": asset.id}, codes=codes)
+
+
+class _DeploymentSets(_AliyunInventory):
+    """The sets that kept a job's nodes apart. They cost nothing, but their number is limited."""
+
+    plural = "deployment sets"
+
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        return list(self._found(store_urls))
+
+    def end(self, asset: Asset) -> None:
+        deploymentsets.remove_one(self._clients, asset.id)
+
+    def _found(self, store_urls: Sequence[str]) -> Iterator[Asset]:
+        what, path = f"listing the {self.title}", ("DeploymentSets", "DeploymentSet")
+        for one in read_numbered_pages(self._clients, what, "DescribeDeploymentSets", {}, path=path):
+            name = str(one.get("DeploymentSetName"))
+            match = _SET.fullmatch(name)
+            for store_url in store_urls if match else ():
+                assert match is not None
+                if deployment_set_name(match[1], store_url) == name:
+                    yield Asset(
+                        kind="deployment set",
+                        id=str(one["DeploymentSetId"]),
+                        where=self._clients.region,
+                        job_id=match[1],
+                        store_url=store_url,
+                        created_at=parse_time(one.get("CreationTime")),
+                        price_per_day=0.0,
+                        detail=name,
+                    )
+
+
+class _GoneError(CloudspotError):
+    """There is no such disk."""

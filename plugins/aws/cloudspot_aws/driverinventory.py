@@ -1,0 +1,110 @@
+"""The functions of ``cloudspot driver deploy``, and what a deployment or a removal was cut off at."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Final
+
+import msgspec
+
+from cloudspot.interfaces import Inventory
+from cloudspot.model import Asset
+from cloudspot.plugin import machinetags
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import ERRORS, ignored
+from cloudspot_aws.functionhost import LOG_PREFIX, LambdaHost
+
+_KIND: Final = "driver's "
+_PREFIX: Final = "cloudspot-driver-"
+_NAME: Final = re.compile(_PREFIX + "[0-9a-f]{12}")
+
+
+class DriverInventory(Inventory):
+    """Each piece is an asset of its own; the driver of a store stands as long as its function does.
+
+    A piece counts as cloudspot's by its name and its tag together.
+    """
+
+    def __init__(self, clients: AwsClients) -> None:
+        """Do no I/O."""
+        self.title = f"drivers in {clients.region}"
+        self._clients = clients
+
+    def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
+        """Return functions, rules, roles and logs; see Inventory."""
+        with ERRORS.translated(f"listing the {self.title}"):
+            # Rules first: one is made after its function, so a rule without a function has lost it.
+            rules = list(self._rules())
+            functions = list(self._functions())
+            pieces = [*rules, *functions, *self._roles(), *self._logs()]
+        standing = {one.id for one in functions}
+        of_store = {_name_of(one): one for one in store_urls}
+        found = []
+        for one in pieces:
+            match = _NAME.search(one.id)
+            assert match is not None, "found by it"
+            store_url = of_store.get(match[0], one.store_url)
+            found.append(msgspec.structs.replace(one, store_url=store_url, is_in_use=match[0] in standing))
+        return found
+
+    def end(self, asset: Asset) -> None:
+        """Remove the piece."""
+        LambdaHost(self._clients).remove_piece(asset.kind.removeprefix(_KIND), asset.id)
+
+    def _rules(self) -> Iterator[Asset]:
+        client = self._clients.client("events")
+        for page in client.get_paginator("list_rules").paginate(NamePrefix=_PREFIX):
+            for one in page["Rules"]:
+                listed = client.list_tags_for_resource(ResourceARN=one["Arn"])["Tags"]
+                found = {tag["Key"]: tag["Value"] for tag in listed}
+                yield from self._piece("rule", one["Name"], found, None)
+
+    def _functions(self) -> Iterator[Asset]:
+        client = self._clients.client("lambda")
+        for page in client.get_paginator("list_functions").paginate():
+            for one in page["Functions"]:
+                if _NAME.fullmatch(one["FunctionName"]):
+                    # In UTC, with more digits than Python reads.
+                    at = datetime.fromisoformat(one["LastModified"][:19]).replace(tzinfo=timezone.utc)
+                    found = client.list_tags(Resource=one["FunctionArn"])["Tags"]
+                    yield from self._piece("function", one["FunctionName"], found, at)
+
+    def _roles(self) -> Iterator[Asset]:
+        """Yield the roles of drivers in this region: a role itself is the account's."""
+        client = self._clients.client("iam")
+        for page in client.get_paginator("list_roles").paginate():
+            for one in page["Roles"]:
+                name = one["RoleName"]
+                if re.fullmatch(f"{_NAME.pattern}-{re.escape(self._clients.region)}", name):
+                    with ignored("NoSuchEntity"):
+                        listed = client.list_role_tags(RoleName=name)["Tags"]
+                        found = {tag["Key"]: tag["Value"] for tag in listed}
+                        yield from self._piece("role", name, found, one["CreateDate"])
+
+    def _logs(self) -> Iterator[Asset]:
+        client = self._clients.client("logs")
+        for page in client.get_paginator("describe_log_groups").paginate(
+            logGroupNamePrefix=LOG_PREFIX + _PREFIX
+        ):
+            for one in page["logGroups"]:
+                at = datetime.fromtimestamp(one["creationTime"] / 1000, timezone.utc)
+                found = client.list_tags_log_group(logGroupName=one["logGroupName"])["tags"]
+                yield from self._piece("log", one["logGroupName"], found, at)
+
+    def _piece(self, kind: str, name: str, tags: dict[str, str], at: datetime | None) -> Iterator[Asset]:
+        if machinetags.STORE in tags and _NAME.search(name):
+            yield Asset(
+                kind=_KIND + kind,
+                id=name,
+                where=self._clients.region,
+                store_url=tags[machinetags.STORE],
+                created_at=at,
+            )
+
+
+def _name_of(store_url: str) -> str:
+    """Return the name of the store's driver; ``cloudspot driver`` gives it."""
+    return _PREFIX + hashlib.sha256(store_url.encode()).hexdigest()[:12]

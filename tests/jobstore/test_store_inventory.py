@@ -1,0 +1,114 @@
+"""Staged agents, code and uploads that nobody needs are found, and none that somebody needs is deleted."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from memorystore import InMemoryStore
+
+from cloudspot.boot.agentarchive import AgentArchive
+from cloudspot.errors import CloudspotError
+from cloudspot.jobfile.spec import load_job
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.job_lists import unmark_live
+from cloudspot.jobstore.store_inventory import SharedObjectInventory
+from cloudspot.jobstore.submission import read_first_submission, submit
+from cloudspot.jobstore.wrapped_store import WrappedStore
+
+AGENT = AgentArchive(data=b"wheels", sha256="a" * 64, digest="d" * 16, requirements=("cloudspot",))
+KEY = keys.agent(AGENT.sha256)
+
+
+class Interrupted(WrappedStore):
+    """Something happens before the nth request."""
+
+    def __init__(self, inner, moment, action):
+        super().__init__(inner)
+        self._left, self._action = moment, action
+
+    def _call(self, method, key, request):
+        if self._left == 0:
+            self._action()
+        self._left -= 1
+        return request()
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "job.toml").write_text('name = "x"\n[run]\nentrypoint = "train.py"\n')
+    return tmp_path
+
+
+def add(store, project, job_id):
+    """Submit a job with its code and a staged agent."""
+    spec = load_job(project / "job.toml")
+    return submit(store, spec=spec, provider="local", workdir=project, environ={}, job_id=job_id, agent=AGENT)
+
+
+def in_use(store):
+    return {one.id: one.is_in_use for one in SharedObjectInventory(store, "label").assets(())}
+
+
+def test_an_agent_is_needed_while_its_job_is_live_and_code_until_it_is_removed(project):
+    store = InMemoryStore()
+    submission = add(store, project, "one-1")
+    code = keys.code(submission.code_sha256)
+    assert in_use(store) == {KEY: True, code: True}
+    unmark_live(store, "one-1", submission.writer)  # as a driver does that finds it settled
+    assert in_use(store) == {KEY: False, code: True}
+    add(store, project, "two-1")
+    assert in_use(store) == {KEY: True, code: True}
+    store.put(keys.agent("b" * 64), b"")
+    store.put(keys.code("c" * 64), b"")
+    assert in_use(store) == {KEY: True, code: True, keys.agent("b" * 64): False, keys.code("c" * 64): False}
+
+
+def test_a_submission_under_way_or_malformed_may_need_all():
+    store = InMemoryStore()
+    store.put(KEY, b"wheels")
+    assert in_use(store) == {KEY: False}
+    store.put(keys.index("half-1"), b"nonce")
+    assert in_use(store) == {KEY: True}
+    store.put(keys.spec("half-1"), b"{")
+    assert in_use(store) == {KEY: True}
+
+
+def test_a_job_that_is_submitted_at_any_moment_of_the_deletion_has_its_agent(project):
+    for moment in range(40):
+        inner = InMemoryStore()
+        inner.put(KEY, b"wheels")
+        store = Interrupted(inner, moment, lambda inner=inner: add(inner, project, "new-1"))
+        inventory = SharedObjectInventory(store, "label")
+        asset = next(one for one in inventory.assets(()) if one.id == KEY)
+        refused = False
+        try:
+            inventory.end(asset)
+        except CloudspotError as error:
+            refused = "has come to need it" in str(error)
+        if inner.list_page(keys.index("new-1")).objects:
+            submission, _ = read_first_submission(inner, "new-1")
+            own = keys.own_agent("new-1", AGENT.sha256)
+            assert inner.get(own if submission.has_own_code else KEY) == b"wheels"
+        else:
+            assert not refused
+            break
+    else:
+        raise AssertionError("the deletion never came to its end")
+    assert moment > 5
+
+
+def test_a_mark_that_a_run_was_cut_off_with_is_ended_after_an_hour_and_no_removals():
+    now = [datetime.now(timezone.utc) - timedelta(hours=2)]
+    store = InMemoryStore(now=lambda: now[0])
+    old, young, removal = (keys.removal(KEY, by) for by in ("reap.0badcafe", "reap.11111111", "reap-1"))
+    store.put(KEY, b"wheels")
+    store.put(old, b"")
+    store.put(removal, b"")  # of a job of that name
+    now[0] += timedelta(hours=2)
+    store.put(young, b"")  # of a run beside this one
+    assert in_use(store) == {KEY: False, old: False, young: True}
+    inventory = SharedObjectInventory(store, "label")
+    for one in inventory.assets(()):
+        if not one.is_in_use:
+            inventory.end(one)
+    assert [meta.key for meta in store.list_objects("agents/")] == [removal, young]
