@@ -110,6 +110,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
     setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
+    fork_server: bool = True
+    """Whether a process on each machine imports torch while the machine prepares, and torchrun and the
+    processes of an entrypoint are forked from it, so that a restart imports nothing. A program that would not
+    run the same is started as usual. Linux only."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
