@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from cloudspot import decoding
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
@@ -301,9 +303,15 @@ def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
         SpecError: the value is not a spec, or that of a newer cloudspot.
     """
     try:
-        return _decode(value)
+        return _decode_json(msgspec.json.encode(value))
     except FieldError as error:
         raise SpecError(f"stored job: {error}; was it submitted by another version of cloudspot?") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _decode_json(value: bytes) -> JobSpec:
+    # A driver asks for the same few jobs at each pass, and to check one takes much longer than to encode it.
+    return _decode(decoding.decode(value, dict[str, Any]))
 
 
 def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options]) -> Options:

@@ -215,6 +215,8 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> s
     for name in {*environment, *program.environment}:
         if _EARLY.match(name) and environment.get(name) != program.environment.get(name):
             return f"{name} is read before it starts"
+    if program.directory != os.fsencode(Path.cwd()):
+        return "it starts in another directory"
     if not room.holds(program):
         return "its environment is too large"
     opened = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())

@@ -63,16 +63,17 @@ def server(tmp_path_factory):
 def start(server):
     begun = []
 
-    def start(script, *arguments, is_forked=True, directory="plain", files=(), **variables):
-        work = server.node.work / directory
-        work.mkdir(exist_ok=True)
+    def start(script, *arguments, is_forked=True, directory="plain", files=(), cwd=".", **variables):
+        work = server.node.work
+        (work / directory).mkdir(exist_ok=True)
         for name, text in [("train.py", script), *files]:
-            (work / name).write_text(text)
-        words = [sys.executable, "-u", "train.py", *arguments]
+            (work / directory / name).write_text(text)
+        path = work / directory / "train.py" if cwd != "." else f"{directory}/train.py"
+        words = [sys.executable, "-u", str(path), *arguments]
         begun.append(
             subprocess.Popen(
                 [*(server.own.prefix if is_forked else ()), *words],
-                cwd=work,
+                cwd=work / cwd,
                 env={**server.environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -157,7 +158,8 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
         ("OMP_NUM_THREADS is read before it starts", {"OMP_NUM_THREADS": "2"}),
         ("PYTHONHASHSEED is read before it starts", {"PYTHONHASHSEED": "1"}),
         ("its environment is too large", {"LARGE": "x" * 100_000}),
-        ("it has its own decimal", {"directory": "own", "files": [("decimal.py", "")]}),
+        ("it starts in another directory", {"cwd": "plain"}),
+        ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
     ],
 )
 def test_what_would_not_run_the_same_is_started(server, start, why, given):
