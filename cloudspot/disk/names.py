@@ -10,6 +10,8 @@ MAX_SEGMENT_BYTES = 255
 """What file systems take."""
 MAX_NAME_BYTES = 2047
 """Leaves room for a root in the 4,095 bytes of a path."""
+_NOWHERE = frozenset((b"", b".", b".."))
+"""Segments that lead to no place of their own."""
 
 
 def is_safe_name(name: str) -> bool:
@@ -31,7 +33,8 @@ def is_safe_name(name: str) -> bool:
     return (
         len(data) <= MAX_NAME_BYTES
         and b"\0" not in data
-        and not any(one in (b"", b".", b"..") or len(one) > MAX_SEGMENT_BYTES for one in segments)
+        and _NOWHERE.isdisjoint(segments)
+        and max(map(len, segments)) <= MAX_SEGMENT_BYTES
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from cloudspot import decoding
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
@@ -110,6 +112,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
     setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
+    fork_server: bool = True
+    """Whether a process on each machine imports torch while the machine prepares, and torchrun and the
+    processes of an entrypoint are forked from it, so that a restart imports nothing. A program that would not
+    run the same is started as usual. Linux only."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
@@ -297,9 +303,15 @@ def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
         SpecError: the value is not a spec, or that of a newer cloudspot.
     """
     try:
-        return _decode(value)
+        return _decode_json(msgspec.json.encode(value))
     except FieldError as error:
         raise SpecError(f"stored job: {error}; was it submitted by another version of cloudspot?") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _decode_json(value: bytes) -> JobSpec:
+    # A driver asks for the same few jobs at each pass, and to check one takes much longer than to encode it.
+    return _decode(decoding.decode(value, dict[str, Any]))
 
 
 def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options]) -> Options:

@@ -21,9 +21,10 @@ def encode(record: msgspec.Struct) -> bytes:
 
     A float that is not finite, such as the loss of a training that diverged, is kept as a string.
     """
-    if _is_finite(record):
-        return msgspec.json.encode(record)
     # JSON has no NaN and msgspec would write null, which no float field reads back.
+    data = msgspec.json.encode(record)
+    if b"null" not in data or _is_finite(record):
+        return data
     return msgspec.json.encode(_with_strings(msgspec.to_builtins(record)))
 
 

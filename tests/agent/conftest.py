@@ -137,7 +137,9 @@ class Bench:
         return path
 
     def spec(self, **tables):
-        script = {} if "command" in tables.get("run", {}) else {"entrypoint": "train.py"}
+        script = (
+            {} if "command" in tables.get("run", {}) else {"entrypoint": "train.py", "fork_server": False}
+        )
         raw = {"name": "digits", "run": script, "logs": {"flush": 0.05}}
         for name, table in tables.items():
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table

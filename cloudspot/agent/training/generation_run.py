@@ -15,6 +15,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.drain_schedule import DrainSchedule
+from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.idle_watch import IdleWatch
 from cloudspot.agent.training.network_interface import gloo_environment
@@ -26,6 +27,7 @@ from cloudspot.agent.training.trainer import (
     check_program,
     check_torch,
     end_training,
+    launch_settings,
     launch_variables,
 )
 from cloudspot.errors import CloudspotError
@@ -53,7 +55,14 @@ class GenerationRun:
         self._context = context
         self._node = context.node
         self._spec = context.job.spec
-        self._environment = environment
+        run = self._spec.run
+        self._environment = launch_settings(
+            environment,
+            has_torchrun=run.launcher_or_default == "torchrun",
+            procs_per_node=self._spec.procs_per_node,
+        )
+        self._fork_server = ForkServer(self._node, run, self._python(), self._environment)
+        logs.follow(self._node.fork_server_log, "agent")
         self._courier = courier
         self._artifacts = artifacts
         self._logs = logs
@@ -71,6 +80,7 @@ class GenerationRun:
         self._idle_watch.start()
         try:
             trainer = self._adopt()
+            self._fork_server.start()  # it imports torch while the node restores and meets the others
             while True:
                 if trainer is None:
                     context.obey()
@@ -159,6 +169,7 @@ class GenerationRun:
             work=node.work,
             log=log,
             environment=environment,
+            prefix=self._fork_server.prefix,
         )
         if record.restore_from is None:
             _log.info("generation %d starts at step 0", record.number)

@@ -19,6 +19,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.records import Idle
 from cloudspot.process_marks import cpu_seconds, marked_processes
 from cloudspot.train import handoff as files
+from cloudspot.train.fork_server import MARK
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +57,15 @@ class IdleClock:
 class Meter:
     """Measures what the training uses on this machine."""
 
-    def __init__(self, num_processes: int, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        num_processes: int,
+        *,
+        fork_server: Path | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         """Expect so many training processes; nvidia-smi has ``answer_seconds``."""
+        self._fork_server = fork_server
         self._cores = CORES_PER_PROCESS * num_processes
         self._answer_seconds = answer_seconds
         self._nvidia_smi: subprocess.Popen[bytes] | None = None
@@ -86,7 +94,9 @@ class Meter:
 
     def _cores_used(self, handoff: Path, now: float) -> float | None:
         """Return how many cores the processes took since the last look; None: this is the first one."""
-        seconds = cpu_seconds(marked_processes(files.HANDOFF, str(handoff)))
+        # What the fork server imports is work for the training, which may wait for it.
+        server = () if self._fork_server is None else marked_processes(MARK, str(self._fork_server))
+        seconds = cpu_seconds({*marked_processes(files.HANDOFF, str(handoff)), *server})
         before, self._before = self._before, None if seconds is None else (handoff, now, seconds)
         if seconds is None or before is None or before[0] != handoff or now <= before[1]:
             return None
@@ -140,7 +150,7 @@ class IdleWatch:
         self._limit = spec.limits.idle_after
         self._interval = min(MEASURE_SECONDS, (self._limit or 0.0) / LEAST_MEASURES)
         self._clock = IdleClock(self._interval)
-        self._meter = Meter(spec.procs_per_node)
+        self._meter = Meter(spec.procs_per_node, fork_server=context.node.fork_server)
         self._progress: object = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle", daemon=True)

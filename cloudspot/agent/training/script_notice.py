@@ -18,6 +18,7 @@ from cloudspot.agent.training.trainer import OWN_SHELLS
 from cloudspot.disk.partial_files import write_whole
 from cloudspot.jobfile.spec import SIGNALS
 from cloudspot.process_marks import marked_processes, signal_process
+from cloudspot.train import fork_client
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ _LAUNCHERS = {
     "accelerate",
     "deepspeed",
     "deepspeed.launcher.launch",
+    fork_client.__file__,
 }
 """Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""
 _LAUNCHER_WORDS = 4

@@ -21,6 +21,7 @@ from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.errors import CloudspotError
 from cloudspot.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
+from cloudspot.train.fork_server import MARK
 
 LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 65536
@@ -61,6 +62,8 @@ class TrainerPlan:
     log: Path
     environment: Mapping[str, str]
     """The whole environment, apart from what the start itself adds."""
+    prefix: Sequence[str] = ()
+    """What stands before the words of each Python program; see ``fork_server``."""
 
     def command(self) -> tuple[str, ...]:
         """Return the command line; torchrun never restarts a worker, as the agent starts generations.
@@ -71,8 +74,9 @@ class TrainerPlan:
         """
         if not self.has_torchrun:
             return tuple(self.words)
-        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.words)
+        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.prefix, *self.words)
         return (
+            *self.prefix,
             self.python,
             "-m",
             "torch.distributed.run",
@@ -113,6 +117,22 @@ def launch_variables(
     return found
 
 
+def launch_settings(
+    environment: Mapping[str, str], *, has_torchrun: bool, procs_per_node: int
+) -> dict[str, str]:
+    """Return the environment with what each start on a machine needs alike."""
+    found = {
+        **environment,
+        # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
+        # of six runs (pytorch#135712, #135957; torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if has_torchrun:  # else nobody knows how many processes share the cores
+        found.setdefault("OMP_NUM_THREADS", str(omp_threads(procs_per_node, os.environ)))
+    return found
+
+
 def log_tail(log: Path) -> tuple[str, ...]:
     """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
     try:
@@ -139,17 +159,7 @@ class Trainer:
     @classmethod
     def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
         """Start it; it reads nothing from the agent and lives without it."""
-        environment = {
-            **plan.environment,
-            files.HANDOFF: str(handoff),
-            # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
-            # of six runs (pytorch#135712, #135957; torch 2.13).
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        if plan.has_torchrun:  # else nobody knows how many processes share the cores
-            threads = str(omp_threads(plan.procs_per_node, os.environ))
-            environment.setdefault("OMP_NUM_THREADS", threads)
+        environment = {**plan.environment, files.HANDOFF: str(handoff)}
         if not plan.has_torchrun:  # nothing has to meet its peers first
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
@@ -230,9 +240,13 @@ class Trainer:
 
 
 def end_training(node: Node) -> None:
-    """End every process of every generation on this node, even of one that no agent remembers."""
+    """End every process of every generation on this node, even of one that no agent remembers.
+
+    What they were forked from ends with them.
+    """
     for handoff in node.directory.glob("generations/*"):
         kill_marked(files.HANDOFF, str(handoff))
+    kill_marked(MARK, str(node.fork_server))
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:

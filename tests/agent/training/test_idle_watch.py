@@ -19,6 +19,7 @@ from cloudspot.jobstore.records import Finished, Idle, StopRequest, new_nonce
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.process_marks import kill_marked
 from cloudspot.train import handoff as files
+from cloudspot.train.fork_server import MARK
 
 JOB = "digits-1"
 SLEEPING = "sleep 600 & sleep 600 & wait"
@@ -106,6 +107,17 @@ def test_each_training_process_may_take_a_little(train, nvidia_smi):
     handoff = train("while :; do sleep 0.005; done")
     assert measure(Meter(1), handoff) is None
     assert measure(Meter(100), handoff).startswith("CPUs at ")
+
+
+def test_what_the_fork_server_imports_for_a_training_that_waits_for_it_is_work(train, nvidia_smi, tmp_path):
+    socket, waiting = tmp_path / "fork-server.socket", train(SLEEPING)
+    server = subprocess.Popen(["sh", "-c", BUSY], env={**os.environ, MARK: str(socket)})
+    try:
+        assert measure(Meter(1, fork_server=socket), waiting) is None
+        assert measure(Meter(1), waiting) == "CPUs at 0 % of a core"
+    finally:
+        kill_marked(MARK, str(socket))
+        server.wait()
 
 
 def test_the_first_look_at_a_generation_tells_nothing(train, nvidia_smi):

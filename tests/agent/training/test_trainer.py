@@ -164,8 +164,7 @@ def test_a_rank_that_handles_the_signal_of_its_group_is_waited_for(start, tmp_pa
     trainer = start(
         "import pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "pathlib.Path('ready').touch()\n"
-        "try:\n    time.sleep(60)\nfinally:\n    time.sleep(0.2)\n    print('saved', flush=True)\n"
+        "try:\n    pathlib.Path('ready').touch()\n    time.sleep(60)\nfinally:\n    time.sleep(0.2)\n    print('saved', flush=True)\n"
     )
     wait_until((tmp_path / "ready").exists)
     os.killpg(trainer.pid, signal.SIGTERM)

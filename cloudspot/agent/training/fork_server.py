@@ -1,0 +1,63 @@
+"""The process of this machine from which trainings are forked: started once, found again by a later agent."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from cloudspot.agent.node import Node
+from cloudspot.jobfile.spec import RunSpec
+from cloudspot.process_marks import marked_processes
+from cloudspot.train import fork_client
+from cloudspot.train.fork_server import MARK, PADDING, PADDING_BYTES
+
+_log = logging.getLogger(__name__)
+_WORDS_BYTES = 8 << 10
+
+
+class ForkServer:
+    """The fork server of a node; it lives as long as the node trains, and no agent has to live for it."""
+
+    def __init__(self, node: Node, run: RunSpec, python: str, environment: Mapping[str, str]) -> None:
+        """``environment`` is that of the training, in which ``python`` runs; see TrainerPlan."""
+        self._node = node
+        self._python = python
+        self._environment = environment
+        self._socket = str(node.fork_server)
+        self._process: subprocess.Popen[bytes] | None = None
+        # Only Linux shows the processes that are forked by their own environment.
+        is_of_use = run.entrypoint is not None and run.launcher_or_default == "torchrun"
+        self._is_used = run.fork_server and is_of_use and sys.platform == "linux"
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The words before those of a Python program that have it forked, or started if that cannot be."""
+        if not self._is_used:
+            return ()
+        return (sys.executable, "-IS", fork_client.__file__, self._socket)
+
+    def start(self) -> None:
+        """Start it if it does not run yet, without waiting until it can fork."""
+        if not self._is_used or marked_processes(MARK, self._socket):
+            return
+        self._node.fork_server.unlink(missing_ok=True)
+        environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
+        words = [self._python, "-u", "-m", "cloudspot.train.fork_server"]
+        try:
+            # Bound here, so that a client which comes before it is ready waits for it.
+            listener = fork_client.at_socket(self._socket, "bind")
+            with listener, self._node.fork_server_log.open("ab") as log:
+                listener.listen()
+                self._process = subprocess.Popen(
+                    [*words, " " * _WORDS_BYTES],
+                    cwd=self._node.work,
+                    env=environment,
+                    stdin=listener.fileno(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:  # the start of the training says it, too
+            _log.warning("the fork server does not start: %s", error)

@@ -1,0 +1,85 @@
+"""Stands for a Python program that the fork server runs: passes signals on, and ends as the program does.
+
+Run as ``python -IS fork_client.py SOCKET PYTHON [-u] (SCRIPT | -m MODULE) ...``. Where the server does not
+run the program, this process becomes it. It needs only the standard library, and little of that: each start
+of a rank waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+FORWARDED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+KILLED = 128 + signal.SIGKILL
+
+
+def at_socket(path: str, do: str) -> socket.socket:
+    """Return a socket after ``bind`` or ``connect`` at the path, which may be longer than sockets take.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    directory, _, name = path.rpartition("/")
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        getattr(found, do)(f"/proc/self/fd/{descriptor}/{name}")
+    except OSError:
+        found.close()
+        raise
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def request(words: Sequence[str]) -> bytes:
+    """Return what the server is sent: the directory, the words and the environment, with their lengths."""
+    variables = [name + b"=" + value for name, value in os.environb.items()]
+    here = os.getcwdb()  # noqa: PTH109 - pathlib is slow to import
+    parts = [here, str(len(words)).encode(), *map(os.fsencode, words), *variables]
+    packed = b"\0".join(parts)
+    return len(packed).to_bytes(4, "big") + packed
+
+
+def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
+    """Return the connection and the id of the program's process; 0: the server does not run it."""
+    connection = at_socket(path, "connect")
+    asked = request(words)
+    socket.send_fds(connection, [asked[:4]], [0, 1, 2])
+    connection.sendall(asked[4:])
+    return connection, int(connection.recv(16) or 0)
+
+
+def main() -> None:
+    """See the module."""
+    path, *words = sys.argv[1:]
+    try:
+        connection, pid = _start(path, words)
+    except OSError:
+        pid = 0
+    if pid == 0:
+        os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _frame: os.kill(pid, received))
+    try:
+        status = connection.recv(16)
+    except OSError:
+        status = b""
+    if not status:  # the server is gone, and with it who would tell the status
+        os.kill(pid, signal.SIGKILL)
+    os._exit(int(status or KILLED))
+
+
+if __name__ == "__main__":
+    main()

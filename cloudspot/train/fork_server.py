@@ -1,0 +1,330 @@
+"""A process that has imported torch, from which torchrun and the training processes of a machine are forked.
+
+Importing torch, and what DistributedDataParallel imports when it is first used, takes seconds, for each of
+these processes and at each start of the training. Here it happens once a machine, while the node still
+prepares. ``fork_client`` stands for each program; a program that may not run here runs as it would without.
+
+A forked program differs from one that was started as little as can be: it has its own arguments, environment
+(also in ``/proc``, by which the agent finds it), directory, streams, session and ``__main__``. It is refused
+where it would not import or see the same: see ``_why_not``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib
+import io
+import os
+import re
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+MARK = "CLOUDSPOT_FORK_SERVER"
+"""The variable by which the server is found; its value is the path of the socket."""
+PADDING = "CLOUDSPOT_FORK_PADDING"
+"""The variable that makes room for the environments of the programs; an argument does so for their words."""
+PADDING_BYTES = 64 << 10
+FIRST = (
+    "torch",
+    "torch.distributed.argparse_util",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.rendezvous.registry",
+)
+"""What torchrun imports; the rest is imported here while it starts."""
+LATER = (
+    "numpy.random",
+    "torch._dynamo",  # which DistributedDataParallel imports when it is constructed
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "cloudspot.train",
+)
+_EARLY = re.compile(
+    r"(?!TORCHELASTIC_|TORCH_NCCL_)(PYTHON|LD_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|MALLOC_|CUDA_|TORCH)"
+)
+"""Variables that Python, torch and its libraries read when they are loaded."""
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_REQUEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a client asks for."""
+
+    directory: bytes
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def module(self) -> str | None:
+        """The module that ``-m`` names; None: it is a script."""
+        _, *words = (word for word in self.words if word != "-u")
+        return words[1] if words[0] == "-m" else None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The script or ``-m``, and what follows."""
+        words = list(self.words[2:] if self.words[1] == "-u" else self.words[1:])
+        return ["-m", *words[2:]] if words[0] == "-m" else words
+
+    @property
+    def import_directory(self) -> str:
+        """Where Python looks for modules first: the script's directory, or the working directory."""
+        here = os.fsdecode(self.directory)
+        if self.module is not None:
+            return here
+        return str((Path(here) / self.arguments[0]).resolve().parent)
+
+
+def serve(listener: socket.socket) -> Program:
+    """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
+
+    Raises:
+        ImportError: this Python has no torch.
+    """
+    room = _Room()
+    environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
+    # What the libraries keep of it must not lie where the programs' environments are written.
+    os.environ.clear()
+    os.environ.update(environment)
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # nothing of the training's own is imported here
+    for name in FIRST:
+        importlib.import_module(name)
+    later = list(LATER)
+    running = _Running(listener)
+    while True:
+        for connection in running.wait(0 if later else None):
+            asked = _receive(connection)
+            why_not = _why_not(asked[0], environment, room) if asked else ""
+            if asked is None or why_not:
+                sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
+                connection.close()
+            elif pid := _fork():
+                running.add(pid, connection)
+            else:
+                running.forget()
+                connection.close()
+                _become(*asked, room)
+                return asked[0]
+            for stream in asked[1] if asked else ():
+                os.close(stream)
+        if later:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(later.pop(0))
+            if not later:
+                gc.collect()
+                gc.freeze()  # no collection of theirs then copies pages that they share
+
+
+class _Running:
+    """The forked programs and the connections of their clients."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._waits = selectors.DefaultSelector()
+        self._waits.register(listener, selectors.EVENT_READ)
+        self._programs: dict[int, tuple[int, socket.socket]] = {}
+        """The pidfd and the connection by the process."""
+
+    def add(self, pid: int, connection: socket.socket) -> None:
+        """Tell the client the process of its program, and from now on how it ends."""
+        pidfd = os.pidfd_open(pid)
+        self._programs[pid] = pidfd, connection
+        self._waits.register(pidfd, selectors.EVENT_READ, pid)
+        self._waits.register(connection, selectors.EVENT_READ, pid)
+        with contextlib.suppress(OSError):
+            connection.sendall(str(pid).encode())
+
+    def wait(self, seconds: float | None) -> list[socket.socket]:
+        """Return the connections of new clients; None waits until something happens."""
+        found = []
+        for key, _ in self._waits.select(seconds):
+            if key.fileobj is self._listener:
+                found.append(self._listener.accept()[0])
+            elif key.data in self._programs:
+                pidfd, connection = self._programs[key.data]
+                if key.fd == pidfd:
+                    self._tell_end(key.data)
+                else:  # the client has ended, so its program has to
+                    self._waits.unregister(connection)
+                    os.kill(key.data, signal.SIGKILL)
+        return found
+
+    def _tell_end(self, pid: int) -> None:
+        pidfd, connection = self._programs.pop(pid)
+        self._waits.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(KeyError):
+            self._waits.unregister(connection)
+        with contextlib.suppress(OSError):
+            connection.sendall(str(code if code >= 0 else 128 - code).encode())
+        connection.close()
+
+    def forget(self) -> None:
+        """Close everything, in a fork."""
+        self._waits.close()
+        self._listener.close()
+        for pidfd, connection in self._programs.values():
+            os.close(pidfd)
+            connection.close()
+
+
+def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
+    """Return the request and the three streams that came with it; None: its client is gone."""
+    connection.settimeout(_REQUEST_SECONDS)
+    streams: list[int] = []
+    try:
+        length, streams, _, _ = socket.recv_fds(connection, 4, 3)
+        rest = int.from_bytes(length, "big")
+        parts = []
+        while rest > 0 and (part := connection.recv(min(rest, 1 << 16))):
+            parts.append(part)
+            rest -= len(part)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # it may have been ended while it waited
+            if connection.recv(1, socket.MSG_PEEK) == b"":
+                raise ConnectionError
+        connection.setblocking(True)
+    except OSError:
+        for stream in streams:
+            os.close(stream)
+        return None
+    directory, number, *strings = b"".join(parts).split(b"\0")
+    words, variables = strings[: int(number)], strings[int(number) :]
+    pairs = (os.fsdecode(one).partition("=") for one in variables)
+    environment = {name: value for name, _, value in pairs}
+    return Program(directory, tuple(map(os.fsdecode, words)), environment), streams
+
+
+def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> str:
+    """Return why the program must not be forked from here, or an empty text."""
+    for name in {*environment, *program.environment}:
+        if _EARLY.match(name) and environment.get(name) != program.environment.get(name):
+            return f"{name} is read before it starts"
+    if program.directory != os.fsencode(Path.cwd()):
+        return "it starts in another directory"
+    if not room.holds(program):
+        return "its environment is too large"
+    opened = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+    device = next((one for one in opened if one.startswith(_DEVICES)), None)
+    if device:
+        return f"{device} is in use here, and a forked process could not use it"
+    shadowed = _modules_in(program.import_directory) & sys.modules.keys()
+    return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
+
+
+def _modules_in(directory: str) -> set[str]:
+    """Return the names of what a program may import from its own directory."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            name, dot, ending = entry.name.partition(".")
+            is_package = not dot and os.path.exists(os.path.join(entry.path, "__init__.py"))  # noqa: PTH110, PTH118
+            if is_package or ending.endswith(("py", "pyc", "so")):
+                found.add(name)
+    return found
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python warns of threads; OpenBLAS, which has some, ends them for a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
+    """Make this forked process look as if it had been started for the program."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(program.directory)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    room.show(program)
+    sys.argv = program.arguments
+    sys.orig_argv = list(program.words)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, program.import_directory)
+    importlib.invalidate_caches()
+    # Each process draws its own seeds when it starts; ``random`` sees to that itself.
+    sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def run(program: Program) -> None:
+    """Run the program in this process, as Python would."""
+    if program.module is not None:
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(program.arguments[0])  # noqa: PTH100 - Python itself follows no links here
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+        __file__=path,
+        __loader__=SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main
+    try:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102 - the program that was asked for
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(1)
+
+
+class _Room:
+    """Where the kernel says that this process's arguments and environment lie; see proc(5), ``stat``."""
+
+    def __init__(self) -> None:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        self._words = range(int(fields[45]), int(fields[46]))
+        self._environment = range(int(fields[47]), int(fields[48]))
+
+    def holds(self, program: Program) -> bool:
+        """Return whether there is room for the program's environment."""
+        return len(_joined(program)) <= len(self._environment)
+
+    def show(self, program: Program) -> None:
+        """Show the program's words and environment where the kernel shows this process's."""
+        words = b"\0".join(map(os.fsencode, program.words))[: len(self._words) - 1] + b"\0"
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            for place, data in ((self._words, words), (self._environment, _joined(program))):
+                memory.seek(place.start)
+                memory.write(data.ljust(len(place), b"\0"))
+
+
+def _joined(program: Program) -> bytes:
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in program.environment.items())
+
+
+if __name__ == "__main__":
+    try:
+        forked = serve(socket.socket(fileno=sys.stdin.fileno()))
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    run(forked)

@@ -1,0 +1,207 @@
+"""Programs that are forked from a process with torch: they are as if each had been started."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cloudspot.agent.node import Node
+from cloudspot.agent.training.fork_server import ForkServer
+from cloudspot.agent.training.trainer import end_training
+from cloudspot.jobfile.spec import RunSpec
+from cloudspot.process_marks import is_marked, marked_processes
+from cloudspot.train.fork_server import MARK
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows forks by their own environment"),
+]
+pytest.importorskip("torch")
+
+SELF_PORTRAIT = """
+import atexit, json, os, sys, threading
+def seen(path):
+    return [one for one in open(path).read().split("\\0") if one]
+main = sys.modules["__main__"]
+json.dump({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
+    "main": sorted((name, str(value).split(" at 0x")[0]) for name, value in vars(main).items()
+                   if name.startswith("__")),
+    "name": __name__, "directory": os.getcwd(), "environ": sorted(os.environ.items()),
+    "seen_environ": sorted(seen("/proc/self/environ")), "seen_words": seen("/proc/self/cmdline"),
+    "threads": threading.active_count(),
+    "descriptors": sorted(set(os.listdir("/proc/self/fd")) & set("0123456789")),
+    "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)]
+    if (signal := __import__("signal")) else [],
+}, sys.stdout)
+atexit.register(print, "the end", file=sys.stderr)
+if len(sys.argv) > 2:
+    {}["no such key"]
+"""
+IS_FORKED = "import sys; print('forked' if 'torch' in sys.modules else 'started', flush=True)\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    root = tmp_path_factory.mktemp("node")
+    node = Node("job", 1, "file:///store", "local", root / "node", sys.executable, root / "arena", "5" * 64)
+    node.directory.mkdir()
+    node.create_directories()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    server = ForkServer(node, RunSpec(entrypoint="train.py"), sys.executable, environment)
+    server.start()
+    yield dataclasses.make_dataclass("Given", ["node", "environment", "own"])(node, environment, server)
+    end_training(node)
+    server._process.wait()
+
+
+@pytest.fixture
+def start(server):
+    begun = []
+
+    def start(script, *arguments, is_forked=True, directory="plain", files=(), cwd=".", **variables):
+        work = server.node.work
+        (work / directory).mkdir(exist_ok=True)
+        for name, text in [("train.py", script), *files]:
+            (work / directory / name).write_text(text)
+        path = work / directory / "train.py" if cwd != "." else f"{directory}/train.py"
+        words = [sys.executable, "-u", str(path), *arguments]
+        begun.append(
+            subprocess.Popen(
+                [*(server.own.prefix if is_forked else ()), *words],
+                cwd=work / cwd,
+                env={**server.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("arguments", [("a b",), ("a", "and fails")])
+def test_a_forked_program_sees_what_a_started_one_sees(start, arguments):
+    told = []
+    for is_forked in (True, False):
+        process = start(SELF_PORTRAIT, *arguments, is_forked=is_forked, MINE="ä=1\n2")
+        out, errors = process.communicate(timeout=100)
+        told.append({"status": process.returncode, "errors": errors, **json.loads(out)})
+    forked, started = told
+    assert {name: (forked[name], one) for name, one in started.items() if forked[name] != one} == {}
+    assert told[0]["status"] == len(arguments) - 1
+    assert "the end" in told[0]["errors"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("os._exit(4)", 4), ("os.kill(os.getpid(), 9)", 137)],
+)
+def test_it_ends_with_its_programs_status(start, line, status):
+    process = start(f"{IS_FORKED}import os\n{line}\n")
+    out, _ = process.communicate(timeout=100)
+    assert (out, process.returncode) == ("forked\n", status)
+
+
+def test_each_draws_its_own_random_numbers(start):
+    script = (
+        "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
+    )
+    drawn = [start(script).communicate(timeout=100)[0].split() for _ in range(2)]
+    assert len({*drawn[0], *drawn[1]}) == 6
+
+
+def test_signals_reach_the_program(start):
+    process = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready')\n"
+        "time.sleep(100)\n"
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(100) == 7
+
+
+def test_a_program_ends_with_its_client_and_carries_its_marks(start, wait_until):
+    process = start("import os, time\nprint(os.getpid())\ntime.sleep(100)\n", SOME_MARK="x")
+    pid = int(process.stdout.readline())
+    assert is_marked(pid, "SOME_MARK", "x")
+    assert set(marked_processes("SOME_MARK", "x")) == {pid, process.pid}
+    process.kill()
+    wait_until(lambda: not is_marked(pid, "SOME_MARK", "x"))
+
+
+def test_a_stopped_program_goes_on_with_its_marks(start):
+    """As every machine's processes are stopped and continued: by their marks."""
+    process = start("import time\nprint('ready')\ntime.sleep(0.3)\nprint('done')\n", SOME_MARK="y")
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in marked_processes("SOME_MARK", "y"):
+            os.kill(pid, number)
+        time.sleep(0.05)
+    assert process.communicate(timeout=100)[0] == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "given"),
+    [
+        ("OMP_NUM_THREADS is read before it starts", {"OMP_NUM_THREADS": "2"}),
+        ("PYTHONHASHSEED is read before it starts", {"PYTHONHASHSEED": "1"}),
+        ("its environment is too large", {"LARGE": "x" * 100_000}),
+        ("it starts in another directory", {"cwd": "plain"}),
+        ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
+    ],
+)
+def test_what_would_not_run_the_same_is_started(server, start, why, given):
+    assert start(IS_FORKED, **given).communicate(timeout=100)[0] == "started\n"
+    assert why in server.node.fork_server_log.read_text()
+
+
+def test_torchrun_is_forked_without_a_warning(server):
+    words = [sys.executable, "-m", "torch.distributed.run", "--help"]
+    forked, started = (
+        subprocess.run([*prefix, *words], env=server.environment, capture_output=True, text=True, check=False)
+        for prefix in (server.own.prefix, ())
+    )
+    assert (forked.returncode, forked.stdout, forked.stderr) == (0, started.stdout, started.stderr)
+
+
+def test_it_is_started_once_and_ends_with_the_training(server, start, wait_until):
+    """Without it programs are started; with the death of the process, those that it has forked end."""
+    socket = str(server.node.fork_server)
+    (pid,) = marked_processes(MARK, socket)
+    server.own.start()
+    assert marked_processes(MARK, socket) == (pid,)
+    process = start("import time\nprint('ready')\ntime.sleep(100)\n")
+    assert process.stdout.readline() == "ready\n"
+    end_training(server.node)
+    assert process.wait(100) == 137
+    assert marked_processes(MARK, socket) == ()
+    assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        RunSpec(entrypoint="train.py", fork_server=False),
+        RunSpec(entrypoint="train.py", launcher="none"),
+        RunSpec(command=("python", "train.py"), launcher="torchrun"),
+    ],
+)
+def test_other_trainings_get_none(server, run):
+    socket = str(server.node.fork_server)
+    before = marked_processes(MARK, socket)
+    other = ForkServer(server.node, run, sys.executable, server.environment)
+    other.start()
+    assert other.prefix == ()
+    assert marked_processes(MARK, socket) == before
