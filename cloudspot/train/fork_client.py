@@ -22,6 +22,8 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 KILLED = 128 + signal.SIGKILL
+ANSWER = b"%16d"
+"""How the server tells the process of the program, and then its status."""
 
 
 def at_socket(path: str, do: str) -> socket.socket:
@@ -58,7 +60,12 @@ def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
     asked = request(words)
     socket.send_fds(connection, [asked[:4]], [0, 1, 2])
     connection.sendall(asked[4:])
-    return connection, int(connection.recv(16) or 0)
+    return connection, int(_answer(connection) or 0)
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """Return the next answer; nothing if the server is gone, or does not run the program."""
+    return connection.recv(len(ANSWER % 0), socket.MSG_WAITALL)
 
 
 def main() -> None:
@@ -73,7 +80,7 @@ def main() -> None:
     for number in FORWARDED:
         signal.signal(number, lambda received, _frame: os.kill(pid, received))
     try:
-        status = connection.recv(16)
+        status = _answer(connection)
     except OSError:
         status = b""
     if not status:  # the server is gone, and with it who would tell the status

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from cloudspot.train.fork_client import ANSWER
+
 MARK = "CLOUDSPOT_FORK_SERVER"
 """The variable by which the server is found; its value is the path of the socket."""
 PADDING = "CLOUDSPOT_FORK_PADDING"
@@ -145,7 +147,7 @@ class _Running:
         self._waits.register(pidfd, selectors.EVENT_READ, pid)
         self._waits.register(connection, selectors.EVENT_READ, pid)
         with contextlib.suppress(OSError):
-            connection.sendall(str(pid).encode())
+            connection.sendall(ANSWER % pid)
 
     def wait(self, seconds: float | None) -> list[socket.socket]:
         """Return the connections of new clients; None waits until something happens."""
@@ -171,7 +173,7 @@ class _Running:
         with contextlib.suppress(KeyError):
             self._waits.unregister(connection)
         with contextlib.suppress(OSError):
-            connection.sendall(str(code if code >= 0 else 128 - code).encode())
+            connection.sendall(ANSWER % (code if code >= 0 else 128 - code))
         connection.close()
 
     def forget(self) -> None:
@@ -194,6 +196,8 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
         while rest > 0 and (part := connection.recv(min(rest, 1 << 16))):
             parts.append(part)
             rest -= len(part)
+        if rest > 0:
+            raise ConnectionError
         connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):  # it may have been ended while it waited
             if connection.recv(1, socket.MSG_PEEK) == b"":
