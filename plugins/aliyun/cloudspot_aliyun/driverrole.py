@@ -25,11 +25,13 @@ _TRUST: Final = json.dumps(
 )
 
 
-def driver_policy(bucket: str) -> str:
-    """Return what a driver of the jobs in a bucket needs, as RAM has it."""
-    text = Path(__file__).with_name("policy-driver.json").read_text(encoding="utf-8")
+def driver_policy(bucket: str, *, reaps: bool = False) -> str:
+    """Return what a driver of the jobs in a bucket needs, as RAM has it; with ``reaps``, also a reaper."""
+    files = ("policy-driver.json", "policy-reap.json")[: 2 if reaps else 1]
+    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in files]
+    statements = [one for text in texts for one in json.loads(text.replace("BUCKET", bucket))["Statement"]]
     # RAM takes at most 6,144 characters.
-    return json.dumps(json.loads(text.replace("BUCKET", bucket)), separators=(",", ":"))
+    return json.dumps({"Version": "1", "Statement": statements}, separators=(",", ":"))
 
 
 class DriverRole:

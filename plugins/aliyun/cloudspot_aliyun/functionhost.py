@@ -25,7 +25,7 @@ from fastcrc import crc64
 import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
-from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin.functionchecks import PASS_SECONDS, bucket_of, passes_a_month, whole_minutes
 from cloudspot_aliyun import functionserver
 from cloudspot_aliyun.clients import REGION, AliyunClients
@@ -52,6 +52,8 @@ ROLE_SECONDS: Final = 60.0
 """How long a new role, and its rights, may be unknown. Nobody promises a bound."""
 SCHEDULE: Final = "schedule"
 NOTICES: Final = "notices"
+REAP: Final = "reap"
+_DAILY: Final = "@every 1440m"
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
 """In what ``cloudspot.cli.function`` raises when a right is missing."""
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
@@ -87,6 +89,7 @@ class FunctionComputeHost(FunctionHost):
             f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Function Compute takes {most}",
             f"triggers: every {every}, and, by EventBridge, when ECS is about to take a spot machine",
             f"role {role} with the plugin's policy-driver.json for {_bucket(function)}",
+            *(("once a day `cloudspot reap`, with the plugin's policy-reap.json",) if function.reaps else ()),
             f"about {cny:.2f} CNY a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
@@ -95,10 +98,15 @@ class FunctionComputeHost(FunctionHost):
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
         _check_fits(function)
         role = DriverRole(self._clients, self._role_name(function.name)).make(
-            driver_policy(_bucket(function))
+            driver_policy(_bucket(function), reaps=function.reaps)
         )
         self._make_function(function, role)
         self._schedule(function.name, SCHEDULE, f"@every {minutes}m", {})
+        if function.reaps:
+            self._schedule(function.name, REAP, _DAILY, REAP_EVENT)
+        else:
+            path = f"/functions/{function.name}/triggers/{REAP}"
+            self._ask(_DEPLOYING, "DELETE DeleteTrigger", path, ignoring="TriggerNotFound")
         pattern = {"source": ["acs.ecs"], "type": [functionserver.INTERRUPTION]}
         rule = {
             "triggerEnable": True,

@@ -28,7 +28,7 @@ from google.api_core import exceptions as api
 import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
-from cloudspot.model import DriverFunction, FunctionStatus
+from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
     PASS_SECONDS,
@@ -39,7 +39,15 @@ from cloudspot.plugin.functionchecks import (
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.functionrights import DriverRights
-from cloudspot_gcp.functionschedules import DENIED, MARK, SOURCE, TIMEOUT_SECONDS, DriverSchedules, rate_of
+from cloudspot_gcp.functionschedules import (
+    DAILY,
+    DENIED,
+    MARK,
+    SOURCE,
+    TIMEOUT_SECONDS,
+    DriverSchedules,
+    rate_of,
+)
 
 MEMORY_MIB: Final = 512
 """A pass over a live job took 203 MB at its peak, in the sandbox."""
@@ -94,7 +102,8 @@ class CloudRunHost(FunctionHost):
         minutes = _minutes(function)
         _check_fits(function)
         second = VCPUS * USD_A_VCPU_SECOND + MEMORY_MIB / 1024 * USD_A_GIB_SECOND
-        usd = passes_a_month(minutes) * (PASS_SECONDS * second + USD_A_CALL) + USD_A_SCHEDULE
+        usd = passes_a_month(minutes) * (PASS_SECONDS * second + USD_A_CALL)
+        usd += USD_A_SCHEDULE * (2 if function.reaps else 1)
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         email, where = self._rights(function.name).email, f"{function.name} in {self._region}"
         return (
@@ -102,6 +111,7 @@ class CloudRunHost(FunctionHost):
             f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Google sets no limit",
             f"Cloud Scheduler: {rate_of(minutes)}; Eventarc: when a spot machine is preempted, in any region",
             f"service account {email} with the plugin's role-driver.json, and {_bucket(function)}'s objects",
+            *(("once a day `cloudspot reap`, with the rights for it",) if function.reaps else ()),
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
@@ -115,6 +125,10 @@ class CloudRunHost(FunctionHost):
             rights.let_it_run()
             schedules, config = self._schedules(function.name), made["serviceConfig"]
             job = schedules.make(function.name, config["uri"], rate_of(minutes), {})
+            if function.reaps:
+                schedules.make(f"{function.name}-reap", config["uri"], DAILY, REAP_EVENT)
+            else:
+                schedules.drop(f"{function.name}-reap")
             schedules.try_once(job, config["revision"])
 
     def status(self, name: str) -> FunctionStatus | None:

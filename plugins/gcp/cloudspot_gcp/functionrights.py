@@ -33,6 +33,8 @@ BUCKET_PERMISSIONS: Final = (
     "storage.objects.list",
 )
 """As docs/gcp/role-bucket.yaml."""
+REAP_PERMISSIONS: Final = ("compute.disks.delete", "compute.disks.list")
+"""What `cloudspot reap` takes besides."""
 NUM_TRIES: Final = 8
 """How often a policy is changed when others change it at the same time."""
 _INVOKER: Final = "roles/run.invoker"
@@ -72,7 +74,8 @@ class DriverRights:
         """Make the account, and grant it what a driver needs: machines, the bucket, the nodes' account."""
         self._make_account(function)
         role = json.loads(Path(__file__).with_name("role-driver.json").read_text(encoding="utf-8"))
-        driver = self._make_role("driver", role["includedPermissions"])
+        more = REAP_PERMISSIONS if function.reaps else ()
+        driver = self._make_role("driver", (*role["includedPermissions"], *more))
         objects = self._make_role("bucket", BUCKET_PERMISSIONS)
         self._bind(self._project_policy(), driver)
         self._bind(_bucket_policy(bucket), objects)

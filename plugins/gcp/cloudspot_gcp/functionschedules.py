@@ -10,6 +10,7 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from google.api_core import exceptions as api
@@ -30,6 +31,7 @@ LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
 DENIED: Final = frozenset({7, 16})
 """PERMISSION_DENIED and UNAUTHENTICATED (google.rpc.Code)."""
 LOG_CHARACTERS: Final = 500
+DAILY: Final = "every 24 hours"
 NUM_LINES: Final = 50
 """How many of the function's newest lines are looked at."""
 
@@ -74,6 +76,11 @@ class DriverSchedules:
         if job["state"] == "PAUSED":
             job = self._ask("POST", f"{url}:resume", json={})
         return dict(job)
+
+    def drop(self, job_id: str) -> None:
+        """Remove one, if it is there."""
+        with suppress(api.NotFound):
+            self._ask("DELETE", self._url(job_id))
 
     def every_seconds(self) -> float | None:
         """Return how often the function runs; None: it does not."""

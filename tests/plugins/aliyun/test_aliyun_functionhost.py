@@ -18,7 +18,7 @@ from msgspec import structs
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.model import DriverFunction
+from cloudspot.model import REAP_EVENT, DriverFunction
 from cloudspot_aliyun import functionhost, functionserver
 from cloudspot_aliyun.driverrole import driver_policy
 from cloudspot_aliyun.functionhost import FunctionComputeHost
@@ -135,6 +135,24 @@ def test_its_role_has_the_bucket_and_machines_and_no_other_bucket(account):
         assert left(cloud) == []
 
 
+def test_with_reap_it_has_a_daily_timer_and_more_rights_until_it_is_deployed_without(account):
+    with account() as (cloud, host):
+        reaping = structs.replace(function(), reaps=True)
+        assert any("once a day" in line for line in host.plan(reaping))
+        host.deploy(reaping)
+        assert left(cloud) == [NAME, "notices", "reap", "schedule", ROLE, ROLE]
+        timer = cloud._functions.functions[NAME].triggers["reap"].config
+        assert (timer["cronExpression"], json.loads(timer["payload"])) == ("@every 1440m", REAP_EVENT)
+        held = cloud._ecs.account.ram.documents_of(ROLE)
+        assert is_allowed(held, "ecs:DeleteDisk", "acs:ecs:*:*:disk/d-1")
+        assert is_allowed(held, "oss:ListMultipartUploads", f"acs:oss:*:*:{BUCKET}")
+        host.deploy(function())
+        assert left(cloud) == ALL
+        assert not is_allowed(
+            cloud._ecs.account.ram.documents_of(ROLE), "ecs:DeleteDisk", "acs:ecs:*:*:disk/d-1"
+        )
+
+
 def rights_in(policy: str) -> set[str]:
     """Return the rights in a policy."""
     actions = [one["Action"] for one in json.loads(policy)["Statement"]]
@@ -178,7 +196,7 @@ def test_a_missing_right_is_named_and_a_later_deployment_goes_on(account, right)
         assert left(cloud) == ALL
 
 
-@pytest.mark.parametrize("skip", range(13))
+@pytest.mark.parametrize("skip", range(14))
 @pytest.mark.soak
 def test_what_is_cut_off_anywhere_is_finished_by_the_next(account, skip):
     with account() as (cloud, host):

@@ -9,6 +9,7 @@ import os
 import re
 import time
 import zipfile
+from base64 import b64decode
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from msgspec import structs
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.model import DriverFunction
+from cloudspot.model import REAP_EVENT, DriverFunction
 from cloudspot_gcp import functionhost, functionrights, functionschedules
 from cloudspot_gcp.functionhost import CloudRunHost
 from cloudspot_gcp.options import GcpOptions
@@ -156,6 +157,23 @@ def test_its_account_has_the_bucket_and_machines_and_no_other_bucket(account):
         # Whoever may do all but invoke it is not let in.
         (found,) = cloud.functions._functions.values()
         assert cloud.functions.call(found["serviceConfig"]["uri"], {}, b"{}", email=NODE).status == 403
+
+
+def test_with_reap_it_has_a_daily_schedule_and_more_rights_until_it_is_deployed_without(account):
+    with account() as (cloud, host):
+        reaping = structs.replace(function(), reaps=True)
+        assert any("once a day" in line for line in host.plan(reaping))
+        host.deploy(reaping)
+        assert left(cloud) == [NAME, NAME, f"{NAME}-reap", *ALL]
+        (job,) = (one for name, one in cloud.scheduler._jobs.items() if name.endswith("-reap"))
+        told = json.loads(b64decode(job["httpTarget"]["body"]))
+        assert (job["schedule"], told["data"]) == ("every 24 hours", REAP_EVENT)
+        time.sleep(0.3)
+        assert cloud.iam.has(EMAIL, "compute.disks.delete", "")
+        host.deploy(function())
+        assert left(cloud) == [NAME, NAME, *ALL]
+        time.sleep(0.3)
+        assert not cloud.iam.has(EMAIL, "compute.disks.delete", "")
 
 
 def test_its_role_has_what_a_submitters_has_but_drills_and_hears_of_audit_events():
