@@ -24,6 +24,10 @@ FORWARDED = (
 KILLED = 128 + signal.SIGKILL
 ANSWER = b"%16d"
 """How the server tells the process of the program, and then its status."""
+GO = b"!"
+"""What the client answers to the first; until then the program does not begin, so it never runs twice."""
+START_SECONDS = 60.0
+"""How long the server may take to import torch and fork; after that, the program is started without it."""
 
 
 def at_socket(path: str, do: str) -> socket.socket:
@@ -57,10 +61,15 @@ def request(words: Sequence[str]) -> bytes:
 def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
     """Return the connection and the id of the program's process; 0: the server does not run it."""
     connection = at_socket(path, "connect")
+    connection.settimeout(START_SECONDS)
     asked = request(words)
     socket.send_fds(connection, [asked[:4]], [0, 1, 2])
     connection.sendall(asked[4:])
-    return connection, int(_answer(connection) or 0)
+    pid = int(_answer(connection) or 0)
+    connection.settimeout(None)
+    if pid != 0:
+        connection.sendall(GO)
+    return connection, pid
 
 
 def _answer(connection: socket.socket) -> bytes:

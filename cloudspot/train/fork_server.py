@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from cloudspot.train.fork_client import ANSWER
+from cloudspot.train.fork_client import ANSWER, GO
 
 MARK = "CLOUDSPOT_FORK_SERVER"
 """The variable by which the server is found; its value is the path of the socket."""
@@ -116,9 +116,14 @@ def serve(listener: socket.socket) -> Program:
             elif pid := _fork():
                 running.add(pid, connection)
             else:
+                is_wanted = False
                 running.forget()
-                connection.close()
                 _become(*asked, room)
+                with contextlib.suppress(OSError):
+                    is_wanted = connection.recv(1) == GO
+                if not is_wanted:
+                    os._exit(1)
+                connection.close()
                 return asked[0]
             for stream in asked[1] if asked else ():
                 os.close(stream)
@@ -159,7 +164,7 @@ class _Running:
                 pidfd, connection = self._programs[key.data]
                 if key.fd == pidfd:
                     self._tell_end(key.data)
-                else:  # the client has ended, so its program has to
+                elif _has_ended(connection):  # so its program has to
                     self._waits.unregister(connection)
                     os.kill(key.data, signal.SIGKILL)
         return found
@@ -198,11 +203,9 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
             rest -= len(part)
         if rest > 0:
             raise ConnectionError
-        connection.setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # it may have been ended while it waited
-            if connection.recv(1, socket.MSG_PEEK) == b"":
-                raise ConnectionError
         connection.setblocking(True)
+        if _has_ended(connection):  # while it waited
+            raise ConnectionError
     except OSError:
         for stream in streams:
             os.close(stream)
@@ -212,6 +215,16 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
     pairs = (os.fsdecode(one).partition("=") for one in variables)
     environment = {name: value for name, _, value in pairs}
     return Program(directory, tuple(map(os.fsdecode, words)), environment), streams
+
+
+def _has_ended(client: socket.socket) -> bool:
+    """Return whether the process at the other end has closed its socket; never waits."""
+    try:
+        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:  # it has said nothing, or the program has read it meanwhile
+        return False
+    except OSError:
+        return True
 
 
 def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> str:
