@@ -1,4 +1,4 @@
-"""Stands for a Python program that the fork server runs: passes signals on, and ends as the program does.
+"""Stands in for a Python program that the fork server runs: passes signals on, and ends as the program does.
 
 Run as ``python -IS fork_client.py SOCKET PYTHON [-u] (SCRIPT | -m MODULE) ...``. Where the server does not
 run the program, this process becomes it. It needs only the standard library, and little of that: each start
@@ -77,6 +77,13 @@ def _answer(connection: socket.socket) -> bytes:
     return connection.recv(len(ANSWER % 0), socket.MSG_WAITALL)
 
 
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:  # it has just ended
+        return
+
+
 def main() -> None:
     """See the module."""
     path, *words = sys.argv[1:]
@@ -87,13 +94,13 @@ def main() -> None:
     if pid == 0:
         os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
     for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: os.kill(pid, received))
+        signal.signal(number, lambda received, _frame: _signal(pid, received))
     try:
         status = _answer(connection)
     except OSError:
         status = b""
     if not status:  # the server is gone, and with it who would tell the status
-        os.kill(pid, signal.SIGKILL)
+        _signal(pid, signal.SIGKILL)
     os._exit(int(status or KILLED))
 
 

@@ -4,13 +4,15 @@ Importing torch, and what DistributedDataParallel imports when it is first used,
 these processes and at each start of the training. Here it happens once a machine, while the node still
 prepares. ``fork_client`` stands for each program; a program that may not run here runs as it would without.
 
-A forked program differs from one that was started as little as can be: it has its own arguments, environment
-(also in ``/proc``, by which the agent finds it), directory, streams, session and ``__main__``. It is refused
-where it would not import or see the same: see ``_why_not``.
+A forked program differs as little as possible from one that was started: it has its own arguments,
+environment (also in ``/proc``, by which the agent finds it), directory, streams, process group, random
+numbers and ``__main__``. All of a machine's share one seed of ``hash()``. A program is refused where it would
+not import or see the same: see ``_why_not``.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import gc
@@ -38,26 +40,24 @@ MARK = "CLOUDSPOT_FORK_SERVER"
 PADDING = "CLOUDSPOT_FORK_PADDING"
 """The variable that makes room for the environments of the programs; an argument does so for their words."""
 PADDING_BYTES = 64 << 10
-FIRST = (
+IMPORTED = (
     "torch",
-    "torch.distributed.argparse_util",
+    "torch.distributed.argparse_util",  # this and the next two are what torchrun imports
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.rendezvous.registry",
-)
-"""What torchrun imports; the rest is imported here while it starts."""
-LATER = (
-    "numpy.random",
     "torch._dynamo",  # which DistributedDataParallel imports when it is constructed
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "cloudspot.train",
 )
-_EARLY = re.compile(
-    r"(?!TORCHELASTIC_|TORCH_NCCL_)(PYTHON|LD_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|MALLOC_|CUDA_|TORCH)"
-)
+"""All before the first program is forked: nobody would hear of a program's end during an import."""
+_READ_EARLY = "OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|CUDA_|TORCH|PYTORCH_"
+_EARLY = re.compile(f"(?!TORCHELASTIC_|TORCH_NCCL_)(PYTHON|LD_|MALLOC_|{_READ_EARLY})")
 """Variables that Python, torch and its libraries read when they are loaded."""
+_SETS_EARLY = re.compile(rf"environ\b.*({_READ_EARLY})".encode())
+"""A script's line that sets such a variable, as it may before it imports torch itself."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-_REQUEST_SECONDS = 10.0
+_REQUEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -94,27 +94,30 @@ def serve(listener: socket.socket) -> Program:
 
     Raises:
         ImportError: this Python has no torch.
+        OSError: this kernel lacks what is needed.
     """
     room = _Room()
+    os.close(os.pidfd_open(os.getpid()))
     environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
     # What the libraries keep of it must not lie where the programs' environments are written.
     os.environ.clear()
     os.environ.update(environment)
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # nothing of the training's own is imported here
-    for name in FIRST:
+    for name in IMPORTED:
         importlib.import_module(name)
-    later = list(LATER)
+    gc.collect()
+    gc.freeze()  # no collection of the programs' then copies pages that they share
     running = _Running(listener)
     while True:
-        for connection in running.wait(0 if later else None):
+        for connection in running.wait():
             asked = _receive(connection)
             why_not = _why_not(asked[0], environment, room) if asked else ""
             if asked is None or why_not:
                 sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
                 connection.close()
-            elif pid := _fork():
+            elif (pid := _fork()) > 0:
                 running.add(pid, connection)
+            elif pid < 0:
+                connection.close()
             else:
                 is_wanted = False
                 running.forget()
@@ -127,12 +130,6 @@ def serve(listener: socket.socket) -> Program:
                 return asked[0]
             for stream in asked[1] if asked else ():
                 os.close(stream)
-        if later:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(later.pop(0))
-            if not later:
-                gc.collect()
-                gc.freeze()  # no collection of theirs then copies pages that they share
 
 
 class _Running:
@@ -154,10 +151,10 @@ class _Running:
         with contextlib.suppress(OSError):
             connection.sendall(ANSWER % pid)
 
-    def wait(self, seconds: float | None) -> list[socket.socket]:
-        """Return the connections of new clients; None waits until something happens."""
+    def wait(self) -> list[socket.socket]:
+        """Wait until something happens; return the connections of new clients."""
         found = []
-        for key, _ in self._waits.select(seconds):
+        for key, _ in self._waits.select():
             if key.fileobj is self._listener:
                 found.append(self._listener.accept()[0])
             elif key.data in self._programs:
@@ -240,8 +237,17 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> s
     device = next((one for one in opened if one.startswith(_DEVICES)), None)
     if device:
         return f"{device} is in use here, and a forked process could not use it"
+    if program.module is None and any(map(_SETS_EARLY.search, _lines(program))):
+        return "it sets a variable that is read before it starts"
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
     return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
+
+
+def _lines(program: Program) -> Sequence[bytes]:
+    try:
+        return (Path(os.fsdecode(program.directory)) / program.arguments[0]).read_bytes().splitlines()
+    except OSError:
+        return ()
 
 
 def _modules_in(directory: str) -> set[str]:
@@ -257,14 +263,19 @@ def _modules_in(directory: str) -> set[str]:
 
 
 def _fork() -> int:
+    """Return the program's process, 0 in that process, or -1 if there can be none now."""
     with warnings.catch_warnings():  # Python warns of threads; OpenBLAS, which has some, ends them for a fork
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        try:
+            return os.fork()
+        except OSError as error:
+            sys.stderr.write(f"not forked: {error}\n")
+            return -1
 
 
 def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
     """Make this forked process look as if it had been started for the program."""
-    os.setsid()
+    os.setpgid(0, 0)  # so that it signals no other program; a leader of a session could not begin its own
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -308,6 +319,7 @@ def run(program: Program) -> None:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
+            atexit._run_exitfuncs()  # noqa: SLF001 - as Python does before it ends so
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         sys.exit(1)
@@ -317,9 +329,15 @@ class _Room:
     """Where the kernel says that this process's arguments and environment lie; see proc(5), ``stat``."""
 
     def __init__(self) -> None:
+        """Raise OSError if they cannot be written."""
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         self._words = range(int(fields[45]), int(fields[46]))
         self._environment = range(int(fields[47]), int(fields[48]))
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            memory.seek(self._words.start)
+            first = memory.read(1)
+            memory.seek(self._words.start)
+            memory.write(first)
 
     def holds(self, program: Program) -> bool:
         """Return whether there is room for the program's environment."""
@@ -338,7 +356,8 @@ def _joined(program: Program) -> bytes:
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in program.environment.items())
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve at the socket that is standard input, and in each fork run the program."""
     try:
         forked = serve(socket.socket(fileno=sys.stdin.fileno()))
     except Exception:

@@ -15,6 +15,12 @@ from cloudspot.train.fork_server import MARK, PADDING, PADDING_BYTES
 
 _log = logging.getLogger(__name__)
 _WORDS_BYTES = 8 << 10
+_START = """
+import sys
+sys.path[:] = filter(None, sys.path)  # the working directory's modules are the training's alone
+from cloudspot.train.fork_server import main
+main()
+"""
 
 
 class ForkServer:
@@ -44,11 +50,12 @@ class ForkServer:
             return
         self._node.fork_server.unlink(missing_ok=True)
         environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
-        words = [self._python, "-u", "-m", "cloudspot.train.fork_server"]
+        words = [self._python, "-u", "-c", _START]
         try:
             # Bound here, so that a client which comes before it is ready waits for it.
             listener = fork_client.at_socket(self._socket, "bind")
             with listener, self._node.fork_server_log.open("ab") as log:
+                self._node.fork_server.chmod(0o600)  # whoever may connect runs code here
                 listener.listen()
                 self._process = subprocess.Popen(
                     [*words, " " * _WORDS_BYTES],

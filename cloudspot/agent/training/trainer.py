@@ -244,9 +244,14 @@ def end_training(node: Node) -> None:
 
     What they were forked from ends with them.
     """
+    _end_generations(node)
+    kill_marked(MARK, str(node.fork_server))
+    _end_generations(node)  # what was forked meanwhile had the server's mark first, and then its own
+
+
+def _end_generations(node: Node) -> None:
     for handoff in node.directory.glob("generations/*"):
         kill_marked(files.HANDOFF, str(handoff))
-    kill_marked(MARK, str(node.fork_server))
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:

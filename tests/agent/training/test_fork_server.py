@@ -15,6 +15,7 @@ from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.process_marks import is_marked, marked_processes
+from cloudspot.train import fork_client
 from cloudspot.train.fork_server import MARK
 
 pytestmark = [
@@ -132,6 +133,18 @@ def test_signals_reach_the_program(start):
     assert process.wait(100) == 7
 
 
+def test_a_program_that_is_interrupted_ends_as_python_does(start):
+    script = "import atexit, os, signal\natexit.register(print, 'bye')\nos.kill(os.getpid(), signal.SIGINT)\n"
+    process = start(script)
+    out, errors = process.communicate(timeout=100)
+    assert (out, errors.splitlines()[-1], process.returncode) == ("bye\n", "KeyboardInterrupt", 130)
+
+
+def test_a_signal_that_comes_when_the_program_has_just_ended_changes_nothing(monkeypatch):
+    monkeypatch.setattr(fork_client.os, "kill", lambda *_: (_ for _ in ()).throw(ProcessLookupError))
+    fork_client._signal(1, signal.SIGTERM)
+
+
 def test_a_program_ends_with_its_client_and_carries_its_marks(start, wait_until):
     process = start("import os, time\nprint(os.getpid())\ntime.sleep(100)\n", SOME_MARK="x")
     pid = int(process.stdout.readline())
@@ -159,11 +172,16 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
         ("PYTHONHASHSEED is read before it starts", {"PYTHONHASHSEED": "1"}),
         ("its environment is too large", {"LARGE": "x" * 100_000}),
         ("it starts in another directory", {"cwd": "plain"}),
+        (
+            "it sets a variable that is read before it starts",
+            {"script": f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{IS_FORKED}"},
+        ),
         ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
     ],
 )
 def test_what_would_not_run_the_same_is_started(server, start, why, given):
-    assert start(IS_FORKED, **given).communicate(timeout=100)[0] == "started\n"
+    process = start(given.pop("script", IS_FORKED), **given)
+    assert process.communicate(timeout=100)[0] == "started\n"
     assert why in server.node.fork_server_log.read_text()
 
 
