@@ -45,12 +45,14 @@ IMPORTED = (
     "torch.distributed.argparse_util",  # this and the next two are what torchrun imports
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.rendezvous.registry",
-    "torch._dynamo",  # which DistributedDataParallel imports when it is constructed
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "cloudspot.train",
 )
 """All before the first program is forked: nobody would hear of a program's end during an import."""
+_COMPILER = "torch._dynamo"
+"""As large as torch itself; DistributedDataParallel imports it when it is constructed, for instance."""
+_USES_COMPILER = re.compile(rb"DistributedDataParallel|\bDDP\b|\bcompile\b|fully_shard|\bFSDP|[Aa]ccelerat")
 _READ_EARLY = "OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|CUDA_|TORCH|PYTORCH_"
 _EARLY = re.compile(f"(?!TORCHELASTIC_|TORCH_NCCL_)(PYTHON|LD_|MALLOC_|{_READ_EARLY})")
 """Variables that Python, torch and its libraries read when they are loaded."""
@@ -89,8 +91,10 @@ class Program:
         return str((Path(here) / self.arguments[0]).resolve().parent)
 
 
-def serve(listener: socket.socket) -> Program:
+def serve(listener: socket.socket, script: Path) -> Program:
     """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
+
+    By the text of the ``script`` that will be asked for it is guessed what else to import.
 
     Raises:
         ImportError: this Python has no torch.
@@ -104,6 +108,8 @@ def serve(listener: socket.socket) -> Program:
     os.environ.update(environment)
     for name in IMPORTED:
         importlib.import_module(name)
+    if any(map(_USES_COMPILER.search, _lines(script))):
+        importlib.import_module(_COMPILER)
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
     running = _Running(listener)
@@ -237,15 +243,16 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> s
     device = next((one for one in opened if one.startswith(_DEVICES)), None)
     if device:
         return f"{device} is in use here, and a forked process could not use it"
-    if program.module is None and any(map(_SETS_EARLY.search, _lines(program))):
+    script = Path(os.fsdecode(program.directory), program.arguments[0])
+    if program.module is None and any(map(_SETS_EARLY.search, _lines(script))):
         return "it sets a variable that is read before it starts"
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
     return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
 
 
-def _lines(program: Program) -> Sequence[bytes]:
+def _lines(script: Path) -> Sequence[bytes]:
     try:
-        return (Path(os.fsdecode(program.directory)) / program.arguments[0]).read_bytes().splitlines()
+        return script.read_bytes().splitlines()
     except OSError:
         return ()
 
@@ -357,9 +364,9 @@ def _joined(program: Program) -> bytes:
 
 
 def main() -> None:
-    """Serve at the socket that is standard input, and in each fork run the program."""
+    """Serve at the socket that is standard input; the first argument is the path of the script."""
     try:
-        forked = serve(socket.socket(fileno=sys.stdin.fileno()))
+        forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]))
     except Exception:
         traceback.print_exc()
         sys.exit(1)

@@ -30,6 +30,7 @@ class ForkServer:
         """``environment`` is that of the training, in which ``python`` runs; see TrainerPlan."""
         self._node = node
         self._python = python
+        self._script = run.entrypoint or ""
         self._environment = environment
         self._socket = str(node.fork_server)
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,7 @@ class ForkServer:
             return
         self._node.fork_server.unlink(missing_ok=True)
         environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
-        words = [self._python, "-u", "-c", _START]
+        words = [self._python, "-u", "-c", _START, self._script]
         try:
             # Bound here, so that a client which comes before it is ready waits for it.
             listener = fork_client.at_socket(self._socket, "bind")
