@@ -100,8 +100,7 @@ def reap(
     with what it costs a day, and asks. Nothing of a job that is live or cannot be read is ended, nothing
     younger than an hour, and nothing of another store unless --gone-store names it.
 
-    Drivers are looked for on AWS only: on Google Cloud and Alibaba Cloud, `cloudspot driver remove` removes
-    all parts of one.
+    Not every provider lists the parts of drivers; `cloudspot driver remove` removes all parts of one.
 
     Exits with 1 if something could not be looked at or ended.
     """
