@@ -22,6 +22,10 @@ class SpecError(CloudspotError):
     exit_code = 2
 
 
+class StoreMissing(SpecError):
+    """The store's bucket does not exist, in the words of its service: the user creates or corrects it."""
+
+
 class PluginError(CloudspotError):
     """A provider plugin is missing or broken: the user installs or repairs it."""
 

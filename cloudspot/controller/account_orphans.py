@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -21,7 +20,7 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.job_lists import is_marked_live, list_live
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.reader import has_finished
 from cloudspot.model import Asset
 
 DEFAULT_AGE = timedelta(hours=1)
@@ -204,7 +203,4 @@ def _unmarked_standing(store: ObjectStore, job_id: str) -> Standing:
     except CorruptData:
         return Standing.UNKNOWN
     # Without a submission it is being submitted or copied here, or that was cut short; `rm` removes it then.
-    with suppress(CorruptData, JobNotFound):
-        if HistoryReader(store, job_id).read().finished is not None:
-            return Standing.ENDED
-    return Standing.UNKNOWN
+    return Standing.ENDED if has_finished(store, job_id) else Standing.UNKNOWN

@@ -10,6 +10,8 @@ from cloudspot.jobstore.records import SaveId
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
+_OF_JOB = re.compile(rf"jobs/({JOB_ID.pattern})/.+", re.DOTALL)
+_SHARED = re.compile(r"(?:agents|code)/[0-9a-f]{64}")
 
 
 def index_prefix() -> str:
@@ -243,6 +245,20 @@ def log_segment(job_id: str, stream: str, date: str, first_seq: int) -> str:
 def artifacts_prefix(job_id: str) -> str:
     """Return the prefix of the job's artifacts."""
     return f"jobs/{job_id}/artifacts/"
+
+
+def job_of(key: str) -> str | None:
+    """Return the id of the job below whose prefix the key is; None: it is below no job's."""
+    found = _OF_JOB.fullmatch(key)
+    return found[1] if found else None
+
+
+def is_shared(key: str) -> bool:
+    """Return whether the key is ``agent`` or ``code`` of some hash.
+
+    A store may be the root of a bucket in which others have an ``agents/`` or a ``code/`` of their own.
+    """
+    return _SHARED.fullmatch(key) is not None
 
 
 def agent(sha256: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from cloudspot.errors import CorruptData, SpecError
+from cloudspot.errors import CorruptData, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobstore import codec, keys
@@ -91,6 +92,13 @@ def job_file_of(submission: Submission) -> JobSpec:
         return spec_from_json(submission.spec)
     except SpecError as error:
         raise SpecError(f"{submission_key(submission)}: {error}") from error
+
+
+def has_finished(store: ObjectStore, job_id: str) -> bool:
+    """Return whether the job's records say that it has; False also if there are none, or one is corrupt."""
+    with suppress(CorruptData, JobNotFound):
+        return HistoryReader(store, job_id).read().finished is not None
+    return False
 
 
 def write_summary(store: ObjectStore, summary: Summary) -> None:

@@ -8,6 +8,8 @@ sees the submission. A deletion that is cut short leaves its mark; that costs ot
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Iterable
 
 from cloudspot.errors import CorruptData, JobNotFound
@@ -16,12 +18,14 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.job_lists import is_marked_live, list_jobs
 from cloudspot.jobstore.parallel import each
+from cloudspot.jobstore.reader import has_finished
 from cloudspot.jobstore.submission import read_first_submission, shared_keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
 REAPER = "reap."
 """How the names of a reaper's marks begin; no job's id has a dot."""
+_REAPERS_NAME = re.compile(re.escape(REAPER) + "[0-9a-f]{8}")
 
 Need = Callable[[ObjectStore, str, frozenset[str]], frozenset[str]]
 """Tells which of the keys a job needs, or may need."""
@@ -61,7 +65,7 @@ def needed_until_removed(store: ObjectStore, job_id: str, shared: frozenset[str]
 
 
 def needed_now(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
-    """Return the same, but its staged agent only while it is marked live.
+    """Return the same, but its staged agent only until it has finished and is not marked live.
 
     A job that is resumed brings its agent along, as its own.
     """
@@ -77,10 +81,12 @@ def _needed(store: ObjectStore, job_id: str, shared: frozenset[str], *, is_for_l
         # Under way, cut short, or half removed; the last has no use for them.
         return shared if _is_reserved(store, job_id) else frozenset()
     needed = shared_keys(submission)
+    agents = frozenset(key for key in needed & shared if key.startswith(keys.agent("")))
     # The mark was there before the submission that was read: one that is missing now was taken back.
-    if is_for_later or is_marked_live(store, job_id):
-        return needed
-    return frozenset(key for key in needed if not key.startswith(keys.agent("")))
+    is_over = (
+        not is_for_later and agents and not is_marked_live(store, job_id) and has_finished(store, job_id)
+    )
+    return needed - agents if is_over else needed
 
 
 def _is_reserved(store: ObjectStore, job_id: str) -> bool:
@@ -93,13 +99,26 @@ def _is_reserved(store: ObjectStore, job_id: str) -> bool:
 
 
 def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[ObjectMeta, ...]]:
-    """Return all staged agents and code bundles that jobs share, and the marks of reapers beside them."""
+    """Return all staged agents and code bundles that jobs share, and the marks of reapers beside them.
+
+    Whatever else is below their prefixes is somebody else's.
+    """
     found, marks = [], []
     for prefix in (keys.agent(""), keys.code("")):
         for meta in store.list_objects(prefix):
-            _, is_mark, by = meta.key.partition(".removals/")
-            if not is_mark:
+            if keys.is_shared(meta.key):
                 found.append(meta)
-            elif by.startswith(REAPER):
+            elif is_reapers_mark(meta.key):
                 marks.append(meta)
     return tuple(found), tuple(marks)
+
+
+def new_reaper() -> str:
+    """Return a name for the marks of one deletion of a reaper's."""
+    return REAPER + secrets.token_hex(4)
+
+
+def is_reapers_mark(key: str) -> bool:
+    """Return whether the key is that of such a mark."""
+    shared, _, by = key.partition(keys.removals_prefix(""))
+    return keys.is_shared(shared) and _REAPERS_NAME.fullmatch(by) is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
@@ -12,21 +10,24 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Inventory, ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.shared_objects import (
-    REAPER,
     delete_unneeded,
     find_unneeded,
+    is_reapers_mark,
     needed_now,
+    new_reaper,
     shared_objects,
 )
 from cloudspot.model import Asset, ObjectMeta, UnfinishedUpload
 
-_OF_JOB: Final = re.compile(r"jobs/([^/]+)/")
 _MARK: Final = "mark"
 _MARK_AGE: Final = timedelta(hours=1)
 
 
 class UploadInventory(Inventory):
-    """The uploads in parts that nobody has completed or aborted: their parts are billed."""
+    """The uploads in parts that nobody has completed or aborted: their parts are billed.
+
+    Those of other keys than cloudspot's are somebody else's: the store may have its bucket to share.
+    """
 
     def __init__(self, store: ObjectStore, label: str) -> None:
         """Do no I/O; ``label`` is the store's, as machines carry it."""
@@ -35,25 +36,36 @@ class UploadInventory(Inventory):
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return the uploads; what is below a job's prefix is that job's."""
-        found = []
-        for one in self._store.unfinished_uploads():
-            of_job = _OF_JOB.match(one.key)
-            found.append(
-                Asset(
-                    kind="unfinished upload",
-                    id=f"{one.key}?{one.id}",
-                    where=self._store.url,
-                    job_id=of_job[1] if of_job else "",
-                    store_url=self._label,
-                    created_at=one.begun_at,
-                )
+        """Return the uploads; what is below a job's prefix is that job's.
+
+        One of what jobs share is in use while a job needs that; a submission may be under way with it.
+        """
+        uploads = [one for one in self._store.unfinished_uploads() if _is_ours(one.key)]
+        # Only now: a submission reserves its id before it uploads.
+        shared = frozenset(one.key for one in uploads if keys.is_shared(one.key))
+        needed = shared - find_unneeded(self._store, shared, need=needed_now)
+        return [
+            Asset(
+                kind="unfinished upload",
+                id=f"{one.key}?{one.id}",
+                where=self._store.url,
+                job_id=keys.job_of(one.key) or "",
+                store_url=self._label,
+                created_at=one.begun_at,
+                is_in_use=one.key in needed,
             )
-        return found
+            for one in uploads
+        ]
 
     def end(self, asset: Asset) -> None:
-        """Abort the upload."""
+        """Abort the upload.
+
+        Raises:
+            CloudspotError: it is not cloudspot's.
+        """
         key, _, upload_id = asset.id.rpartition("?")
+        if not _is_ours(key):
+            raise CloudspotError(f"{key} is no key of cloudspot's: its upload is left alone")
         assert asset.created_at is not None
         self._store.abort_upload(UnfinishedUpload(key=key, id=upload_id, begun_at=asset.created_at))
 
@@ -85,19 +97,20 @@ class SharedObjectInventory(Inventory):
         """Delete it, unless a job has come to need it; see ``shared_objects``.
 
         Raises:
-            CloudspotError: a job needs it now.
+            CloudspotError: a job needs it now, or it is not cloudspot's.
         """
-        if asset.kind == _MARK:
+        if is_reapers_mark(asset.id):
             self._store.delete(asset.id)
             return
-        by = f"{REAPER}{secrets.token_hex(4)}"
-        if not delete_unneeded(self._store, [asset.id], by=by, need=needed_now):
+        if not keys.is_shared(asset.id):
+            raise CloudspotError(f"{asset.id} is no key of cloudspot's: it is left alone")
+        if not delete_unneeded(self._store, [asset.id], by=new_reaper(), need=needed_now):
             raise CloudspotError(f"{asset.id}: a job has come to need it")
 
     def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
         kind = "staged agent" if meta.key.startswith(keys.agent("")) else "code bundle"
         return Asset(
-            kind=_MARK if ".removals/" in meta.key else kind,
+            kind=_MARK if is_reapers_mark(meta.key) else kind,
             id=meta.key,
             where=self._store.url,
             store_url=self._label,
@@ -105,3 +118,7 @@ class SharedObjectInventory(Inventory):
             is_in_use=is_in_use,
             detail=f"{meta.size / 1e6:.1f} MB" if meta.size else "",
         )
+
+
+def _is_ours(key: str) -> bool:
+    return keys.job_of(key) is not None or keys.is_shared(key)

@@ -17,6 +17,7 @@ from cloudspot.errors import (
     ObjectExists,
     ObjectMissing,
     SpecError,
+    StoreMissing,
     StoreRefused,
     TransientError,
 )
@@ -136,7 +137,8 @@ class Bucket(ABC):
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         """Return what an SDK's error means; None: nothing that is special to a store.
 
-        ObjectExists, ObjectMissing, SpecError (no such bucket), UploadGone, Passing (nothing was done),
+        ObjectExists, ObjectMissing, StoreMissing (the service says that there is no such bucket), SpecError
+        (it seems so), UploadGone, Passing (nothing was done),
         RangeBeyondEnd, StoreRefused (the server lacks the function) or AuthError (the right is missing).
         ObjectExists counts only for the verb ``create``.
         """
@@ -237,8 +239,8 @@ class Bucket(ABC):
             return ObjectExists(f"{self.url}: {key} exists")
         if kind is ObjectMissing:
             return ObjectMissing(f"{self.url}: no object {key}")
-        if kind is SpecError:
-            return SpecError(
+        if kind is SpecError or kind is StoreMissing:
+            return kind(
                 f"store {self.url}: there is no bucket {self.name!r}; create it ({self.how_to_create}"
                 f"{self.name}) or correct the name"
             )

@@ -20,7 +20,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import STORE_VARIABLE, json_option, parsed
 from cloudspot.controller.account_orphans import AccountReaper, Ended, Fate, Judged, Unlisted
 from cloudspot.controller.ownership import store_label
-from cloudspot.errors import SpecError
+from cloudspot.errors import SpecError, StoreMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
@@ -100,6 +100,8 @@ def reap(
     with what it costs a day, and asks. Nothing of a job that is live or cannot be read is ended, nothing
     younger than an hour, and nothing of another store unless --gone-store names it.
 
+    Not every provider lists the parts of drivers; `cloudspot driver remove` removes all parts of one.
+
     Exits with 1 if something could not be looked at or ended.
     """
     stores = [open_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
@@ -139,13 +141,13 @@ def _gone_label(url: str) -> str:
 
     Raises:
         SpecError: it is there, with live jobs.
-        CloudspotError: it may be there, and cannot be read.
+        CloudspotError: it may be there, and cannot be read: nobody said that its bucket does not exist.
     """
     store = open_store(url)
     label = store_label(store)
     try:
         live = sorted(list_live(store))
-    except SpecError:  # no such bucket
+    except StoreMissing:
         return label
     if live:
         raise SpecError(f"--gone-store: {url} is there, and {', '.join(live)} may be live in it")

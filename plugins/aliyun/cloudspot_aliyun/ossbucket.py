@@ -16,7 +16,14 @@ from typing import Any, ClassVar, Final
 import oss2
 import oss2.credentials
 
-from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
+from cloudspot.errors import (
+    CloudspotError,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreMissing,
+    StoreRefused,
+)
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -61,7 +68,7 @@ class OssBucket(Bucket):
     kinds: ClassVar[Mapping[str, type[CloudspotError]]] = {
         "FileAlreadyExists": ObjectExists,
         "InvalidRange": RangeBeyondEnd,
-        "NoSuchBucket": SpecError,
+        "NoSuchBucket": StoreMissing,
         "NoSuchKey": ObjectMissing,
         "NoSuchUpload": UploadGone,
         "ObjectNotAppendable": NotAppendable,
@@ -89,7 +96,8 @@ class OssBucket(Bucket):
         """Return a client of the endpoint where the bucket is, which OSS is asked for.
 
         Raises:
-            SpecError: there is no such bucket, or the configuration is wrong.
+            StoreMissing: there is no such bucket.
+            SpecError: the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
         """
         region = self._clients.region_or_none() or FALLBACK_REGION

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Inventory
 from cloudspot.model import Asset
 from cloudspot.plugin import machinetags
@@ -51,8 +52,18 @@ class DriverInventory(Inventory):
         return found
 
     def end(self, asset: Asset) -> None:
-        """Remove the piece."""
-        LambdaHost(self._clients).remove_piece(asset.kind.removeprefix(_KIND), asset.id)
+        """Remove the piece.
+
+        Raises:
+            CloudspotError: it had lost its function, and has one again: it was deployed meanwhile.
+        """
+        host, kind = LambdaHost(self._clients), asset.kind.removeprefix(_KIND)
+        match = _NAME.search(asset.id)
+        assert match is not None, "found by it"
+        # The pieces of a store that is gone are found with their function, and go with it.
+        if kind != "function" and not asset.is_in_use and host.status(match[0]) is not None:
+            raise CloudspotError(f"{asset.id}: a driver has it now")
+        host.remove_piece(kind, asset.id)
 
     def _rules(self) -> Iterator[Asset]:
         client = self._clients.client("events")

@@ -9,7 +9,14 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
+from cloudspot.errors import (
+    CloudspotError,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreMissing,
+    StoreRefused,
+)
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -44,7 +51,7 @@ class S3Bucket(Bucket):
         # Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
         # reference, PutObject, If-None-Match (checked 2026-11).
         "ConditionalRequestConflict": Passing,
-        "NoSuchBucket": SpecError,
+        "NoSuchBucket": StoreMissing,
         "NoSuchUpload": UploadGone,
         "NotImplemented": StoreRefused,
     }
@@ -70,7 +77,8 @@ class S3Bucket(Bucket):
         """Return a client of the region where the bucket is, which S3 is asked for.
 
         Raises:
-            SpecError: there is no such bucket, or the configuration is wrong.
+            StoreMissing: there is no such bucket.
+            SpecError: so it seems, or the configuration is wrong.
         """
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:
@@ -80,10 +88,19 @@ class S3Bucket(Bucket):
             # A denied HEAD names the region as well; each request will tell whether the rights suffice.
             is_somewhere = found is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
-                raise self.translated(error, "list", "") from error
+                raise self.translated(self._in_words(client, error), "list", "") from error
         else:
             found = _bucket_region(answer)
         return client if found is None else self._client_in(found)
+
+    def _in_words(self, client: Any, error: Exception) -> Exception:
+        """Return what S3 says of a HEAD's 404: anything at a wrong endpoint may answer with that number."""
+        if self.kind_of(error, "list") is SpecError:
+            try:
+                client.list_objects_v2(Bucket=self.name, MaxKeys=1)
+            except ERRORS.raised as said:
+                error = said
+        return error
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         # The answer to a HEAD has no body, and so no other code.

@@ -20,6 +20,7 @@ from cloudspot.errors import (
     ObjectExists,
     ObjectMissing,
     SpecError,
+    StoreMissing,
     StoreRefused,
     TransientError,
 )
@@ -93,7 +94,7 @@ class GcsBucket(Bucket):
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         status, code = ERRORS.status_of(error), ERRORS.code_of(error)
         if status == HTTPStatus.NOT_FOUND:
-            return SpecError if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
+            return StoreMissing if _NO_BUCKET in str(error) else _MISSING.get(verb, UploadGone)
         if status == HTTPStatus.FORBIDDEN and code not in UNUSABLE | ERRORS.throttled:
             return AuthError
         if code in ERRORS.throttled:

@@ -4,13 +4,14 @@ import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from memorystore import InMemoryStore
 
 from cloudspot.boot.functionarchive import FunctionArchive
 from cloudspot.cli import function
 from cloudspot.cli.commands import driver as driver_module
 from cloudspot.cli.commands import reap as reap_module
 from cloudspot.controller.ownership import store_label
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.errors import AuthError, CloudspotError, SpecError, StoreMissing
 from cloudspot.jobstore.job_lists import list_live, unmark_live
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.provider import LocalProvider
@@ -117,6 +118,27 @@ def test_a_store_with_live_jobs_is_not_gone(jobs, machines):
     jobs.submit("live-1")
     said = jobs.run("reap", "--gone-store", jobs.store.url, status=2).stderr
     assert f"{jobs.store.url} is there, and live-1 may be live in it" in said
+
+
+def test_only_a_store_whose_bucket_is_said_not_to_exist_is_gone(jobs, machines, monkeypatch):
+    there = "s3://theirs"
+    machines.append(machine(jobs, "theirs-1", store_url=there))
+    refusal = [SpecError("AWS_ENDPOINT_URL leads nowhere")]
+
+    class Unreadable(InMemoryStore):
+        canonical_url = there
+
+        def list_page(self, *_, **__):
+            raise refusal[0]
+
+    opened = reap_module.open_store
+    monkeypatch.setattr(reap_module, "open_store", lambda url: Unreadable() if url == there else opened(url))
+    said = jobs.run("reap", "--yes", "--gone-store", there, status=2).stderr
+    assert "AWS_ENDPOINT_URL leads nowhere" in said
+    assert len(machines) == 1
+    refusal[0] = StoreMissing("there is no bucket 'theirs'")
+    jobs.run("reap", "--yes", "--gone-store", there)
+    assert machines == []
 
 
 def test_several_stores_are_given_and_a_job_of_any_is_safe(jobs, machines, tmp_path):

@@ -3,7 +3,7 @@
 import oss2
 import pytest
 from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, Reaping, add_jobs
+from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
@@ -127,7 +127,9 @@ def plant_strangers(account):
     account.disk(Name="cloudspot-job")
     for name in (f"cloudspot-{OVER}", f"cloudspot-{OVER}-01234567", "nightly"):
         account.ask("CreateDeploymentSet", DeploymentSetName=name, ClientToken=name)
-    account.upload("elsewhere/jobs/over-1/x")
+    for key in STRANGE_UPLOADS:
+        account.upload(key)
+    account.store.put(STRANGE_OBJECT, b"a stranger's")
     account.store.bucket.connect().put_object("agents/" + "d" * 64, b"another prefix")
     switch = items(
         ask(account.clients, "DescribeVSwitches", {"PageSize": 50}, product="Vpc"), "VSwitches", "VSwitch"

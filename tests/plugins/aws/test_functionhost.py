@@ -138,6 +138,24 @@ def test_a_reaper_knows_all_of_it_by_its_tag_and_what_a_removal_was_cut_off_at(a
         assert left() == []
 
 
+def test_what_a_removal_was_cut_off_at_is_not_ended_once_a_driver_has_it_again(account):
+    with account() as (_, host):
+        store = f"s3://{BUCKET}/x"
+        name = f"cloudspot-driver-{hashlib.sha256(store.encode()).hexdigest()[:12]}"
+        driver = structs.replace(function(), name=name, reaps=True)
+        host.deploy(driver)
+        boto3.client("lambda").delete_function(FunctionName=name)
+        listed = DriverInventory(host._clients)
+        lost = listed.assets([store])
+        assert len(lost) == 5
+        host.deploy(driver)
+        standing = left()
+        for one in lost:
+            with pytest.raises(CloudspotError, match=f"{one.id}: a driver has it now"):
+                listed.end(one)
+        assert left() == standing
+
+
 def test_a_driver_that_does_not_run_is_told_with_its_own_words(account):
     with account() as (_, host), pytest.raises(CloudspotError, match="does not run: no bucket for you"):
         host.deploy(function(BAD))

@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, Reaping, add_jobs
+from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
@@ -221,7 +221,9 @@ def plant_strangers(account):
     account.volume()
     account.group(f"cloudspot-{OVER}-twin")
     account.driver("cloudspot-driver-0123456789ab")
-    account.upload("elsewhere/jobs/over-1/x")
+    for key in STRANGE_UPLOADS:
+        account.upload(key)
+    account.store.put(STRANGE_OBJECT, b"a stranger's")
     account.client("s3").put_object(Bucket=BUCKET, Key="agents/" + "d" * 64, Body=b"another prefix")
     target = {"Arn": limit.TARGET, "RoleArn": ROLE_ARN, "Input": json.dumps({"InstanceIds": [live]})}
     for name in ("cloudspot-nightly", f"cloudspot-{'0' * 20}-{MACHINE}"):

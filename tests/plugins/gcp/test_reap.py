@@ -3,7 +3,7 @@
 import pytest
 from google.cloud import compute_v1
 from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, Reaping, add_jobs
+from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, Reaping, add_jobs
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
@@ -135,6 +135,7 @@ def plant_strangers(account):
     account.policy(policy_name(OVER, "gs://twin"), "")
     account.policy("nightly", f"cloudspot: job {OVER}")
     account.store.bucket.clients.storage().bucket(BUCKET).blob("agents/" + "d" * 64).upload_from_string(b"x")
+    account.store.put(STRANGE_OBJECT, b"a stranger's")
     machine = {
         "name": "cs-over-1-01234567-1-0",
         "machine_type": f"zones/{ZONE}/machineTypes/n2-standard-2",

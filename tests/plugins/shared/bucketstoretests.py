@@ -24,6 +24,7 @@ from cloudspot.errors import (
     ObjectExists,
     ObjectMissing,
     SpecError,
+    StoreMissing,
     StoreRefused,
     TransientError,
 )
@@ -234,7 +235,7 @@ class BucketStoreTests:
             lambda: store.list_page(""),
             lambda: upload(store, "k", bytes(cloud.large_bytes)),
         ):
-            with pytest.raises(SpecError) as caught:
+            with pytest.raises(StoreMissing) as caught:
                 call()
             assert one_line(caught) == (
                 f"store {cloud.scheme}://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; create it "

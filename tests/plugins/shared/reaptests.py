@@ -15,6 +15,14 @@ from cloudspot.jobstore.submission import submit
 OVER, LIVE = "over-1", "live-1"
 REMOVED = "removed-1"
 """The id of a job that the store does not have."""
+STRANGE_OBJECT = "code/x/README"
+STRANGE_UPLOADS = (
+    "elsewhere/jobs/over-1/x",
+    "x/datasets/big.tar",
+    "x/code/x/README",
+    "x/team/jobs/over-1/checkpoints/x",
+)
+"""Of strangers, beside the store ``x`` and in it; the last is of a store ``x/team``."""
 
 
 def add_jobs(store, directory, provider):

@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 from bucketstoretests import one_line, upload
 
-from cloudspot.errors import AuthError, ObjectExists, TransientError
+from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, TransientError
 from cloudspot.registry import open_store
 from cloudspot_aws.s3 import S3Store
 from cloudspot_aws.s3bucket import _is_guarded
@@ -32,6 +32,14 @@ def test_the_region_of_the_bucket_is_found(make_bucket, monkeypatch, region, con
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------
+
+
+def test_only_a_service_that_says_that_there_is_no_such_bucket_makes_a_store_missing(aws, bucket):
+    aws.faults.inject("HeadBucket", "404", status=404)
+    aws.faults.inject("ListObjectsV2", "404", status=404)  # as anything does at a wrong endpoint
+    with pytest.raises(SpecError, match="there is no bucket") as caught:
+        S3Store(f"s3://{bucket}").get("k")
+    assert not isinstance(caught.value, StoreMissing)
 
 
 def test_another_accounts_bucket_is_an_auth_error_that_says_so(aws, bucket):
