@@ -166,7 +166,8 @@ def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
         send(pid, signal.SIGCONT)
     word = wait_for("the late one's last word", lambda: user.history("cut").launches[0].exits.get(1))
     assert (word.outcome, word.generation) == ("superseded", 1)
-    assert word.detail == "generation 2 goes on without this node"
+    # A replacement may have joined meanwhile, in a generation of its own.
+    assert re.fullmatch(r"generation [2-9] goes on without this node", word.detail)
     wait_for("its end", lambda: not marked_processes(MARK, MachineDirectory(late).mark))
     wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
     assert cli.returncode == 0, user.output(cli)[-6000:]
