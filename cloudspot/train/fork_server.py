@@ -2,7 +2,7 @@
 
 Importing torch, and what DistributedDataParallel imports when it is first used, takes seconds, for each of
 these processes and at each start of the training. Here it happens once a machine, while the node still
-prepares. ``fork_client`` stands for each program; a program that may not run here runs as it would without.
+prepares. ``fork_client`` stands in for each program; one that may not run here is started as usual.
 
 A forked program differs as little as possible from one that was started: it has its own arguments,
 environment (also in ``/proc``, by which the agent finds it), directory, streams, process group, random
@@ -94,7 +94,7 @@ class Program:
 def serve(listener: socket.socket, script: Path) -> Program:
     """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
 
-    By the text of the ``script`` that will be asked for it is guessed what else to import.
+    What else to import is guessed from the text of the ``script``, which clients will ask for.
 
     Raises:
         ImportError: this Python has no torch.
