@@ -38,7 +38,9 @@ SAMPLES = {
 FUNCTIONS = {
     name: function
     for name, function in vars(keys).items()
-    if inspect.isfunction(function) and function.__module__ == keys.__name__ and not name.startswith("is_")
+    if inspect.isfunction(function)
+    and function.__module__ == keys.__name__
+    and inspect.signature(function).return_annotation is str
 }
 
 
