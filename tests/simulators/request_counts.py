@@ -33,7 +33,8 @@ class RequestCounts:
         """Return the requests of a ``reconcile`` by a new process; every live job was driven, and no other."""
         store = self.counted()
         done = self.town.run_pass(store)
-        assert [one.job_id for one in done] == list(list_live(self.town.store))
+        # Whose turn is first depends on the time.
+        assert sorted(one.job_id for one in done) == list(list_live(self.town.store))
         assert all(one.error is None and not one.tick.problems for one in done)
         return collections.Counter(store.calls)
 
