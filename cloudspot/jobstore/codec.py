@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, TypeVar, cast
 
@@ -50,15 +51,11 @@ def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
     return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
 
 
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, msgspec.Struct):
-        return all(_is_finite(getattr(value, name)) for name in value.__struct_fields__)
-    if isinstance(value, dict):
-        return all(_is_finite(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return all(_is_finite(item) for item in value)
+def _is_finite(record: msgspec.Struct) -> bool:
+    try:
+        json.dumps(msgspec.to_builtins(record), allow_nan=False)
+    except ValueError:
+        return False
     return True
 
 

@@ -6,9 +6,11 @@ it had said so, or its agent was too old to say it) is ``unknown``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Generation, Resumed, Seat, Suspended
@@ -90,6 +92,7 @@ class _Marks:
         self._excluded = seats_of(history.launches, history.generations).excluded
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
         """Of each node that was in a generation: the first one."""
+        self._supply = _supply_changes(history, self._first)
 
     def all(self) -> Iterator[Span]:
         """Yield the marks in order."""
@@ -119,10 +122,11 @@ class _Marks:
         # The slowest setup holds up all.
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
-        for at, state in _supply(self._history, self._first, number):
-            if until is None or at <= until:
-                begun_at = at if begin is None else max(at, begin)
-                yield mark(state, begun_at if until is None else min(begun_at, until))
+        for at, state in _supply(self._supply, number):
+            if until is not None and at > until:
+                break
+            begun_at = at if begin is None else max(at, begin)
+            yield mark(state, begun_at if until is None else min(begun_at, until))
         if restoring is not None:
             yield mark("restoring", restoring, None if after is None else after.number)
 
@@ -186,22 +190,33 @@ class _Marks:
             yield mark("saving", part.ended, number)
 
 
-def _supply(history: History, first: Mapping[Seat, int], number: int) -> Iterator[tuple[datetime, str]]:
-    """Yield what the job does, and from when on, by the machines alone that came after a generation.
+class _Change(NamedTuple):
+    """A word that begins, or one node more or less of which it is true."""
 
-    ``first`` is the first generation of each node that was in one.
-    """
-    changes: list[tuple[datetime, str, int]] = []
+    at: datetime
+    what: str
+    number: int
+    first: float
+    """The first generation of the node; a word that begins concerns all."""
+
+
+def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change]:
+    """Return what machines on their way do, in order; ``first`` is the first generation of each node."""
+    changes: list[_Change] = []
     for at, word, launch in _in_journal_order(history):
-        changes.append((at, word, 0))
+        changes.append(_Change(at, word, 0, math.inf))
         for rank in () if launch is None else range(launch.intent.num_nodes):
             assert launch is not None
-            is_counted = first.get(Seat(launch.number, rank), number + 1) > number
-            changes += _changes(
-                launch, rank, at, is_counted=is_counted, has_run=(launch.number, rank) in first
-            )
+            changes += _changes(launch, rank, at, first=first.get(Seat(launch.number, rank)))
+    return sorted(changes, key=lambda one: one.at)
+
+
+def _supply(changes: Sequence[_Change], number: int) -> Iterator[tuple[datetime, str]]:
+    """Yield what the job does, and from when on, by the machines alone that came after a generation."""
     word, num, told = "queued", dict.fromkeys(("setup", "unknown", "launching"), 0), ""
-    for at, what, change in sorted(changes, key=lambda one: one[0]):
+    for at, what, change, first in changes:
+        if first <= number:
+            continue
         if change:
             num[what] += change
         elif what not in _LEFT_BY or word not in _LEFT_BY[what]:
@@ -217,25 +232,21 @@ _LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}
 """The states that outlast a new launch, or a machine's coming up."""
 
 
-def _changes(
-    launch: LaunchHistory, rank: int, at: datetime, *, is_counted: bool, has_run: bool
-) -> Iterator[tuple[datetime, str, int]]:
+def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | None) -> Iterator[_Change]:
     """Yield when a seat adds to what its job does, and when no more; its launch was requested ``at``."""
     slot, over = launch.slots.get(rank), launch.over_at(rank)
-    if is_counted:
-        yield at, "launching", 1
+    number = math.inf if first is None else first
+    yield _Change(at, "launching", 1, number)
     if slot is None:
         return
     taken = max(at, slot.at)
-    if is_counted:
-        yield taken, "launching", -1
+    yield _Change(taken, "launching", -1, number)
     if rank in launch.claimed:
-        yield taken, "claimed", 0
-        if is_counted:
-            state = "setup" if phases_of(launch, rank) or not has_run else "unknown"
-            yield taken, state, 1
-            if over is not None:
-                yield max(taken, over), state, -1
+        yield _Change(taken, "claimed", 0, math.inf)
+        state = "setup" if phases_of(launch, rank) or first is None else "unknown"
+        yield _Change(taken, state, 1, number)
+        if over is not None:
+            yield _Change(max(taken, over), state, -1, number)
 
 
 def _in_journal_order(history: History) -> Iterator[tuple[datetime, str, LaunchHistory | None]]:
