@@ -128,9 +128,10 @@ def main() -> None:
         began = time.perf_counter()
         for _ in range(options.ended):
             town.add_ended()
-        live = [town.add_live() for _ in range(options.live - 1)]
-        long_job = town.add_long(options.launches, options.commits)
         town.settle()
+        # Last, since nothing beats for them: in some minutes a pass would take their nodes for silent.
+        long_job = town.add_long(options.launches, options.commits)
+        live = [town.add_live() for _ in range(options.live - 1)]
         print(
             f"{options.ended} ended and {options.live} live jobs, one of {options.launches} launches and ",
             end="",

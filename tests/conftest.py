@@ -23,7 +23,9 @@ from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.process_marks import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
-pytest.register_assert_rewrite("cloudspot.testing.storekit", "cloudspot.testing.logkit")
+pytest.register_assert_rewrite(
+    *(f"cloudspot.testing.{kit}kit" for kit in ("log", "node", "provider", "provisioner", "store"))
+)
 
 
 _forced_exits: list[str] = []

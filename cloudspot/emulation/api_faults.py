@@ -93,6 +93,11 @@ class Faults:
         with self._lock:
             self._injected.append(Injected(action, code, message, status, times, happens))
 
+    def withdraw(self) -> None:
+        """Let none of the injected errors be answered any more."""
+        with self._lock:
+            self._injected.clear()
+
     def is_denied(self, right: str | None, caller: str) -> bool:
         """Return whether the caller lacks a right to objects."""
         return right in self.denied or (right in self.denied_to_machines and self.is_machine(caller))

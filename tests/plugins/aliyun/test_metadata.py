@@ -10,7 +10,9 @@ import pytest
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataServer, StandingNotice
-from cloudspot.model import NodeIdentity
+from cloudspot.model import Instance, InstanceState, Market
+from cloudspot.testing.machine import Machine
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_aliyun.metadata import (
     DISABLED,
     ENDPOINT,
@@ -19,6 +21,8 @@ from cloudspot_aliyun.metadata import (
     EcsMetadata,
     node_identity,
 )
+from cloudspot_aliyun.options import AliyunOptions
+from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun_sandbox.metadata_server import EcsMetadataService
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
@@ -67,15 +71,30 @@ def service(monkeypatch):
     service.server.close()
 
 
-def test_a_node_knows_itself_from_its_metadata(service):
-    assert node_identity() == NodeIdentity(
-        instance_id="i-bp13znx0m0me8cquu001",
-        rank=3,
-        address="192.168.0.9",
-        zone="cn-hangzhou-i",
-        instance_type="ecs.gn7i-c8g1.2xlarge",
-    )
-    assert EcsMetadata().get("meta-data/region-id") == "cn-hangzhou"
+class NodeOfTheService(Machine):
+    instance = Instance(
+        id="i-bp13znx0m0me8cquu001", state=InstanceState.RUNNING, job_id="digits-1", launch=2, rank=3,
+        address="192.168.0.9", zone="cn-hangzhou-i", instance_type="ecs.gn7i-c8g1.2xlarge",
+        market=Market.SPOT,
+    )  # fmt: skip
+
+    def __init__(self, service, monkeypatch):
+        self.service, self.monkeypatch = service, monkeypatch
+
+    def provider(self):
+        return AliyunProvider(AliyunOptions())
+
+    def give_notice(self, deadline):
+        self.service.view.notice = StandingNotice(deadline=deadline, given_at=NOW)
+
+    def silence(self):
+        self.monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
+
+
+class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    @pytest.fixture
+    def machine(self, service, monkeypatch):
+        return NodeOfTheService(service, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["iZbp13znx0m0me8cquu001Z", ""])
@@ -151,14 +170,6 @@ def test_not_found_and_empty_both_mean_that_there_is_no_notice(service):
         assert source.poll() is None
 
 
-def test_the_termination_time_is_a_notice_five_minutes_ahead(service):
-    service.view.notice = StandingNotice(deadline=NOW + timedelta(minutes=5), given_at=NOW)
-    notice = AliyunNoticeSource().poll()
-    assert (notice.action, notice.source) == ("terminate", "metadata")
-    assert notice.deadline == NOW + timedelta(minutes=5)
-    assert AliyunNoticeSource().notice_seconds == 300.0
-
-
 def test_a_time_that_cannot_be_read_is_a_notice_without_one(service, caplog):
     service.said[TERMINATION] = Answer(200, b"2026-11-20 at noon")
     assert AliyunNoticeSource().poll().deadline is None
@@ -176,12 +187,6 @@ def test_a_page_of_words_ends_no_machine_and_is_told_once(service, caplog):
 def test_an_error_of_the_service_tells_nothing(service):
     service.said[TERMINATION] = Answer(500)
     with pytest.raises(TransientError, match=f"answered 500 to {TERMINATION}"):
-        AliyunNoticeSource().poll()
-
-
-def test_a_service_that_does_not_answer_tells_nothing(service, monkeypatch):
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
-    with pytest.raises(TransientError, match="does not answer"):
         AliyunNoticeSource().poll()
 
 

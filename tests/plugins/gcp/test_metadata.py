@@ -14,7 +14,9 @@ from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.emulation.cloud import Answer, MachineView, Request, StandingNotice
 from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
-from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.model import Instance, InstanceState, Market, PreemptionNotice
+from cloudspot.testing.machine import Machine
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_gcp.attributes import NOTICE_SECONDS
 from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, node_identity
 from cloudspot_gcp.provider import GcpProvider
@@ -90,15 +92,35 @@ class Naps:
         self.now += seconds
 
 
-def test_a_node_knows_itself_from_its_metadata(service):
-    assert node_identity() == NodeIdentity(
-        instance_id=f"us-central1-a/{NAME}/7000000000000000001",
-        rank=1,
-        address="10.128.0.9",
-        zone="us-central1-a",
-        instance_type="g2-standard-8",
+class NodeOfTheService(Machine):
+    instance = Instance(
+        id=f"us-central1-a/{NAME}/7000000000000000001", state=InstanceState.RUNNING, job_id="digits",
+        launch=4, rank=1, address="10.128.0.9", zone="us-central1-a", instance_type="g2-standard-8",
         market=Market.SPOT,
-    )
+    )  # fmt: skip
+
+    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.service, self.monkeypatch = service, monkeypatch
+
+    def provider(self) -> GcpProvider:
+        return GcpProvider()
+
+    def give_notice(self, deadline: datetime) -> None:
+        self.service.preempt()
+
+    def silence(self) -> None:
+        self.monkeypatch.setenv(HOST, "127.0.0.1:1")
+
+
+class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    states_deadline = False
+
+    @pytest.fixture
+    def machine(self, service, monkeypatch):
+        return NodeOfTheService(service, monkeypatch)
+
+
+def test_a_machine_that_is_not_spot_says_so(service):
     service.view.facts["scheduling"] = {"provisioningModel": "STANDARD"}
     assert node_identity().market is Market.ON_DEMAND
 
@@ -127,13 +149,6 @@ def test_what_does_not_say_that_it_is_googles_is_not_believed(service):
         GcePreemptionSource().poll()
 
 
-def test_a_server_that_does_not_answer_tells_nothing(monkeypatch):
-    monkeypatch.setenv(HOST, "127.0.0.1:1")
-    with pytest.raises(TransientError, match="does not answer"):
-        Metadata().get("instance/name")
-    assert GcePreemptionSource().notice_seconds == 30.0
-
-
 def test_a_proxy_of_the_environment_is_not_asked(service, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1/")
     assert Metadata().get("instance/name") == NAME
@@ -148,13 +163,6 @@ def test_a_notice_is_as_long_as_the_launch_asked_for(service, attribute, seconds
 
 
 # --- the notice -------------------------------------------------------------------------------------
-
-
-def test_a_poll_tells_a_preemption_without_a_time(service):
-    source = GcePreemptionSource()
-    assert source.poll() is None
-    service.preempt()
-    assert source.poll() == NOTICE
 
 
 def test_a_wait_ends_with_the_preemption_by_one_long_poll_with_the_last_version(service, wait_until):

@@ -2,12 +2,13 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
+from emulated_account import Call, EmulatedAccount, Fault
 from provisionertests import (
     SCRIPT,
     AccountTests,
+    CloudProvisionerTests,
     CompressedScriptTests,
     LaunchKit,
-    ProvisionerTests,
     RequestTokenTests,
 )
 
@@ -19,6 +20,7 @@ from cloudspot.model import (
     InstanceState,
 )
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 
@@ -39,7 +41,36 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestEcsPromises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
+class EcsAccount(EmulatedAccount):
+    options = MappingProxyType({"instance_types": (TYPE,)})
+    calls = MappingProxyType({Call.CREATE: "RunInstances", Call.LIST: "DescribeInstances"})
+    errors = MappingProxyType(
+        {
+            Fault.UNWELL: ("InternalError", 500),
+            Fault.THROTTLED: ("Throttling.User", 400),
+            Fault.DENIED: ("Forbidden.RAM", 403),
+            Fault.QUOTA: ("QuotaExceed.ElasticQuota", 403),
+            Fault.REFUSED: ("InvalidImageId.NotFound", 404),
+        }
+    )
+    unknown_ids = ("i-bp1nobodys0000000", "machine-1")
+
+    def pass_time(self, seconds):
+        super().pass_time(seconds)
+        self.cloud.monotonic += seconds
+
+
+class TestEcsKit(ProvisionerTests):
+    deviations = MappingProxyType(
+        {"test_a_reclaimed_machine_says_so": "ECS releases a reclaimed machine and lists it no more"}
+    )
+
+    @pytest.fixture
+    def account(self, cloud):
+        return EcsAccount(cloud)
+
+
+class TestEcsPromises(CloudProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "Alibaba Cloud"
     service = "ECS"
     console_right = "ecs:GetInstanceConsoleOutput"

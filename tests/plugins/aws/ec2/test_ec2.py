@@ -3,18 +3,20 @@ from types import MappingProxyType
 
 import botocore.exceptions
 import pytest
+from emulated_account import Call, EmulatedAccount, Fault
 from provisionertests import (
     SCRIPT,
     AccountTests,
+    CloudProvisionerTests,
     CompressedScriptTests,
     LaunchKit,
-    ProvisionerTests,
     RequestTokenTests,
 )
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.schedules import TARGET
@@ -34,7 +36,28 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestEc2Promises(ProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
+class Ec2Account(EmulatedAccount):
+    options = MappingProxyType({"instance_types": ("g5.xlarge",)})
+    calls = MappingProxyType({Call.CREATE: "RunInstances", Call.LIST: "DescribeInstances"})
+    errors = MappingProxyType(
+        {
+            Fault.UNWELL: ("InternalError", 500),
+            Fault.THROTTLED: ("RequestLimitExceeded", 503),
+            Fault.DENIED: ("UnauthorizedOperation", 403),
+            Fault.QUOTA: ("MaxSpotInstanceCountExceeded", 400),
+            Fault.REFUSED: ("InvalidAMIID.NotFound", 400),
+        }
+    )
+    unknown_ids = ("i-0123456789abcdef0", "machine-1")
+
+
+class TestEc2Kit(ProvisionerTests):
+    @pytest.fixture
+    def account(self, cloud):
+        return Ec2Account(cloud)
+
+
+class TestEc2Promises(CloudProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):
     name = "AWS"
     service = "EC2"
     console_right = "ec2:GetConsoleOutput"

@@ -6,8 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.model import Market, NodeIdentity
+from cloudspot.model import Instance, InstanceState, Market
+from cloudspot.testing.machine import Machine
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_aws.imds import DISABLED, ENDPOINT, Imds, SpotNoticeSource, node_identity
+from cloudspot_aws.options import AwsOptions
+from cloudspot_aws.provider import AwsProvider
 
 NODE = {
     "meta-data/instance-id": "i-0123456789abcdef0",
@@ -82,15 +86,29 @@ def service(monkeypatch):
     service.close()
 
 
-def test_a_node_knows_itself_from_its_metadata(service):
-    assert node_identity() == NodeIdentity(
-        instance_id="i-0123456789abcdef0",
-        rank=1,
-        address="172.31.5.6",
-        zone="us-east-1b",
-        instance_type="g5.xlarge",
-        market=Market.SPOT,
-    )
+class NodeOfTheService(Machine):
+    instance = Instance(
+        id="i-0123456789abcdef0", state=InstanceState.RUNNING, job_id="kit-1", launch=1, rank=1,
+        address="172.31.5.6", zone="us-east-1b", instance_type="g5.xlarge", market=Market.SPOT,
+    )  # fmt: skip
+
+    def __init__(self, service, monkeypatch):
+        self.service, self.monkeypatch = service, monkeypatch
+
+    def provider(self):
+        return AwsProvider(AwsOptions())
+
+    def give_notice(self, deadline):
+        self.service.values[ACTION] = f'{{"action": "terminate", "time": "{deadline:%Y-%m-%dT%H:%M:%SZ}"}}'
+
+    def silence(self):
+        self.monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1/")
+
+
+class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    @pytest.fixture
+    def machine(self, service, monkeypatch):
+        return NodeOfTheService(service, monkeypatch)
 
 
 def test_a_machine_that_is_not_spot_says_so(service):
@@ -152,10 +170,6 @@ class _Forgetful(list):
         return [] if isinstance(index, slice) else "forgotten"
 
 
-def test_without_a_word_in_spot_instance_action_there_is_no_notice(service):
-    assert SpotNoticeSource().poll() is None
-
-
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
 def test_each_action_is_a_notice_with_its_time(service, action):
     service.values[ACTION] = f'{{"action": "{action}", "time": "2026-11-20T08:22:00Z"}}'
@@ -171,10 +185,6 @@ def test_a_notice_that_cannot_be_read_is_a_notice_without_a_time(service, text, 
     notice = SpotNoticeSource().poll()
     assert (notice.action, notice.deadline) == ("terminate", None)
     assert "cannot be read" in caplog.text
-
-
-def test_notices_come_two_minutes_ahead():
-    assert SpotNoticeSource().notice_seconds == 120.0
 
 
 def test_a_rebalance_recommendation_is_a_hint_that_is_logged_once_and_no_notice(service, caplog):
@@ -200,14 +210,6 @@ def test_an_error_of_the_service_tells_nothing(service):
     service.status = 500
     with pytest.raises(TransientError, match="answered 500 to meta-data/spot/instance-action"):
         SpotNoticeSource().poll()
-
-
-def test_a_service_that_does_not_answer_tells_nothing(service):
-    service.close()
-    with pytest.raises(TransientError, match="does not answer"):
-        SpotNoticeSource().poll()
-    service.server.server_close()
-    service.close = lambda: None
 
 
 def test_where_the_environment_forbids_the_service_it_is_not_asked(service, monkeypatch):

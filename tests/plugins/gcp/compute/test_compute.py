@@ -1,17 +1,20 @@
 import json
+from types import MappingProxyType
 
 import msgspec
 import pytest
+from emulated_account import Call, EmulatedAccount, Fault
 from google.cloud import compute_v1
 from provisionertests import (
     SCRIPT,
+    CloudProvisionerTests,
     LaunchKit,
-    ProvisionerTests,
 )
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
@@ -36,7 +39,30 @@ def kit(cloud):
     return Kit(cloud)
 
 
-class TestComputePromises(ProvisionerTests):
+class ComputeAccount(EmulatedAccount):
+    calls = MappingProxyType({Call.CREATE: BULK_INSERT, Call.LIST: "compute.instances.aggregatedList"})
+    errors = MappingProxyType(
+        {
+            Fault.UNWELL: ("internalError", 500),
+            Fault.THROTTLED: ("rateLimitExceeded", 403),
+            Fault.DENIED: ("forbidden", 403),
+            Fault.QUOTA: ("quotaExceeded", 403),
+            Fault.REFUSED: ("invalid", 400),
+        }
+    )
+    unknown_ids = ("us-central1-b/cs-digits-1-60e73611-1-0/71", "machine-1")
+
+    def host_id(self, instance_id):
+        return instance_id.split("/")[1]
+
+
+class TestComputeKit(ProvisionerTests):
+    @pytest.fixture
+    def account(self, cloud):
+        return ComputeAccount(cloud)
+
+
+class TestComputePromises(CloudProvisionerTests):
     name = "Google"
     console_right = "compute.instances.getSerialPortOutput"
     launch_call, list_call = BULK_INSERT, "compute.instances.aggregatedList"
@@ -120,14 +146,14 @@ class TestComputePromises(ProvisionerTests):
         self.check_refusal(kit, code, status, kind, num_calls=1 if status != 401 else 3)  # by fresh tokens
 
     @pytest.mark.parametrize("action", [BULK_INSERT, "compute.regionOperations.wait"])
-    def test_a_lost_answer_leaves_the_outcome_open_and_the_replay_finds_the_machine(self, kit, action):
+    def test_an_operation_whose_end_is_not_heard_of_is_found_by_a_replay(self, kit, action):
         request = kit.request()
         kit.cloud.compute.operation_seconds = 1.0
         kit.cloud.faults.inject(action, "internalError", happens=True, times=4)
         with pytest.raises(TransientError):
             kit.provisioner.create(request, token="t")
         kit.cloud.now += 1
-        kit.cloud.faults._injected.clear()
+        kit.cloud.faults.withdraw()
         (instance,) = kit.provisioner.create(request, token="t")
         assert kit.cloud.alive == [instance.id.split("/")[1]]
 

@@ -1,0 +1,133 @@
+"""The promises of a provider's class as tests, which a plugin's author subclasses.
+
+::
+
+    from cloudspot.testing.providerkit import ProviderTests
+
+    class TestMyProvider(ProviderTests):
+        name = "mycloud"
+        options = {"region": "north"}
+
+The plugin has to be installed: the kit finds it as ``cloudspot run --provider mycloud`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from cloudspot import registry
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import Provider, Provisioner
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.model import BootProfile
+from cloudspot.testing.kit import Kit, no_network
+
+NUM_IMPORTS = 5
+MOST_IMPORT_SECONDS = 0.05
+"""The processor's time, beyond what the standard library takes for HTTP, processes and logging."""
+_IMPORT = """
+import concurrent.futures, json, logging, ssl, subprocess, sys, time, urllib.request, zipfile
+from cloudspot import registry
+from cloudspot.jobfile.spec import spec_from_json
+name, spec = sys.argv[1], spec_from_json(json.loads(sys.argv[2]))
+known = set(sys.modules)
+began = time.process_time()
+kind = registry.provider_class(name)
+seconds = time.process_time() - began
+registry.open_provider(name, spec).preemption_source()
+ours = {"cloudspot", kind.__module__.partition(".")[0], *json.loads(sys.argv[3])}
+loaded = {one.partition(".")[0] for one in set(sys.modules) - known}
+print(json.dumps([seconds, sorted(loaded - ours - sys.stdlib_module_names)]))
+"""
+
+
+class ProviderTests(Kit):
+    """A test for each promise of Provider that needs no machine."""
+
+    name: ClassVar[str]
+    """As the entry point has it."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """The table ``[providers.NAME]`` of a job file that works with a fresh account."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Further top-level packages of the plugin itself."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """Return a provider with those options; override it where an emulated account needs more."""
+        return self._open()
+
+    def test_it_is_found_by_its_name(self) -> None:
+        kind = registry.provider_class(self.name)
+        assert kind.name == self.name
+        assert issubclass(kind.options_type, msgspec.Struct)
+
+    def test_it_is_imported_in_50_ms_and_its_node_needs_no_sdk(self) -> None:
+        words = [json.dumps(self._job(self.options)), json.dumps(self.packages)]
+        quickest = math.inf
+        for _ in range(NUM_IMPORTS):
+            done = subprocess.run(
+                [sys.executable, "-c", _IMPORT, self.name, *words],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            seconds, others = json.loads(done.stdout)
+            assert others == [], "imported before anybody needs it"
+            quickest = min(quickest, seconds)
+            if quickest <= MOST_IMPORT_SECONDS:
+                break
+        assert quickest <= MOST_IMPORT_SECONDS
+
+    def test_making_it_and_its_parts_asks_nobody(self) -> None:
+        with no_network():
+            provider = self._open()
+            assert isinstance(provider.provisioner(), Provisioner)
+            assert isinstance(provider.boot_profile(), BootProfile)
+
+    def test_an_unknown_option_is_an_error_that_names_it(self) -> None:
+        with pytest.raises(CloudspotError, match="kit_unknown"):
+            self._open({"kit_unknown": 1})
+
+    def test_the_boot_profile_can_be_stored_and_its_code_compiles(self, provider: Provider) -> None:
+        profile = provider.boot_profile()
+        assert json.loads(json.dumps(dict(profile.environment))) == profile.environment
+        assert profile.shutdown_command
+        compile(profile.end_code, "end_code", "exec")
+        compile(profile.fetch_code, "fetch_code", "exec")
+        assert not profile.fetch_code or "def fetch(" in profile.fetch_code
+
+    def test_each_check_is_one_line_and_says_what_to_do(self, provider: Provider) -> None:
+        for result in provider.check():
+            assert result.name
+            assert "\n" not in result.name + result.detail + result.remedy
+            assert result.ok or result.remedy or result.detail, f"{result.name}: what is to be done?"
+
+    def test_the_default_store_can_be_opened(self, provider: Provider) -> None:
+        url = provider.default_store()
+        if url is not None:
+            registry.open_store(url)
+
+    def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
+        with pytest.raises(CloudspotError):
+            provider.preempt("kit-none")
+
+    def test_its_inventories_have_titles(self, provider: Provider) -> None:
+        inventories = provider.inventories(all_regions=False)
+        assert inventories
+        assert all(one.title for one in inventories)
+
+    def _job(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"name": "kit", "run": {"entrypoint": "train.py"}, "providers": {self.name: dict(options)}}
+
+    def _open(self, more: Mapping[str, Any] | None = None) -> Provider:
+        job = self._job({**self.options, **(more or {})})
+        return registry.open_provider(self.name, spec_from_json(job))

@@ -1,0 +1,84 @@
+"""The provider ``local`` under the kits that every provider runs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from types import MappingProxyType
+
+import pytest
+
+from cloudspot.disk.locks import try_lock
+from cloudspot.local.metadata import METADATA
+from cloudspot.local.options import LocalOptions
+from cloudspot.local.provider import LocalProvider
+from cloudspot.testing.account import Account
+from cloudspot.testing.machine import Machine
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
+from cloudspot.testing.providerkit import ProviderTests
+from cloudspot.testing.provisionerkit import ProvisionerTests
+
+NO_SERVICE = "the machines are this computer's processes: no service stands between that could fail"
+
+
+class LocalAccount(Account):
+    unknown_ids = ("m-unknown-0", "../..")
+
+    def __init__(self):
+        self.capacity = {}
+
+    def provider(self):
+        return LocalProvider(LocalOptions(capacity=self.capacity))
+
+    def limit(self, num_machines):
+        self.capacity = {} if num_machines is None else {"local-a": num_machines}
+
+
+@pytest.mark.usefixtures("local_home")
+class TestLocalProvisioner(ProvisionerTests):
+    deviations = MappingProxyType(
+        {
+            "test_what_nobody_sells_is_not_offered": "a job for accelerators is rehearsed with what there is",
+            "test_fewer_on_demand_than_needed_are_none": "on demand there is always room",
+            "test_a_lost_answer_makes_no_second_machine": NO_SERVICE,
+            "test_each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing": NO_SERVICE,
+            "test_a_new_machine_that_no_listing_shows_yet_is_found_by_its_token": NO_SERVICE,
+            "test_a_listing_that_fails_tells_nothing": NO_SERVICE,
+        }
+    )
+
+    @pytest.fixture
+    def account(self):
+        return LocalAccount()
+
+
+class LocalMachine(Machine):
+    def __init__(self, host, directory):
+        self.host, self.directory, self.instance = host, directory, host.instance(directory)
+
+    def provider(self):
+        return LocalProvider()
+
+    def give_notice(self, deadline):
+        seconds = (deadline - datetime.now(timezone.utc)).total_seconds()
+        LocalProvider().preempt(self.instance.id, notice_seconds=seconds)
+
+    def silence(self):
+        LocalProvider().provisioner().terminate([self.instance.id])
+        self.host.wait_until(self.has_no_supervisor)
+
+    def has_no_supervisor(self):
+        with try_lock(self.directory.lock) as is_free:
+            return is_free
+
+
+class TestLocalMachine(PreemptionSourceTests, NodeIdentityTests):
+    @pytest.fixture
+    def machine(self, host, monkeypatch):
+        directory = host.launch("sleep 1000", num_nodes=2)[1]
+        monkeypatch.setenv(METADATA, directory.supervisor().metadata_url)
+        return LocalMachine(host, directory)
+
+
+@pytest.mark.usefixtures("local_home")
+class TestLocalProvider(ProviderTests):
+    name = "local"

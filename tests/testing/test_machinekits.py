@@ -1,0 +1,99 @@
+"""The kits of provisioners, notices and identity: what is broken on purpose fails the tests meant for it, alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import broken_machines
+import pytest
+from memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
+
+from cloudspot.testing import kit as kit_module
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
+from cloudspot.testing.provisionerkit import ProvisionerTests
+
+
+class TestMemoryCloud(ProvisionerTests):
+    @pytest.fixture
+    def account(self):
+        return MemoryAccount()
+
+
+class TestMemoryMachine(PreemptionSourceTests, NodeIdentityTests):
+    @pytest.fixture
+    def machine(self):
+        return MemoryMachine()
+
+
+def failures(kit, **fixtures):
+    """Run each test of the kit with fixtures of its own; return the names of those that fail."""
+    found = set()
+    for name, test in inspect.getmembers(kit, inspect.isfunction):
+        if not name.startswith("test_"):
+            continue
+        (mark,) = [*getattr(test, "pytestmark", []), None][:1]
+        for values in [()] if mark is None else mark.args[1]:
+            names = (
+                () if mark is None else mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],)
+            )
+            given = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
+            with pytest.MonkeyPatch.context() as patch:
+                made = {"monkeypatch": patch, **{one: make() for one, make in fixtures.items()}}
+                wanted = inspect.signature(test).parameters
+                try:
+                    test(kit(), **{one: made[one] for one in wanted if one in made}, **given)
+                except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it fails with
+                    found.add(name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setattr(kit_module, "PATIENCE_SECONDS", 0.5)
+
+
+def with_provisioner(kind):
+    return type("Broken", (MemoryProvider,), {"provisioner_type": kind})
+
+
+def broken(part, kind):
+    return type("Broken", (MemoryProvider,), {part: kind})
+
+
+def names(kind):
+    return {f"test_{promise}" for promise in kind.broken}
+
+
+@pytest.mark.parametrize("kind", broken_machines.PROVISIONERS, ids=lambda kind: kind.__name__)
+def test_a_broken_provisioner_fails_the_tests_meant_for_it(kind):
+    provider = broken("provisioner_type", kind)
+    assert failures(ProvisionerTests, account=lambda: MemoryAccount(provider)) == names(kind)
+
+
+@pytest.mark.parametrize("kind", broken_machines.SOURCES, ids=lambda kind: kind.__name__)
+def test_a_broken_source_fails_the_tests_meant_for_it(kind):
+    provider = broken("source_type", kind)
+    assert failures(PreemptionSourceTests, machine=lambda: MemoryMachine(provider)) == names(kind)
+
+
+@pytest.mark.parametrize("kind", broken_machines.IDENTITIES, ids=lambda kind: kind.__name__)
+def test_a_machine_that_does_not_know_itself_fails_the_tests_meant_for_it(kind):
+    assert failures(NodeIdentityTests, machine=lambda: MemoryMachine(kind)) == names(kind)
+
+
+def test_a_test_of_a_kit_cannot_be_overridden_unseen():
+    promise = "test_terminating_nothing_is_no_error"
+    with pytest.raises(TypeError, match=f"Mine overrides {promise}: declare it in deviations"):
+        type("Mine", (ProvisionerTests,), {promise: lambda self: None})
+    with pytest.raises(TypeError, match="'test_other' is no test of this kit, or has no reason"):
+        type("Mine", (ProvisionerTests,), {"deviations": {"test_other": "because"}})
+    with pytest.raises(TypeError, match="has no reason"):
+        type("Mine", (ProvisionerTests,), {"deviations": {promise: ""}})
+
+
+def test_a_deviation_is_an_expected_failure_with_its_reason_and_the_kits_own_test_is_as_before():
+    promise = "test_terminating_nothing_is_no_error"
+    kind = type("Mine", (ProvisionerTests,), {"deviations": {promise: "for this reason"}})
+    (mark,) = getattr(kind, promise).pytestmark
+    assert (mark.name, mark.kwargs) == ("xfail", {"strict": True, "reason": "for this reason"})
+    assert not hasattr(getattr(ProvisionerTests, promise), "pytestmark")
