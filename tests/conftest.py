@@ -24,7 +24,7 @@ from cloudspot.process_marks import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
 pytest.register_assert_rewrite(
-    *(f"cloudspot.testing.{kit}kit" for kit in ("log", "node", "provider", "provisioner", "store"))
+    *(f"cloudspot.testing.{kit}kit" for kit in ("job", "log", "node", "provider", "provisioner", "store"))
 )
 
 

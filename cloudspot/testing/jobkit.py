@@ -1,0 +1,119 @@
+"""Whole jobs with a reclaim as tests, which a plugin's author subclasses.
+
+::
+
+    from cloudspot.testing.jobkit import JobCloud, WholeJobTests
+
+    class TestMyJobs(WholeJobTests):
+        @pytest.fixture
+        def cloud(self):
+            return JobCloud(provider="mycloud", prefix=("cloudspot", "sandbox", "mycloud", "--"))
+
+All is real: the command line, the boot script on machines that boot, the agent, torchrun and the training. It
+needs torch where the machines run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudspot.testing.kit import Kit
+
+JOB_FILE = Path(__file__).parent / "job" / "job.toml"
+MOST_SECONDS = 900.0
+CLOUDSPOT = (sys.executable, "-m", "cloudspot")
+
+
+@dataclass(frozen=True)
+class JobCloud:
+    """Where the kit's jobs run."""
+
+    provider: str
+    store: str | None = None
+    """The URL of an empty store; None: the provider's default, or that of the sandbox."""
+    settings: Sequence[str] = ()
+    """What ``cloudspot run --set`` gets, such as ``providers.mycloud.region="north"``."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Credentials and the like, beside this process's own environment."""
+    prefix: Sequence[str] = ()
+    """A command that runs the one behind it, such as ``cloudspot sandbox mycloud --``."""
+    notice: str | None = "20s"
+    """The notice of the reclaim; None: the provider's own."""
+
+
+class WholeJobTests(Kit):
+    """A job on one and on two nodes, of which one is reclaimed; the fixture ``cloud`` is a JobCloud."""
+
+    @pytest.mark.timeout(2 * MOST_SECONDS)
+    @pytest.mark.parametrize("num_nodes", [1, 2])
+    def test_a_job_outlives_a_reclaim_and_makes_the_weights_of_an_undisturbed_one(
+        self, cloud: JobCloud, num_nodes: int, tmp_path: Path
+    ) -> None:
+        calm = _run(JobCloud(provider="local"), tmp_path / "calm", num_nodes, is_reclaimed=False)
+        hit = _run(cloud, tmp_path / "hit", num_nodes, is_reclaimed=True)
+        assert (calm["state"], hit["state"]) == ("succeeded", "succeeded")
+        assert len(hit["notices"]) == 1, "the notice was not heard"
+        assert hit["steps_lost"] == 0
+        assert len(hit["nodes"]) == num_nodes + 1
+        assert hit["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
+
+
+def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool) -> dict[str, Any]:
+    """Run the job from this module's own command line, behind the prefix; return what ``show`` tells."""
+    directory.mkdir()
+    orders = {
+        "run": [
+            *("run", str(JOB_FILE), "--provider", cloud.provider, "--name", "kit"),
+            *(word for one in (f"nodes={num_nodes}", *cloud.settings) for word in ("--set", one)),
+        ],
+        "reclaim": is_reclaimed,
+        "notice": cloud.notice,
+    }
+    environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(directory / "home"), **cloud.environment}
+    if cloud.store is not None:
+        environment["CLOUDSPOT_STORE"] = cloud.store
+    done = subprocess.run(
+        [*cloud.prefix, sys.executable, "-m", __name__, json.dumps(orders)],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=MOST_SECONDS,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return shown
+
+
+def main(orders: Mapping[str, Any]) -> None:
+    """Run a job, reclaim its first node once a checkpoint stands, and print what ``show`` tells at last."""
+    training = subprocess.Popen([*CLOUDSPOT, *orders["run"]], stdout=sys.stderr)
+    if orders["reclaim"]:
+        while training.poll() is None and _show().get("last_commit") is None:
+            time.sleep(0.5)
+        notice = () if orders["notice"] is None else ("--notice", orders["notice"])
+        subprocess.run([*CLOUDSPOT, "preempt", "kit", *notice], check=True, stdout=sys.stderr)
+    training.wait()
+    print(json.dumps(_show()))
+    sys.exit(training.returncode)
+
+
+def _show() -> dict[str, Any]:
+    """Return what is known of the job; empty before there is one."""
+    done = subprocess.run([*CLOUDSPOT, "show", "kit", "--json"], capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
