@@ -21,12 +21,13 @@ from datetime import datetime, timedelta, timezone
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import LogSink
 from cloudspot.model import LogRecord
+from cloudspot.testing.kit import Kit
 from cloudspot.testing.storekit import raising
 
 MakeSink = Callable[[], LogSink]
 
 
-class LogSinkTests:
+class LogSinkTests(Kit):
     """A test for each promise of LogSink."""
 
     def test_lines_come_back_as_they_were(self, make_sink: MakeSink) -> None:

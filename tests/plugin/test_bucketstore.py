@@ -6,6 +6,7 @@ import secrets
 from datetime import datetime, timezone
 
 import pytest
+from memorystore import NOT_SHARED
 
 from cloudspot.errors import AuthError, CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
@@ -137,7 +138,7 @@ class DictStore(BucketStore):
 class TestPromises(ObjectStoreTests):
     """As any store."""
 
-    is_shared = False
+    deviations = NOT_SHARED
     can_presign = False
     stream_bytes = 1 << 20
 

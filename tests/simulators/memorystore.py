@@ -6,10 +6,19 @@ import bisect
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.model import ObjectMeta, ObjectPage
+
+NOT_SHARED = MappingProxyType(
+    {
+        "test_another_who_opens_the_same_url_sees_the_same": "what is in memory has no URL that opens it",
+        "test_of_many_processes_that_create_a_key_exactly_one_wins": "no other process sees this memory",
+    }
+)
+"""The deviations of such a store from the kit's promises."""
 
 
 class InMemoryStore(ObjectStore):

@@ -1,13 +1,13 @@
 """The store in memory keeps the promises of a store, so that what is tested on it is tested."""
 
 import pytest
-from memorystore import InMemoryStore
+from memorystore import NOT_SHARED, InMemoryStore
 
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
 class TestPromises(ObjectStoreTests):
-    is_shared = False
+    deviations = NOT_SHARED
     can_presign = False
 
     @pytest.fixture
