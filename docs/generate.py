@@ -5,7 +5,8 @@
 
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
 come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
-docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines.
+docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
+docs/plugin-kits.md what is broken on purpose from the tests of the kits.
 What is generated stands between two comments; the rest is written by hand.
 """
 
@@ -85,6 +86,10 @@ def generated() -> Mapping[str, str]:
         "docs/architecture.md": _with_regions(
             (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), architecture_regions()
         ),
+        "docs/plugin-kits.md": _with_regions(
+            (ROOT / "docs" / "plugin-kits.md").read_text(encoding="utf-8"),
+            {"broken on purpose": broken_on_purpose()},
+        ),
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
         **_plugin_pages(),
     }
@@ -153,6 +158,22 @@ def _first_line(path: Path) -> str:
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert doc, f"{path} does not say what it holds"
     return doc.partition("\n")[0]
+
+
+# --- what the kits catch ------------------------------------------------------------------------
+
+
+def broken_on_purpose() -> str:
+    """Return a table of the parts of providers that the tests break, and of the kits' tests that fail then."""
+    tree = ast.parse((ROOT / "tests" / "testing" / "broken_machines.py").read_text(encoding="utf-8"))
+    rows = []
+    for one in tree.body:
+        if isinstance(one, ast.ClassDef) and one.decorator_list:
+            (breaks,) = one.decorator_list
+            assert isinstance(breaks, ast.Call)
+            names = [f"`{argument.value}`" for argument in breaks.args if isinstance(argument, ast.Constant)]
+            rows.append(f"| {ast.get_docstring(one)} | {', '.join(names)} |")
+    return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
 
 
 # --- the command line ---------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Kits for plugin authors: the promises of stores and sinks as tests, and isolated tests."""
+"""Kits for plugin authors: the promises of each interface as tests, and isolated tests."""

@@ -63,7 +63,7 @@ class ProvisionerTests(Kit):
     """What the machines must have."""
     user_data: ClassVar[str] = "#!/usr/bin/env bash\nsleep 600\n"
     """The boot script."""
-    stores: ClassVar[tuple[str, str]] = ("s3://kit-bucket/a", "s3://kit-bucket/b")
+    stores: ClassVar[tuple[str, str]] = ("file:///kit/a", "file:///kit/b")
     """Two stores, as their ``canonical_url`` has them."""
 
     # --- offers -----------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
-from cloudspot.model import Market, NodeIdentity
 
 
 @pytest.fixture
@@ -29,23 +28,8 @@ def machine(host, monkeypatch):
     return machine
 
 
-def test_a_machine_knows_who_it_is(machine):
-    assert LocalProvider().node_identity() == NodeIdentity(
-        instance_id=machine.id,
-        rank=1,
-        address=machine.record().address,
-        zone="local-a",
-        instance_type="local",
-        market=Market.SPOT,
-    )
-
-
 def test_it_answers_at_the_machines_own_address(machine):
     assert machine.supervisor().metadata_url.startswith(f"http://{machine.record().address}:")
-
-
-def test_there_is_no_notice_before_the_reclaim(machine):
-    assert LocalPreemptionSource(notice_seconds=10.0).poll() is None
 
 
 def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
@@ -164,11 +148,6 @@ def test_a_malformed_answer_leaves_everything_open(answering, body):
         answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         with pytest.raises(TransientError, match=f"sent a malformed answer to {path}"):
             ask()
-
-
-def test_no_proxy_stands_between(machine, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert LocalProvider().node_identity().instance_id == machine.id
 
 
 def test_outside_a_machine_it_says_so(monkeypatch):

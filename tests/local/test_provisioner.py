@@ -99,12 +99,6 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
     assert provisioner.console(unknown) == ""
 
 
-def test_another_token_gives_other_machines(host):
-    first = host.launch(BOOT_ONCE, token="one")
-    second = host.launch(BOOT_ONCE, token="two")
-    assert first[0].id != second[0].id
-
-
 def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, tmp_path):
     first = host.launch(BOOT_ONCE)[0]
     monkeypatch.setenv(HOME, str(tmp_path / "another"))
@@ -250,13 +244,6 @@ def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_th
     assert len(host.launch(BOOT_ONCE, token="another", launch=2, **wished)) == 1
 
 
-def test_fewer_machines_than_needed_are_not_created(host):
-    options = LocalOptions(capacity={"local-a": 1})
-    with pytest.raises(CapacityError, match="local-a has no spot local now"):
-        host.launch(BOOT_ONCE, num_nodes=NUM_NODES, min_nodes=2, options=options)
-    assert LocalProvider().provisioner().instances() == ()
-
-
 def test_on_demand_machines_come_where_spot_has_no_capacity(host):
     options = LocalOptions(capacity={"local-a": 0})
     machine = host.launch(BOOT_ONCE, market=Market.ON_DEMAND, options=options)[0]
@@ -267,12 +254,6 @@ def test_a_token_outlives_the_capacity(host):
     first = host.launch(BOOT_ONCE)
     second = host.launch(BOOT_ONCE, options=LocalOptions(capacity={"local-a": 0}))
     assert first[0].id == second[0].id
-
-
-def test_a_foreign_request_is_refused(host):
-    request = LaunchRequest(provider="local", body={"ImageId": "ami-1"})
-    with pytest.raises(ProvisionError, match="not one of provider 'local'"):
-        LocalProvider().provisioner().create(request, token="token")
 
 
 def test_rendering_is_pure_and_plain_json(host):
@@ -306,32 +287,10 @@ def test_offers_are_each_zone_on_both_markets():
     ]
 
 
-def test_machines_are_listed_by_job(host):
-    host.launch(BOOT_ONCE)
-    provisioner = LocalProvider().provisioner()
-    assert [instance.job_id for instance in provisioner.instances(job_id="job")] == ["job"]
-    assert provisioner.instances(job_id="another") == ()
-
-
-def test_a_machine_says_which_store_its_job_is_in(host):
-    (machine,) = host.launch(BOOT_ONCE, store_url="file:///stores/a")
-    (listed,) = LocalProvider().provisioner().instances(job_id="job")
-    assert (listed.id, listed.store_url) == (machine.id, "file:///stores/a")
-
-
 def test_listing_and_terminating_nothing_is_no_error(local_home):
     provisioner = LocalProvider().provisioner()
     assert provisioner.instances() == ()
     provisioner.terminate(["m-unknown-0", "../.."])
-
-
-def test_terminating_twice_is_no_error(host):
-    machine = host.launch(BOOT_ONCE)[0]
-    provisioner = LocalProvider().provisioner()
-    provisioner.terminate([machine.id, machine.id])
-    host.wait_for_end(machine)
-    provisioner.terminate([machine.id])
-    assert host.instance(machine).end_reason is EndReason.TERMINATED
 
 
 def test_ended_machines_are_forgotten_after_a_day(host):

@@ -149,11 +149,6 @@ def test_what_does_not_say_that_it_is_googles_is_not_believed(service):
         GcePreemptionSource().poll()
 
 
-def test_a_proxy_of_the_environment_is_not_asked(service, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1/")
-    assert Metadata().get("instance/name") == NAME
-
-
 @pytest.mark.parametrize(
     ("attribute", "seconds"), [(None, 30.0), ("0", 30.0), ("30", 30.0), ("120", 120.0), ("x", 30.0)]
 )

@@ -217,8 +217,3 @@ def test_where_the_environment_forbids_the_service_it_is_not_asked(service, monk
     with pytest.raises(CloudspotError, match="AWS_EC2_METADATA_DISABLED=true"):
         node_identity()
     assert service.requests == []
-
-
-def test_a_proxy_of_the_environment_is_not_asked(service, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1/")
-    assert Imds().get("meta-data/instance-id") == "i-0123456789abcdef0"
