@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 
 from cloudspot.interfaces import Provider
-from cloudspot.model import InstanceState
+from cloudspot.model import Instance, InstanceGroup, InstanceState
 
 
 class Call(str, enum.Enum):
@@ -41,9 +41,20 @@ class Account(ABC):
     the tests that need it are deviations.
     """
 
+    prefix: str = "kit-"
+    """How the ids of the jobs and the tokens of a test begin: it leaves alone what else the account has."""
+    patience_seconds: float = 30.0
+    """How long the cloud may take for what it does in its own time, such as ending a machine."""
+    unknown_ids: tuple[str, ...] = ("cloudspot-none",)
+    """Ids of machines that the account never had: well formed, malformed."""
+
     @abstractmethod
     def provider(self) -> Provider:
         """Return a provider of this account that has looked up nothing, as another process would have it."""
+
+    def reserve(self, group: InstanceGroup) -> None:
+        """Note that a test is about to launch these machines; an account that costs money counts them."""
+        return None
 
     def limit(self, num_machines: int | None) -> None:
         """Leave room for so many machines in all, in each zone and on each market; None: for any number."""
@@ -74,8 +85,9 @@ class Account(ABC):
 
         The default asks the provisioner; an emulated cloud knows better what it has.
         """
-        found = self.provider().provisioner().instances()
-        return {one.id for one in found if one.state is not InstanceState.ENDED}
+        return {one.id for one in self.listed() if one.state is not InstanceState.ENDED}
 
-    unknown_ids: tuple[str, ...] = ("cloudspot-none",)
-    """Ids of machines that the account never had: well formed, malformed."""
+    def listed(self) -> list[Instance]:
+        """Return the machines of this test that its provisioner lists, ended ones included."""
+        found = self.provider().provisioner().instances()
+        return [one for one in found if one.job_id.startswith(self.prefix)]

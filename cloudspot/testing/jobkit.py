@@ -49,6 +49,8 @@ class JobCloud:
     """A command that runs the one behind it, such as ``cloudspot sandbox mycloud --``."""
     notice: str | None = "20s"
     """The notice of the reclaim; None: the provider's own."""
+    is_reclaimed_by_prefix: bool = False
+    """The prefix reclaims a machine, as ``cloudspot sandbox --reclaim`` does; else ``cloudspot preempt`` does."""
 
 
 class WholeJobTests(Kit):
@@ -76,7 +78,7 @@ def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool
             *("run", str(JOB_FILE), "--provider", cloud.provider, "--name", "kit"),
             *(word for one in (f"nodes={num_nodes}", *cloud.settings) for word in ("--set", one)),
         ],
-        "reclaim": is_reclaimed,
+        "reclaim": is_reclaimed and not cloud.is_reclaimed_by_prefix,
         "notice": cloud.notice,
     }
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(directory / "home"), **cloud.environment}

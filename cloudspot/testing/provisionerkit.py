@@ -19,7 +19,7 @@ Here money is lost: a machine too many, or one that nobody ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -52,7 +52,6 @@ from cloudspot.testing.kit import Kit, no_network, wait_until
 
 T = TypeVar("T")
 
-JOB, OTHER_JOB = "kit-1", "kit-2"
 NUM_WRITERS = 8
 
 
@@ -114,9 +113,9 @@ class ProvisionerTests(Kit):
         assert request.provider == account.provider().name
 
     def test_a_request_of_another_provider_is_refused(self, account: Account) -> None:
-        request = LaunchRequest(provider="kit-another", body={"job_id": JOB})
+        request = LaunchRequest(provider="kit-another", body={"job_id": f"{account.prefix}1"})
         with pytest.raises(ProvisionError):
-            account.provider().provisioner().create(request, token="kit")
+            self._create(account, request)
         assert account.running() == set()
 
     # --- create -----------------------------------------------------------------------------------
@@ -127,14 +126,15 @@ class ProvisionerTests(Kit):
         group = self._group(account, num_nodes=3, launch=7)
         made = self._create(account, account.provider().provisioner().render(group))
         assert len({one.id for one in made}) == 3
-        assert {(one.job_id, one.launch) for one in made} == {(JOB, 7)}
+        assert {(one.job_id, one.launch) for one in made} == {(f"{account.prefix}1", 7)}
         assert {one.id for one in made} == account.running()
-        wait_until(
+        _wait(
+            account,
             lambda: sorted(one.rank for one in _alive(account) if one.rank is not None) == [0, 1, 2],
             "the listing has three machines of ranks 0, 1 and 2",
         )
         for one in _alive(account):
-            assert (one.job_id, one.launch, one.store_url) == (JOB, 7, self.stores[0])
+            assert (one.job_id, one.launch, one.store_url) == (f"{account.prefix}1", 7, self.stores[0])
             assert one.instance_type in {None, group.offer.instance_type}
             assert one.market in {None, group.offer.market}
             assert one.ended_at is None
@@ -149,30 +149,30 @@ class ProvisionerTests(Kit):
 
     def test_another_token_gives_other_machines(self, account: Account) -> None:
         first = self._create(account, self._request(account))
-        other = self._create(account, self._request(account, launch=2), token="kit-2")
+        other = self._create(account, self._request(account, launch=2), token="2")
         assert set(_ids(first)).isdisjoint(_ids(other))
         assert account.running() == {*_ids(first), *_ids(other)}
 
     def test_many_at_once_with_one_token_make_one_set_of_machines(self, account: Account) -> None:
         request = self._request(account, num_nodes=2)
-        provisioner = account.provider().provisioner()
+        create, token = account.provider().provisioner().create, f"{account.prefix}1"
         with ThreadPoolExecutor(NUM_WRITERS) as pool:
-            made = list(pool.map(lambda _: provisioner.create(request, token="kit"), range(NUM_WRITERS)))
+            made = list(pool.map(lambda _: create(request, token=token), range(NUM_WRITERS)))
         assert len({tuple(_ids(each)) for each in made}) == 1
         assert account.running() == set(_ids(made[0]))
 
     def test_many_launches_at_once_get_machines_of_their_own(self, account: Account) -> None:
         provisioner = account.provider().provisioner()
-        requests = [self._request(account, job_id=f"kit-{number}") for number in range(4)]
+        requests = [self._request(account, job_id=f"{account.prefix}{number}") for number in range(4)]
 
         def launch(number: int) -> Instance:
-            (made,) = provisioner.create(requests[number], token=f"kit-{number}")
+            (made,) = provisioner.create(requests[number], token=f"{account.prefix}{number}")
             provisioner.instances(job_id=made.job_id)
             return made
 
         with ThreadPoolExecutor(len(requests)) as pool:
             made = list(pool.map(launch, range(len(requests))))
-        assert [one.job_id for one in made] == [f"kit-{number}" for number in range(4)]
+        assert [one.job_id for one in made] == [f"{account.prefix}{number}" for number in range(4)]
         assert account.running() == {one.id for one in made}
         assert len(account.running()) == 4
 
@@ -189,7 +189,8 @@ class ProvisionerTests(Kit):
         account.limit(2)
         made = self._create(account, request)
         assert len(made) == 2
-        wait_until(
+        _wait(
+            account,
             lambda: sorted(one.rank for one in _alive(account) if one.rank is not None) == [0, 1],
             "two machines have ranks 0 and 1",
         )
@@ -259,20 +260,21 @@ class ProvisionerTests(Kit):
 
     def test_a_job_sees_its_own_machines_only(self, account: Account) -> None:
         (one,) = self._create(account, self._request(account))
-        (other,) = self._create(account, self._request(account, job_id=OTHER_JOB), token="kit-2")
+        (other,) = self._create(account, self._request(account, job_id=f"{account.prefix}2"), token="2")
         listed = account.provider().provisioner()
-        wait_until(lambda: len(listed.instances()) == 2, "both machines are listed")
-        assert _ids(listed.instances(job_id=JOB)) == [one.id]
-        assert _ids(listed.instances(job_id=OTHER_JOB)) == [other.id]
-        assert list(listed.instances(job_id="kit-none")) == []
+        _wait(account, lambda: len(_alive(account)) == 2, "both machines are listed")
+        assert _ids(listed.instances(job_id=f"{account.prefix}1")) == [one.id]
+        assert _ids(listed.instances(job_id=f"{account.prefix}2")) == [other.id]
+        assert list(listed.instances(job_id=f"{account.prefix}none")) == []
 
     def test_machines_of_two_stores_jobs_of_one_name_are_told_apart(self, account: Account) -> None:
         made = {
-            store: self._create(account, self._request(account, store_url=store), token=store)[0].id
-            for store in self.stores
+            store: self._create(account, self._request(account, store_url=store), token=str(number))[0].id
+            for number, store in enumerate(self.stores)
         }
         assert len(set(made.values())) == 2
-        wait_until(
+        _wait(
+            account,
             lambda: {one.store_url: one.id for one in _alive(account)} == made,
             "the listing tells of which store each machine is",
         )
@@ -283,22 +285,22 @@ class ProvisionerTests(Kit):
         made = self._create(account, request)
         assert _ids(self._create(account, request)) == _ids(made)
         account.pass_time(10.0)
-        wait_until(lambda: _ids(_alive(account)) == _ids(made), "one machine is listed")
+        _wait(account, lambda: _ids(_alive(account)) == _ids(made), "one machine is listed")
 
     def test_a_terminated_machine_is_listed_with_its_reason_or_no_more(self, account: Account) -> None:
         made = self._create(account, self._request(account))
-        wait_until(lambda: _alive(account), "the machine is listed")
+        _wait(account, lambda: _alive(account), "the machine is listed")
         account.provider().provisioner().terminate(_ids(made))
         _wait_for_end(account)
-        for one in account.provider().provisioner().instances():
+        for one in account.listed():
             assert (one.id, one.end_reason) == (made[0].id, EndReason.TERMINATED)
 
     def test_a_reclaimed_machine_says_so(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account))
-        wait_until(lambda: _alive(account), "the machine is listed")
+        _wait(account, lambda: _alive(account), "the machine is listed")
         account.reclaim(made.id)
         _wait_for_end(account)
-        (one,) = account.provider().provisioner().instances(job_id=JOB)
+        (one,) = account.provider().provisioner().instances(job_id=f"{account.prefix}1")
         assert (one.id, one.state, one.end_reason) == (made.id, InstanceState.ENDED, EndReason.RECLAIMED)
 
     @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ class ProvisionerTests(Kit):
             account.provider().provisioner().instances()
         assert type(caught.value) is kind
         account.heal()
-        wait_until(lambda: len(_alive(account)) == 1, "the machine is listed again")
+        _wait(account, lambda: len(_alive(account)) == 1, "the machine is listed again")
 
     def test_a_token_and_an_absence_count_for_some_time(self, account: Account) -> None:
         provisioner = account.provider().provisioner()
@@ -329,7 +331,7 @@ class ProvisionerTests(Kit):
         provisioner = account.provider().provisioner()
         for _ in range(2):
             provisioner.terminate([*account.unknown_ids, first.id, second.id])
-            wait_until(lambda: account.running() == {third.id}, "only the third machine runs")
+            _wait(account, lambda: account.running() == {third.id}, "only the third machine runs")
 
     def test_terminating_nothing_is_no_error(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account))
@@ -338,7 +340,7 @@ class ProvisionerTests(Kit):
 
     def test_announcing_is_safe_to_repeat_and_says_if_it_has_to_be(self, account: Account) -> None:
         made = self._create(account, self._request(account, num_nodes=2))
-        wait_until(lambda: len(_alive(account)) == 2, "both machines are listed")
+        _wait(account, lambda: len(_alive(account)) == 2, "both machines are listed")
         provisioner = account.provider().provisioner()
         facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
         for _ in range(2):
@@ -350,31 +352,30 @@ class ProvisionerTests(Kit):
 
     def test_a_release_is_safe_to_repeat_and_harms_no_other_stores_job(self, account: Account) -> None:
         made = [
-            self._create(account, self._request(account, num_nodes=2, store_url=store), token=store)
-            for store in self.stores
+            self._create(account, self._request(account, num_nodes=2, store_url=store), token=str(number))
+            for number, store in enumerate(self.stores)
         ]
         provisioner = account.provider().provisioner()
         provisioner.terminate(_ids(made[0]))
-        wait_until(lambda: account.running() == set(_ids(made[1])), "the machines of the first job end")
+        _wait(account, lambda: account.running() == set(_ids(made[1])), "the machines of the first job end")
         for _ in range(2):
-            provisioner.release(JOB, store_url=self.stores[0])
+            provisioner.release(f"{account.prefix}1", store_url=self.stores[0])
         assert account.running() == set(_ids(made[1]))
-        provisioner.release("kit-none", store_url=self.stores[0])
+        provisioner.release(f"{account.prefix}none", store_url=self.stores[0])
 
     def test_the_console_of_a_machine_is_text(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account))
-        wait_until(lambda: _alive(account), "the machine is listed")
+        _wait(account, lambda: _alive(account), "the machine is listed")
         assert isinstance(account.provider().provisioner().console(made), str)
 
     def test_the_inventory_lists_the_machines_and_ends_them(self, account: Account) -> None:
         made = self._create(account, self._request(account, num_nodes=2))
-        wait_until(lambda: len(_alive(account)) == 2, "both machines are listed")
+        _wait(account, lambda: len(_alive(account)) == 2, "both machines are listed")
         for inventory in account.provider().inventories(all_regions=False):
             for asset in inventory.assets(self.stores):
-                assert asset.job_id == JOB
-                assert asset.store_url in {"", self.stores[0]}
-                if asset.kind == "machine":
+                if asset.kind == "machine" and asset.job_id.startswith(account.prefix):
                     assert asset.id in _ids(made)
+                    assert asset.store_url == self.stores[0]
                     for _ in range(2):
                         inventory.end(asset)
         _wait_for_end(account)
@@ -386,7 +387,7 @@ class ProvisionerTests(Kit):
     ) -> InstanceGroup:
         group = InstanceGroup(
             **{
-                "job_id": JOB,
+                "job_id": f"{account.prefix}1",
                 "launch": 1,
                 "num_nodes": num_nodes,
                 "min_nodes": num_nodes,
@@ -400,6 +401,7 @@ class ProvisionerTests(Kit):
                 **fields,
             }
         )
+        account.reserve(group)
         account.provider().adopt(group.job_id, store_url=group.store_url, sha256="0" * 64)
         return group
 
@@ -418,9 +420,9 @@ class ProvisionerTests(Kit):
         return account.provider().provisioner().render(self._group(account, **fields))
 
     @staticmethod
-    def _create(account: Account, request: LaunchRequest, *, token: str = "kit") -> Sequence[Instance]:
+    def _create(account: Account, request: LaunchRequest, *, token: str = "1") -> Sequence[Instance]:
         """Create by a provisioner that has seen nothing, as another process would."""
-        return account.provider().provisioner().create(request, token=token)
+        return account.provider().provisioner().create(request, token=account.prefix + token)
 
 
 def _stored(value: msgspec.Struct, kind: type[T]) -> T:
@@ -434,9 +436,12 @@ def _ids(instances: Sequence[Instance]) -> list[str]:
 
 
 def _alive(account: Account) -> list[Instance]:
-    found = account.provider().provisioner().instances()
-    return [one for one in found if one.state is not InstanceState.ENDED]
+    return [one for one in account.listed() if one.state is not InstanceState.ENDED]
+
+
+def _wait(account: Account, condition: Callable[[], object], what: str) -> None:
+    wait_until(condition, what, seconds=account.patience_seconds)
 
 
 def _wait_for_end(account: Account) -> None:
-    wait_until(lambda: account.running() == set() and _alive(account) == [], "all machines end")
+    _wait(account, lambda: account.running() == set() and _alive(account) == [], "all machines end")

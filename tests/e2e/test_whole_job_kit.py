@@ -1,11 +1,23 @@
-"""The kit of whole jobs on the local provider; the clouds' own such jobs are in test_sandboxes.py."""
+"""The kit of whole jobs, on the local provider and in the sandboxes of the clouds."""
 
 import pytest
 
-from cloudspot.testing.jobkit import JobCloud, WholeJobTests
+from cloudspot.local.enclosure import why_not
+from cloudspot.testing.jobkit import CLOUDSPOT, JobCloud, WholeJobTests
+
+RECLAIM = ("--reclaim", "rank=0,after_share=0.4,notice=60")
 
 
 class TestLocalJobs(WholeJobTests):
     @pytest.fixture
     def cloud(self):
         return JobCloud(provider="local")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+class TestSandboxedJobs(WholeJobTests):
+    @pytest.fixture(params=["aws", "gcp", "aliyun"])
+    def cloud(self, request):
+        prefix = (*CLOUDSPOT, "sandbox", request.param, *RECLAIM, "--")
+        return JobCloud(provider=request.param, prefix=prefix, is_reclaimed_by_prefix=True)

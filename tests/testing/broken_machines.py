@@ -333,6 +333,7 @@ class _Lists(MemoryProvisioner):
 
 
 @breaks(
+    "the_inventory_lists_the_machines_and_ends_them",
     "a_launch_makes_all_its_machines_and_the_listing_tells_whose_they_are",
     "machines_of_two_stores_jobs_of_one_name_are_told_apart",
 )

@@ -208,6 +208,7 @@ class MemoryAccount(Account):
     """An account of the cloud in memory, for one kind of provider."""
 
     unknown_ids = ("m-99999", "")
+    patience_seconds = 0.5
 
     def __init__(self, kind=MemoryProvider):
         self.cloud, self.kind = MemoryCloud(), kind

@@ -8,7 +8,6 @@ import broken_machines
 import pytest
 from memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
 
-from cloudspot.testing import kit as kit_module
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
 
@@ -45,11 +44,6 @@ def failures(kit, **fixtures):
                 except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it fails with
                     found.add(name)
     return found
-
-
-@pytest.fixture(autouse=True)
-def impatience(monkeypatch):
-    monkeypatch.setattr(kit_module, "PATIENCE_SECONDS", 0.5)
 
 
 def with_provisioner(kind):
