@@ -50,7 +50,7 @@ class JobCloud:
     notice: str | None = "20s"
     """The notice of the reclaim; None: the provider's own."""
     is_reclaimed_by_prefix: bool = False
-    """The prefix takes a machine, as ``cloudspot sandbox --reclaim`` does; else ``cloudspot preempt`` does."""
+    """The prefix takes a machine, as ``cloudspot sandbox --reclaim`` does; else the kit does."""
 
 
 class WholeJobTests(Kit):
