@@ -132,6 +132,7 @@ def main() -> None:
         # Last, since nothing beats for them: in some minutes a pass would take their nodes for silent.
         long_job = town.add_long(options.launches, options.commits)
         live = [town.add_live() for _ in range(options.live - 1)]
+        town.run_pass()  # which leaves the copy of their settled launches, as each earlier one would have
         print(
             f"{options.ended} ended and {options.live} live jobs, one of {options.launches} launches and ",
             end="",
