@@ -191,7 +191,7 @@ def serve(answer: Callable[[Asked], Reply | None]) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815 # as its base calls it
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Print nothing."""

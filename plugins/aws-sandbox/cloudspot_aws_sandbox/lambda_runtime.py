@@ -126,7 +126,7 @@ def _error(message: str) -> bytes:
 
 
 def _answer(runtime: LambdaRuntime, asked: Asked) -> Reply | None:
-    """Answer the long poll for the next event, or take an answer, or the error of an event or of the start."""
+    """Give the next event, or take an answer, or the error of an event or of the start."""
     kind = {"Content-Type": "application/json"}
     words = [asked.method, *asked.path.removeprefix(_BASE).split("/")]
     if words == ["GET", "invocation", "next"]:
