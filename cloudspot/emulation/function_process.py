@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,12 +35,11 @@ class FunctionProcess:
 
     def __init__(self, archive: bytes, directory: Path) -> None:
         """Unpack the archive below ``directory``; ``start`` starts the process."""
-        self._root = Path(tempfile.mkdtemp(prefix="function-", dir=directory))
-        self._log = self._root / "log"
+        self.code_path = _unpacked(archive, directory)
+        handle, log = tempfile.mkstemp(prefix="function-", suffix=".log", dir=directory)
+        os.close(handle)
+        self._log = Path(log)
         self._num_read = 0
-        self.code_path = self._root / "code"
-        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-            packed.extractall(self.code_path)  # a user's own code, which runs anyway
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Run Python with these arguments and variables, where the code is."""
@@ -93,9 +92,8 @@ class FunctionProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """End it; safe to repeat. What it has printed stays."""
+        """End it and what serves it; safe to repeat. What it has printed stays."""
         self.kill()
-        shutil.rmtree(self.code_path, ignore_errors=True)
 
 
 class FunctionProcesses(Generic[Process]):
@@ -213,7 +211,7 @@ def copy_distribution(name: str, target: Path) -> None:
     """Lay an installed distribution out alone, with all that it needs here; do nothing if it is there."""
     if target.exists():
         return
-    made = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
+    made = Path(tempfile.mkdtemp(dir=target.parent))
     waiting, seen = [name], set[str]()
     while waiting:
         one = waiting.pop()
@@ -234,6 +232,18 @@ def copy_distribution(name: str, target: Path) -> None:
                     place.symlink_to(source)
     with contextlib.suppress(OSError):  # Another thread was first.
         made.rename(target)
+
+
+def _unpacked(archive: bytes, directory: Path) -> Path:
+    """Return where the archive is unpacked: once for all processes, as none changes it."""
+    target = directory / f"code-{hashlib.sha256(archive).hexdigest()[:16]}"
+    if not target.exists():
+        made = Path(tempfile.mkdtemp(dir=directory))
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            packed.extractall(made)  # a user's own code, which runs anyway
+        with contextlib.suppress(OSError):  # Another thread was first.
+            made.rename(target)
+    return target
 
 
 def _is_installed(name: str) -> bool:

@@ -339,6 +339,10 @@ class StrictFunctions:
                 if all(event.get(name) in allowed for name, allowed in pattern.items()):
                     self._start(function, json.dumps(event).encode())
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
         self._processes.close()

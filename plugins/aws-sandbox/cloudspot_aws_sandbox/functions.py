@@ -210,6 +210,10 @@ class StrictFunctions:
         buses = events_backends[DEFAULT_ACCOUNT_ID][region].event_buses.values()
         return [rule for bus in buses for rule in bus.rules.values() if rule.state == "ENABLED"]
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
         self._processes.close()

@@ -117,6 +117,10 @@ class StrictFunctions:
         self._url = f"http://{request.header('host')}"
         return self._api.answer(request).send(start_response)
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
         self._processes.close()

@@ -1,0 +1,38 @@
+"""Passes of a driver on the emulated Cloud Run functions."""
+
+from base64 import b64decode
+
+import pytest
+from functionpasstests import FunctionPassTests
+
+from cloudspot_gcp_sandbox import strict_functions, strict_iam
+from cloudspot_gcp_sandbox.cloud import EmulatedGcp
+
+pytestmark = [pytest.mark.enclosed, pytest.mark.soak]
+
+
+class TestCloudRunPasses(FunctionPassTests):
+    launch_call = "compute.regionInstances.bulkInsert"
+
+    def cloud(self):
+        # What is new is known soon.
+        strict_iam.LAG_SECONDS, strict_functions.BUILD_SECONDS = 0.2, 0.2
+        return EmulatedGcp()
+
+    def functions(self, cloud):
+        return cloud.functions
+
+    def invoke(self, cloud, name):
+        (job,) = (one for path, one in cloud.scheduler._jobs.items() if path.endswith(f"/{name}"))
+        target = job["httpTarget"]
+        # The schedule itself never runs it twice at once; a notice and the schedule may.
+        answer = cloud.functions.call(
+            target["uri"],
+            target["headers"],
+            b64decode(target["body"]),
+            email=target["oidcToken"]["serviceAccountEmail"],
+        )
+        return answer.status == 200
+
+    def id_of(self, machine):
+        return "/".join(str(machine.metadata[part]) for part in ("zone", "name", "id"))

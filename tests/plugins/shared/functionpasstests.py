@@ -1,0 +1,221 @@
+"""What passes of a deployed driver promise on every emulated cloud, as tests: its real process, killed or doubled.
+
+The machines boot nothing: ``Account`` writes what their nodes would.
+"""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+from datetime import datetime, timezone
+from functools import partial
+
+import pytest
+from acting_user import COMMAND
+from listed_host import ListedHost
+from made_records import Records
+from msgspec import structs
+
+from cloudspot.boot.agentarchive import AgentArchive
+from cloudspot.cli.preparedjob import prepare_job
+from cloudspot.controller.ownership import adopt
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.job_lists import list_live
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.launches import claim_slot
+from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import new_nonce
+from cloudspot.jobstore.stored_records import create_record
+from cloudspot.jobstore.submission import submit
+from cloudspot.model import EndReason, InstanceState, NodeIdentity
+
+AGENT = AgentArchive(b"", hashlib.sha256().hexdigest(), digest="0" * 64, requirements=("cloudspot",))
+"""What no machine installs."""
+MOST_PASSES = 12
+"""After that many whole passes a job whose node has succeeded is over."""
+
+
+class Account:
+    """An emulated account, the driver of its store, and the nodes of its jobs."""
+
+    def __init__(self, tests, cloud, host, directory):
+        self.cloud, self.host = cloud, host
+        self._tests, self._directory, self._records = tests, directory, Records()
+        (directory / "train.py").write_text("")
+        (directory / "job.toml").write_text('name = "x"\n[run]\nentrypoint = "train.py"\n')
+        # By a process of its own: what these tests put on the path is no part of a driver.
+        command = [*COMMAND, "driver", "deploy", "--provider", cloud.name, "--every", "60m", "--yes"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.name = done.stdout.splitlines()[-1].split()[1]
+
+    def submit(self, job_id):
+        """Submit a job of one node, and launch nothing."""
+        prepared = prepare_job(
+            self._directory / "job.toml",
+            self.cloud.name,
+            self._tests.job_settings,
+            os.environ["CLOUDSPOT_STORE"],
+        )
+        self.store = prepared.store
+        submit(
+            self.store, spec=prepared.spec, provider=self.cloud.name, workdir=prepared.workdir, environ={},
+            job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store, prepared.provider, job_id),
+        )  # fmt: skip
+
+    def run_pass(self, name=None):
+        """Run the function once; return whether it has ended well."""
+        return self._tests.invoke(self.cloud, name or self.name)
+
+    def machines(self, job_id):
+        """Return all machines that the job has ever had."""
+        return [one for one in self.host.machines.values() if one.job.job_id == job_id]
+
+    def let_nodes_succeed(self, job_id):
+        """Let the nodes that run and own their seat train, succeed, and end their machines."""
+        for machine in self.machines(job_id):
+            if self.host.status[machine.id].state is not InstanceState.RUNNING:
+                continue
+            launch, rank, instance_id = machine.job.launch, machine.job.rank, self._tests.id_of(machine)
+            identity = NodeIdentity(instance_id=instance_id, rank=rank, address=machine.address)
+            if claim_slot(self.store, job_id, launch, rank, identity).instance_id == instance_id:
+                self._train(job_id, launch, rank, instance_id)
+            self.host.end(machine.id, EndReason.SELF)
+
+    def _train(self, job_id, launch, rank, instance_id):
+        written = {"at": datetime.now(timezone.utc), "writer": new_nonce()}
+        journal = Journal(self.store, job_id)
+        journal.read()
+        start = structs.replace(self._records.generation(1, launch=launch, ranks=(rank,)), **written)
+        assert journal.append(start, len(journal.known) + 1)
+        left = self._records.exit("succeeded", instance_id=instance_id, launch=launch, rank=rank)
+        create_record(self.store, keys.exit_record(job_id, launch, rank), structs.replace(left, **written))
+
+    def check_over(self, job_id):
+        """The job has succeeded on one machine, which is gone, and nothing is left to do for it."""
+        history = HistoryReader(self.store, job_id).read()
+        assert history.finished is not None
+        assert history.finished.outcome == "succeeded"
+        assert len(history.launches) == 1
+        assert job_id not in list_live(self.store)
+        assert len(self.machines(job_id)) == 1
+        assert self.host.alive == []
+
+    def finish(self, job_id):
+        """Let whole passes and the nodes bring the job to its end; it has had one machine."""
+        self.cloud.front.count()
+        for _ in range(MOST_PASSES):
+            self.let_nodes_succeed(job_id)
+            assert self.run_pass()
+            if job_id not in list_live(self.store):
+                break
+        self.check_over(job_id)
+
+    def find_launch(self, job_id):
+        """Drive a job; return how many requests its first pass makes until it has launched a machine."""
+        self.submit(job_id)
+        first = len(self.cloud.faults.calls)
+        assert self.run_pass()
+        actions = [call.action for call in self.cloud.faults.calls[first:]]
+        self.finish(job_id)
+        return actions.index(self._tests.launch_call) + 1
+
+
+class FunctionPassTests:
+    """Tests of a driver that runs in the cloud's own runtime."""
+
+    job_settings = ()
+    launch_call = ""
+
+    def cloud(self):
+        """Return the emulated cloud, not yet started."""
+        raise NotImplementedError
+
+    def functions(self, cloud):
+        """Return the cloud's functions."""
+        raise NotImplementedError
+
+    def invoke(self, cloud, name):
+        """Run the function of this name; return whether it has ended well."""
+        raise NotImplementedError
+
+    def id_of(self, machine):
+        """Return the machine's id as the plugin has it."""
+        return machine.id
+
+    @contextlib.contextmanager
+    def account(self, directory):
+        cloud, host = self.cloud(), ListedHost()
+        state, job = directory / "state", directory / "job"
+        state.mkdir()
+        job.mkdir()
+        cloud.start(host, address="127.0.0.1", directory=state)
+        try:
+            os.environ.update(cloud.environment())  # This process is the test's alone.
+            yield Account(self, cloud, host, job)
+        finally:
+            cloud.stop()
+
+    def test_a_pass_that_is_killed_or_doubled_at_its_launch_launches_once(self, tmp_path):
+        with self.account(tmp_path) as account:
+            launch = account.find_launch("whole")
+            assert self.kill(account, launch) > 0
+            assert self.overlap(account, launch) > 0
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(3000)
+    def test_a_process_killed_at_each_of_its_requests_launches_once(self, tmp_path):
+        with self.account(tmp_path) as account:
+            launch, number = account.find_launch("whole"), 1
+            while self.kill(account, number):
+                number += 1
+            assert number > launch
+
+    def kill(self, account, number):
+        """Drive a job by passes that are killed at this request, and whole ones; return how many were."""
+        front, job_id, num_kills = account.cloud.front, f"killed-{number}", 0
+        account.submit(job_id)
+
+        def kill():
+            self.functions(account.cloud).kill_running()
+            return False
+
+        # Over a job that waits for its machine, and over one whose node has succeeded.
+        for _ in range(2):
+            for when in ("before", "after"):
+                front.interrupt(number, when, kill)
+                is_whole = account.run_pass()
+                assert is_whole == (front.num_requests < number)
+                num_kills += not is_whole
+            front.count()
+            assert account.run_pass()
+            account.let_nodes_succeed(job_id)
+        account.finish(job_id)
+        return num_kills
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(3000)
+    def test_a_pass_within_another_at_any_request_launches_no_second_machine(self, tmp_path):
+        with self.account(tmp_path) as account:
+            launch, number = account.find_launch("whole"), 1
+            while self.overlap(account, number):
+                number += 1
+            assert number > launch
+
+    def overlap(self, account, number):
+        """Drive a job by passes within which, at this request, another is made; return how many were."""
+        front, job_id, within = account.cloud.front, f"twice-{number}", []
+        account.submit(job_id)
+
+        def overlap():
+            within.append(account.run_pass())
+            return True
+
+        for _ in range(2):
+            for when in ("before", "after"):
+                front.interrupt(number, when, overlap)
+                assert account.run_pass()
+            account.let_nodes_succeed(job_id)
+        assert all(within)
+        account.finish(job_id)
+        return len(within)
