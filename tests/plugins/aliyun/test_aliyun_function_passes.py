@@ -1,6 +1,7 @@
 """Passes of a driver on the emulated Function Compute."""
 
 import sys
+from types import MappingProxyType
 
 import pytest
 from functionpasstests import FunctionPassTests
@@ -19,6 +20,15 @@ pytestmark = [
 
 class TestFunctionComputePasses(FunctionPassTests):
     launch_call = "RunInstances"
+    currency = "CNY"
+    # OSS Standard in mainland China (from memory); listings and deletions count as puts.
+    request_prices = MappingProxyType(dict.fromkeys(("read", "write", "delete"), 0.01e-4))
+    function_prices = (
+        functionhost.CNY_A_CU
+        * (functionhost.VCPUS + functionhost.MEMORY_MIB / 1024 * functionhost.CU_A_GB_SECOND),
+        functionhost.CNY_A_CU * functionhost.CU_A_CALL,
+        0.0,
+    )
 
     def cloud(self):
         return EmulatedAliyun()

@@ -1,9 +1,12 @@
 """Passes of a driver on the emulated AWS Lambda."""
 
+from types import MappingProxyType
+
 import boto3
 import pytest
 from functionpasstests import FunctionPassTests
 
+from cloudspot_aws import functionhost
 from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws
 
 pytestmark = pytest.mark.enclosed
@@ -12,6 +15,11 @@ pytestmark = pytest.mark.enclosed
 class TestLambdaPasses(FunctionPassTests):
     job_settings = ('providers.aws.instance_types=["m5.large"]',)
     launch_call = "RunInstances"
+    # S3 Standard in us-east-1 (Amazon S3 pricing, from memory).
+    request_prices = MappingProxyType({"read": 0.0004e-3, "write": 0.005e-3})
+    function_prices = (
+        functionhost.MEMORY_MIB / 1024 * functionhost.USD_A_GB_SECOND, functionhost.USD_A_CALL, 0.0,
+    )  # fmt: skip
 
     def cloud(self):
         boto3.setup_default_session()

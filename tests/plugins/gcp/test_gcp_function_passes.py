@@ -1,10 +1,12 @@
 """Passes of a driver on the emulated Cloud Run functions."""
 
 from base64 import b64decode
+from types import MappingProxyType
 
 import pytest
 from functionpasstests import FunctionPassTests
 
+from cloudspot_gcp import functionhost
 from cloudspot_gcp_sandbox import strict_functions, strict_iam
 from cloudspot_gcp_sandbox.cloud import EmulatedGcp
 
@@ -12,6 +14,14 @@ pytestmark = [pytest.mark.enclosed, pytest.mark.soak]
 
 
 class TestCloudRunPasses(FunctionPassTests):
+    # Cloud Storage, Standard in one region (from memory): classes A and B.
+    request_prices = MappingProxyType({"read": 0.0004e-3, "write": 0.005e-3})
+    function_prices = (
+        functionhost.VCPUS * functionhost.USD_A_VCPU_SECOND
+        + functionhost.MEMORY_MIB / 1024 * functionhost.USD_A_GIB_SECOND,
+        functionhost.USD_A_CALL,
+        functionhost.USD_A_SCHEDULE,
+    )
     launch_call = "compute.regionInstances.bulkInsert"
 
     def cloud(self):

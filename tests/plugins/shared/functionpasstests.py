@@ -6,31 +6,43 @@ The machines boot nothing: ``Account`` writes what their nodes would.
 import contextlib
 import hashlib
 import os
+import re
+import statistics
 import subprocess
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
+from types import MappingProxyType
 
 import pytest
 from acting_user import COMMAND
 from listed_host import ListedHost
 from made_records import Records
 from msgspec import structs
+from reaptests import end_job
 
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.cli.preparedjob import prepare_job
 from cloudspot.controller.ownership import adopt
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import new_nonce
+from cloudspot.jobstore.records import Generation, new_nonce
 from cloudspot.jobstore.stored_records import create_record
 from cloudspot.jobstore.submission import submit
 from cloudspot.model import EndReason, InstanceState, NodeIdentity
+from cloudspot.plugin.functionchecks import passes_a_month
 
 AGENT = AgentArchive(b"", hashlib.sha256().hexdigest(), digest="0" * 64, requirements=("cloudspot",))
 """What no machine installs."""
+NUM_ENDED = 1_000
+MOST_OF_IDLE_PASS = 4
+"""The requests of a pass over a store without live jobs."""
 MOST_PASSES = 12
 """After that many whole passes a job whose node has succeeded is over."""
 
@@ -71,25 +83,73 @@ class Account:
         """Return all machines that the job has ever had."""
         return [one for one in self.host.machines.values() if one.job.job_id == job_id]
 
+    def let_node_train(self, job_id):
+        """Let the job's only machine have a node that trains."""
+        (machine,) = self.machines(job_id)
+        self._start(machine)
+
     def let_nodes_succeed(self, job_id):
         """Let the nodes that run and own their seat train, succeed, and end their machines."""
         for machine in self.machines(job_id):
-            if self.host.status[machine.id].state is not InstanceState.RUNNING:
-                continue
-            launch, rank, instance_id = machine.job.launch, machine.job.rank, self._tests.id_of(machine)
-            identity = NodeIdentity(instance_id=instance_id, rank=rank, address=machine.address)
-            if claim_slot(self.store, job_id, launch, rank, identity).instance_id == instance_id:
-                self._train(job_id, launch, rank, instance_id)
-            self.host.end(machine.id, EndReason.SELF)
+            if self.host.status[machine.id].state is InstanceState.RUNNING:
+                launch, rank = machine.job.launch, machine.job.rank
+                if self._start(machine):
+                    left = self._records.exit(
+                        "succeeded", instance_id=self._tests.id_of(machine), launch=launch, rank=rank
+                    )
+                    create_record(
+                        self.store,
+                        keys.exit_record(job_id, launch, rank),
+                        structs.replace(left, **_written()),
+                    )
+                self.host.end(machine.id, EndReason.SELF)
 
-    def _train(self, job_id, launch, rank, instance_id):
-        written = {"at": datetime.now(timezone.utc), "writer": new_nonce()}
+    def _start(self, machine):
+        """Claim the machine's seat, and train; return whether the seat is its own."""
+        job_id, launch, rank = machine.job.job_id, machine.job.launch, machine.job.rank
+        instance_id = self._tests.id_of(machine)
+        identity = NodeIdentity(instance_id=instance_id, rank=rank, address=machine.address)
+        if claim_slot(self.store, job_id, launch, rank, identity).instance_id != instance_id:
+            return False
         journal = Journal(self.store, job_id)
-        journal.read()
-        start = structs.replace(self._records.generation(1, launch=launch, ranks=(rank,)), **written)
-        assert journal.append(start, len(journal.known) + 1)
-        left = self._records.exit("succeeded", instance_id=instance_id, launch=launch, rank=rank)
-        create_record(self.store, keys.exit_record(job_id, launch, rank), structs.replace(left, **written))
+        if not any(isinstance(one, Generation) for one in journal.read()):
+            start = structs.replace(self._records.generation(1, launch=launch, ranks=(rank,)), **_written())
+            assert journal.append(start, len(journal.known) + 1)
+        beat = self._records.heartbeat(instance_id=instance_id, address=machine.address)
+        beat = structs.replace(beat, at=datetime.now(timezone.utc))
+        beat = fill_up(codec.encode(beat), num_beats=1, num_changes=1)
+        self.store.put(keys.heartbeat(job_id, launch, rank), beat)
+        return True
+
+    def add_ended(self, num_jobs):
+        """Add jobs that have ended."""
+        prepared = prepare_job(
+            self._directory / "job.toml", self.cloud.name, self._tests.job_settings, self.store.url
+        )
+
+        def add(number):
+            submission = submit(
+                self.store, spec=prepared.spec, provider=self.cloud.name, workdir=prepared.workdir, environ={},
+                job_id=f"ended-{number}", agent=AGENT,
+            )  # fmt: skip
+            end_job(self.store, submission)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(add, range(num_jobs)))
+
+    def cost(self):
+        """Return what a pass of a warm process costs: seconds, and the requests of its last run by kind."""
+        assert self.run_pass()
+        seconds = []
+        for _ in range(5):
+            first = len(self.cloud.faults.calls)
+            self.cloud.front.count()
+            begun = time.monotonic()
+            assert self.run_pass()
+            seconds.append(time.monotonic() - begun)
+        calls = [one for one in self.cloud.faults.calls[first:] if one.action != self._tests.invoke_call]
+        assert len(calls) == self.cloud.front.num_requests
+        return statistics.median(seconds), Counter(map(_kind, calls))
 
     def check_over(self, job_id):
         """The job has succeeded on one machine, which is gone, and nothing is left to do for it."""
@@ -121,11 +181,32 @@ class Account:
         return actions.index(self._tests.launch_call) + 1
 
 
+def _written():
+    return {"at": datetime.now(timezone.utc), "writer": new_nonce()}
+
+
+def _kind(call):
+    """Return what a request is: to the cloud's API, or how the store charges it."""
+    if call.service not in {"s3", "oss", "storage"}:
+        return "cloud"
+    action = call.action.lower()
+    if "delete" in action:
+        return "delete"
+    return "read" if re.search("get|head", action) and "list" not in action else "write"
+
+
 class FunctionPassTests:
     """Tests of a driver that runs in the cloud's own runtime."""
 
     job_settings = ()
     launch_call = ""
+    invoke_call = ""
+    """The call by which ``invoke`` runs the function, if it is recorded."""
+    currency = "USD"
+    request_prices = MappingProxyType({})
+    """What the store charges for one request, by kind."""
+    function_prices = (0.0, 0.0, 0.0)
+    """What the function costs a second, a call and a month."""
 
     def cloud(self):
         """Return the emulated cloud, not yet started."""
@@ -219,3 +300,34 @@ class FunctionPassTests:
         assert all(within)
         account.finish(job_id)
         return len(within)
+
+    # --- what passes cost -------------------------------------------------------------------------
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(3000)
+    def test_what_a_pass_costs_does_not_grow_with_jobs_that_have_ended(self, tmp_path):
+        """Prints the rows of the table in docs/unattended.md; ``pytest -s`` shows them."""
+        with self.account(tmp_path) as account:
+            account.submit("live")
+            assert account.run_pass()
+            account.let_node_train("live")
+            rows = {"one live job": account.cost()}
+            account.add_ended(NUM_ENDED)
+            account.let_node_train("live")
+            rows[f"one live job, {NUM_ENDED:,} ended"] = account.cost()
+            account.finish("live")
+            rows[f"no live job, {NUM_ENDED + 1:,} ended"] = account.cost()
+        for what, (seconds, counts) in rows.items():
+            shown = ", ".join(f"{counts[kind]} {kind}" for kind in ("read", "write", "delete", "cloud"))
+            money = f"{self.month(seconds, counts):.2f} {self.currency}"
+            print(f"\n{account.cloud.name} | {what} | {shown} | {seconds:.2f} s | {money}")
+        one, one_of_many, none = (counts for _, counts in rows.values())
+        assert one == one_of_many
+        assert none.total() <= MOST_OF_IDLE_PASS
+        assert none["cloud"] == 0
+
+    def month(self, seconds, counts):
+        """Return what passes like that cost a month, one every two minutes."""
+        a_second, a_call, a_month = self.function_prices
+        requests = sum(counts[kind] * price for kind, price in self.request_prices.items())
+        return a_month + passes_a_month(2) * (requests + a_call + seconds * a_second)
