@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from functionhosttests import GOOD, NAME, FunctionHostTests, calling_after
+from functionhosttests import GOOD, NAME, DriverInventoryTests, FunctionHostTests, calling_after
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError, SpecError
@@ -21,6 +21,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.driverrole import driver_policy
 from cloudspot_aliyun.functioncompute import FunctionCompute
 from cloudspot_aliyun.functionhost import FunctionComputeHost
+from cloudspot_aliyun.inventory import inventories
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun_sandbox.cloud import BUCKET, INTERRUPTION, EmulatedAliyun
@@ -38,7 +39,7 @@ pytestmark = [
 ]
 
 
-class TestFunctionCompute(FunctionHostTests):
+class TestFunctionCompute(DriverInventoryTests, FunctionHostTests):
     store = f"oss://{BUCKET}/x"
     files = {"cloudspot_aliyun/functionserver.py": Path(functionserver.__file__).read_text()}  # noqa: RUF012
     everything = (NAME, "notices", "schedule", ROLE, ROLE)
@@ -94,6 +95,15 @@ class TestFunctionCompute(FunctionHostTests):
         if is_there:
             timer = cloud._functions.functions[NAME].triggers["reap"].config
             assert (timer["cronExpression"], json.loads(timer["payload"])) == ("@every 1440m", REAP_EVENT)
+
+    def drivers(self, host):
+        (found,) = (one for one in inventories(AliyunOptions(), host._clients) if "drivers" in one.title)
+        return found
+
+    def lose_function(self, host, name):
+        for trigger in ("notices", "schedule"):
+            host._ask("", "DELETE DeleteTrigger", f"/functions/{name}/triggers/{trigger}")
+        host._ask("", "DELETE DeleteFunction", f"/functions/{name}")
 
     def cutting(self, host, cut):
         return calling_after([(AliyunClients, "ask_ecs"), (FunctionCompute, "_send")], cut)

@@ -12,13 +12,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from functionhosttests import GOOD, NAME, FunctionHostTests
+from functionhosttests import GOOD, NAME, DriverInventoryTests, FunctionHostTests
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError
 from cloudspot.model import REAP_EVENT
 from cloudspot_gcp import functionhost, functionrights, functionschedules
 from cloudspot_gcp.functionhost import CloudRunHost
+from cloudspot_gcp.inventory import inventories
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp_sandbox import strict_functions, strict_iam
@@ -41,7 +42,7 @@ GRANTS = sorted([
 pytestmark = pytest.mark.enclosed
 
 
-class TestCloudRun(FunctionHostTests):
+class TestCloudRun(DriverInventoryTests, FunctionHostTests):
     store = f"gs://{BUCKET}/x"
     state = "ACTIVE"
     done = "cloudspot pass: done"
@@ -71,8 +72,7 @@ class TestCloudRun(FunctionHostTests):
             os.environ.update(cloud.environment())  # This process is the test's alone.
             host = GcpProvider(GcpOptions()).function_host()
             assert isinstance(host, CloudRunHost)
-            host._sleep = lambda seconds: time.sleep(min(seconds, 0.3))
-            yield cloud, host
+            yield cloud, patient(host)
 
     def functions(self, cloud):
         return cloud.functions
@@ -95,6 +95,39 @@ class TestCloudRun(FunctionHostTests):
             assert (job["schedule"], told["data"]) == ("every 24 hours", REAP_EVENT)
         time.sleep(0.3)
         assert cloud.iam.has(EMAIL, "compute.disks.delete", "") == is_there
+
+    def drivers(self, host):
+        (found,) = (one for one in inventories(GcpOptions(), host._clients) if one.title == "drivers")
+        host_of = found.host_of
+        found.host_of = lambda name: patient(host_of(name))
+        return found
+
+    def lose_function(self, host, name):
+        list(host._schedules(name).remove())
+        host._wait_for(host._ask("DELETE", host._function_url(name)))
+
+    def test_a_driver_in_another_region_is_known_to_stand_and_removed_there(self, tmp_path, monkeypatch):
+        with self.account(tmp_path) as (cloud, _):
+            there = patient(GcpProvider(GcpOptions(regions=("europe-west4",))).function_host())
+            driver = self.named()
+            there.deploy(driver)
+            drivers = self.drivers(there)
+            (found,) = drivers.assets([self.store])
+            assert found.is_in_use
+            assert "/europe-west4/" in found.where
+            drivers.end(found)
+            assert self.left(cloud) == []
+
+    @pytest.mark.parametrize("with_function", [True, False])
+    def test_grants_of_an_account_that_somebody_has_deleted_are_taken_back(self, tmp_path, with_function):
+        with self.account(tmp_path) as (cloud, host):
+            host.deploy(self.function())
+            if not with_function:
+                self.lose_function(host, NAME)
+            host._ask("DELETE", host._rights(NAME)._account_url)
+            assert any(one.startswith("deleted:") for one in cloud.iam.left("driver"))
+            host.remove(NAME)
+            assert self.left(cloud) == []
 
     @contextlib.contextmanager
     def cutting(self, host, cut):
@@ -173,6 +206,12 @@ def test_its_role_has_what_a_submitters_has_but_drills_and_hears_of_audit_events
     assert driver - permissions("role-submitter.yaml") == {f"eventarc.events.{one}" for one in heard}
     assert permissions("role-submitter.yaml") - driver == {"compute.instances.simulateMaintenanceEvent"}
     assert set(functionrights.BUCKET_PERMISSIONS) == permissions("role-bucket.yaml")
+
+
+def patient(host: CloudRunHost) -> CloudRunHost:
+    """Let the host look again soon."""
+    host._sleep = lambda seconds: time.sleep(min(seconds, 0.3))
+    return host
 
 
 def pause(host: CloudRunHost) -> None:

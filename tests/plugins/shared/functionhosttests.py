@@ -16,6 +16,7 @@ from msgspec import structs
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.model import DriverFunction
+from cloudspot.plugin.driverinventory import driver_name
 
 NAME = "cloudspot-driver-0123456789ab"
 GOOD = "def handle(event, *_):\n    print('given', sorted(event))\n    return {'status': 0}\n"
@@ -239,6 +240,56 @@ class FunctionHostTests:
             *_, cost = host.plan(self.function())
             assert cost == f"about {self.cost_each_minute} a month at 3 s a pass, and the store's requests"
             assert json.dumps(host.plan(self.function(every=600.0))).count(self.says_ten_minutes) == 1
+
+
+class DriverInventoryTests:
+    """Tests of how ``reap`` finds drivers where nothing of them has a tag, besides ``FunctionHostTests``."""
+
+    def drivers(self, host):
+        """Return the account's inventory of drivers."""
+        raise NotImplementedError
+
+    def lose_function(self, host, name):
+        """Delete the function, with what runs it, and nothing else."""
+        raise NotImplementedError
+
+    def named(self):
+        """Return a driver with the name that ``cloudspot driver`` gives it."""
+        return structs.replace(self.function(), name=driver_name(self.store))
+
+    def test_a_reaper_knows_the_drivers_of_its_stores_and_no_others(self, tmp_path):
+        with self.account(tmp_path) as (cloud, host):
+            host.deploy(self.function())  # of a store that nobody gives
+            strangers = self.left(cloud)
+            drivers, driver = self.drivers(host), self.named()
+            assert drivers.assets([self.store, f"{self.store}-other"]) == []
+            host.deploy(driver)
+            (found,) = drivers.assets([self.store, f"{self.store}-other"])
+            assert (found.id, found.store_url, found.is_in_use) == (driver.name, self.store, True)
+            assert abs((datetime.now(timezone.utc) - found.created_at).total_seconds()) < 120
+            drivers.end(found)  # Its store is gone, says whoever reaps.
+            drivers.end(found)
+            assert drivers.assets([self.store]) == []
+            assert self.left(cloud) == strangers
+
+    def test_a_reaper_ends_what_a_removal_was_cut_off_at_unless_a_driver_has_it_again(self, tmp_path):
+        with self.account(tmp_path) as (cloud, host):
+            drivers, driver = self.drivers(host), self.named()
+            host.deploy(driver)
+            whole = self.left(cloud)
+            self.lose_function(host, driver.name)
+            (lost,) = drivers.assets([self.store])
+            assert (lost.is_in_use, lost.store_url) == (False, self.store)
+            assert abs((datetime.now(timezone.utc) - lost.created_at).total_seconds()) < 120
+            host.deploy(driver)
+            with pytest.raises(CloudspotError, match=f"{driver.name}: a driver has it now"):
+                drivers.end(lost)
+            assert self.left(cloud) == whole
+            self.lose_function(host, driver.name)
+            drivers.end(lost)
+            drivers.end(lost)
+            assert drivers.assets([self.store]) == []
+            assert self.left(cloud) == []
 
 
 @contextlib.contextmanager
