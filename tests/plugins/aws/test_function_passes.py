@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import boto3
 import pytest
-from functionpasstests import FunctionPassTests
+from functionpasstests import EveryRequestTests
 
 from cloudspot_aws import functionhost
 from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws
@@ -12,7 +12,7 @@ from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws
 pytestmark = pytest.mark.enclosed
 
 
-class TestLambdaPasses(FunctionPassTests):
+class TestLambdaPasses(EveryRequestTests):
     job_settings = ('providers.aws.instance_types=["m5.large"]',)
     launch_call = "RunInstances"
     # S3 Standard in us-east-1 (Amazon S3 pricing, from memory).
