@@ -1,5 +1,6 @@
 """Passes of a driver on the emulated Function Compute."""
 
+import json
 import sys
 from types import MappingProxyType
 
@@ -36,5 +37,6 @@ class TestFunctionComputePasses(FunctionPassTests):
     def functions(self, cloud):
         return cloud._functions
 
-    def invoke(self, cloud, name):
-        return not cloud._functions.invoke(name, b"{}").is_error
+    def invoke(self, cloud, name, event):
+        done = cloud._functions.invoke(name, json.dumps(event).encode())
+        return not done.is_error, done.log

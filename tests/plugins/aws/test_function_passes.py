@@ -1,5 +1,6 @@
 """Passes of a driver on the emulated AWS Lambda."""
 
+import json
 from types import MappingProxyType
 
 import boto3
@@ -28,5 +29,6 @@ class TestLambdaPasses(EveryRequestTests):
     def functions(self, cloud):
         return cloud._functions
 
-    def invoke(self, cloud, name):
-        return not cloud._functions.invoke(name, b"{}", REGION).is_error
+    def invoke(self, cloud, name, event):
+        done = cloud._functions.invoke(name, json.dumps(event).encode(), REGION)
+        return not done.is_error, done.log

@@ -7,9 +7,11 @@ import pytest
 from functionpasstests import FunctionPassTests
 
 from cloudspot_gcp import functionhost
+from cloudspot_gcp.functionschedules import MARK
 from cloudspot_gcp_sandbox import strict_functions, strict_iam
 from cloudspot_gcp_sandbox.cloud import EmulatedGcp
 
+PASS_MARK = f"{MARK} "
 pytestmark = [pytest.mark.enclosed, pytest.mark.soak]
 
 
@@ -32,7 +34,8 @@ class TestCloudRunPasses(FunctionPassTests):
     def functions(self, cloud):
         return cloud.functions
 
-    def invoke(self, cloud, name):
+    def invoke(self, cloud, name, event):
+        name = f"{name}-reap" if event else name
         (job,) = (one for path, one in cloud.scheduler._jobs.items() if path.endswith(f"/{name}"))
         target = job["httpTarget"]
         # The schedule itself never runs it twice at once; a notice and the schedule may.
@@ -42,7 +45,8 @@ class TestCloudRunPasses(FunctionPassTests):
             b64decode(target["body"]),
             email=target["oidcToken"]["serviceAccountEmail"],
         )
-        return answer.status == 200
+        said = (cloud.functions._directory / "functions.log").read_text()
+        return answer.status == 200, said.rpartition(PASS_MARK)[0].rpartition(PASS_MARK)[2]
 
     def id_of(self, machine):
         return "/".join(str(machine.metadata[part]) for part in ("zone", "name", "id"))

@@ -35,7 +35,7 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Generation, new_nonce
 from cloudspot.jobstore.stored_records import create_record
 from cloudspot.jobstore.submission import submit
-from cloudspot.model import EndReason, InstanceState, NodeIdentity
+from cloudspot.model import REAP_EVENT, EndReason, InstanceState, NodeIdentity
 from cloudspot.plugin.functionchecks import passes_a_month
 
 AGENT = AgentArchive(b"", hashlib.sha256().hexdigest(), digest="0" * 64, requirements=("cloudspot",))
@@ -56,7 +56,17 @@ class Account:
         (directory / "train.py").write_text("")
         (directory / "job.toml").write_text('name = "x"\n[run]\nentrypoint = "train.py"\n')
         # By a process of its own: what these tests put on the path is no part of a driver.
-        command = [*COMMAND, "driver", "deploy", "--provider", cloud.name, "--every", "60m", "--yes"]
+        command = [
+            *COMMAND,
+            "driver",
+            "deploy",
+            "--provider",
+            cloud.name,
+            "--every",
+            "60m",
+            "--reap",
+            "--yes",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         self.name = done.stdout.splitlines()[-1].split()[1]
@@ -75,9 +85,9 @@ class Account:
             job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store, prepared.provider, job_id),
         )  # fmt: skip
 
-    def run_pass(self, name=None):
+    def run_pass(self):
         """Run the function once; return whether it has ended well."""
-        return self._tests.invoke(self.cloud, name or self.name)
+        return self._tests.invoke(self.cloud, self.name, {})[0]
 
     def machines(self, job_id):
         """Return all machines that the job has ever had."""
@@ -217,8 +227,8 @@ class FunctionPassTests:
         """Return the cloud's functions."""
         raise NotImplementedError
 
-    def invoke(self, cloud, name):
-        """Run the function of this name; return whether it has ended well."""
+    def invoke(self, cloud, name, event):
+        """Run the function of this name; return whether it has ended well, and what it has printed."""
         raise NotImplementedError
 
     def id_of(self, machine):
@@ -243,6 +253,15 @@ class FunctionPassTests:
             launch = account.find_launch("whole")
             assert self.kill(account, launch) > 0
             assert self.overlap(account, launch) > 0
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(900)
+    def test_its_daily_run_lacks_no_right(self, tmp_path):
+        with self.account(tmp_path) as account:
+            has_ended_well, said = self.invoke(account.cloud, account.name, REAP_EVENT)
+            assert has_ended_well
+            assert "cannot look at" not in said
+            assert "nothing" in said
 
     def kill(self, account, number):
         """Drive a job by passes that are killed at this request, and whole ones; return how many were."""
