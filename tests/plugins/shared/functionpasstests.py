@@ -22,6 +22,7 @@ from listed_host import ListedHost
 from made_records import Records
 from msgspec import structs
 from reaptests import end_job
+from request_counts import MOST_A_LIVE_JOB
 
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.cli.preparedjob import prepare_job
@@ -37,13 +38,14 @@ from cloudspot.jobstore.stored_records import create_record
 from cloudspot.jobstore.submission import submit
 from cloudspot.model import REAP_EVENT, EndReason, InstanceState, NodeIdentity
 from cloudspot.plugin.functionchecks import passes_a_month
+from cloudspot.registry import open_store
 
 AGENT = AgentArchive(b"", hashlib.sha256().hexdigest(), digest="0" * 64, requirements=("cloudspot",))
 """What no machine installs."""
 NUM_ENDED = 1_000
 MOST_OF_IDLE_PASS = 4
 """The requests of a pass over a store without live jobs."""
-MOST_SECONDS = 240.0
+MOST_SECONDS = 500.0
 """A job whose node has succeeded is over then: on some clouds, only time proves that a machine is gone."""
 
 
@@ -70,20 +72,19 @@ class Account:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         self.name = done.stdout.splitlines()[-1].split()[1]
+        self.store = open_store(os.environ["CLOUDSPOT_STORE"])
 
     def submit(self, job_id):
         """Submit a job of one node, and launch nothing."""
-        prepared = prepare_job(
-            self._directory / "job.toml",
-            self.cloud.name,
-            self._tests.job_settings,
-            os.environ["CLOUDSPOT_STORE"],
-        )
-        self.store = prepared.store
+        prepared = self._prepared()
         submit(
             self.store, spec=prepared.spec, provider=self.cloud.name, workdir=prepared.workdir, environ={},
             job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store, prepared.provider, job_id),
         )  # fmt: skip
+
+    def _prepared(self):
+        url = os.environ["CLOUDSPOT_STORE"]
+        return prepare_job(self._directory / "job.toml", self.cloud.name, self._tests.job_settings, url)
 
     def run_pass(self):
         """Run the function once; return whether it has ended well."""
@@ -133,9 +134,7 @@ class Account:
 
     def add_ended(self, num_jobs):
         """Add jobs that have ended."""
-        prepared = prepare_job(
-            self._directory / "job.toml", self.cloud.name, self._tests.job_settings, self.store.url
-        )
+        prepared = self._prepared()
 
         def add(number):
             submission = submit(
@@ -248,6 +247,7 @@ class FunctionPassTests:
         finally:
             cloud.stop()
 
+    @pytest.mark.timeout(2400)
     def test_a_pass_that_is_killed_or_doubled_at_its_launch_launches_once(self, tmp_path):
         with self.account(tmp_path) as account:
             launch = account.find_launch("whole")
@@ -310,23 +310,22 @@ class FunctionPassTests:
     def test_what_a_pass_costs_does_not_grow_with_jobs_that_have_ended(self, tmp_path):
         """Prints the rows of the table in docs/unattended.md; ``pytest -s`` shows them."""
         with self.account(tmp_path) as account:
+            rows = {"no live job": account.cost()}
+            account.add_ended(NUM_ENDED)
+            rows[f"no live job, {NUM_ENDED:,} ended"] = account.cost()
             account.submit("live")
             assert account.run_pass()
             account.let_node_train("live")
-            rows = {"one live job": account.cost()}
-            account.add_ended(NUM_ENDED)
-            account.let_node_train("live")
             rows[f"one live job, {NUM_ENDED:,} ended"] = account.cost()
-            account.finish("live")
-            rows[f"no live job, {NUM_ENDED + 1:,} ended"] = account.cost()
         for what, (seconds, counts) in rows.items():
             shown = ", ".join(f"{counts[kind]} {kind}" for kind in ("read", "write", "delete", "cloud"))
             money = f"{self.month(seconds, counts):.2f} {self.currency}"
             print(f"\n{account.cloud.name} | {what} | {shown} | {seconds:.2f} s | {money}")
-        one, one_of_many, none = (counts for _, counts in rows.values())
-        assert one == one_of_many
+        none, none_of_many, one = (counts for _, counts in rows.values())
+        assert none == none_of_many
         assert none.total() <= MOST_OF_IDLE_PASS
         assert none["cloud"] == 0
+        assert one.total() - none.total() <= MOST_A_LIVE_JOB
 
     def month(self, seconds, counts):
         """Return what passes like that cost a month, one every two minutes."""
