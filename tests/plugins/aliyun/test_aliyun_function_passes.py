@@ -20,7 +20,6 @@ pytestmark = [
 
 
 class TestFunctionComputePasses(FunctionPassTests):
-    launch_call = "RunInstances"
     currency = "CNY"
     # OSS Standard in mainland China (from memory); listings and deletions count as puts.
     request_prices = MappingProxyType(dict.fromkeys(("read", "write", "delete"), 0.01e-4))

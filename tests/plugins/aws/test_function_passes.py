@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import boto3
 import pytest
-from functionpasstests import EveryRequestTests
+from functionpasstests import InterruptedPassTests
 
 from cloudspot_aws import functionhost
 from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws
@@ -13,7 +13,7 @@ from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws
 pytestmark = pytest.mark.enclosed
 
 
-class TestLambdaPasses(EveryRequestTests):
+class TestLambdaPasses(InterruptedPassTests):
     job_settings = ('providers.aws.instance_types=["m5.large"]',)
     launch_call = "RunInstances"
     # S3 Standard in us-east-1 (Amazon S3 pricing, from memory).

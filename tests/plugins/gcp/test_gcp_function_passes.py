@@ -24,7 +24,6 @@ class TestCloudRunPasses(FunctionPassTests):
         functionhost.USD_A_CALL,
         functionhost.USD_A_SCHEDULE,
     )
-    launch_call = "compute.regionInstances.bulkInsert"
 
     def cloud(self):
         # What is new is known soon.
