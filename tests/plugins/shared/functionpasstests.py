@@ -76,15 +76,16 @@ class Account:
 
     def submit(self, job_id):
         """Submit a job of one node, and launch nothing."""
-        prepared = self._prepared()
+        prepared = self._prepared(name=job_id)  # A pass also reads earlier jobs of the same name.
         submit(
             self.store, spec=prepared.spec, provider=self.cloud.name, workdir=prepared.workdir, environ={},
             job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store, prepared.provider, job_id),
         )  # fmt: skip
 
-    def _prepared(self):
+    def _prepared(self, *, name="x"):
+        settings = (*self._tests.job_settings, f'name="{name}"')
         url = os.environ["CLOUDSPOT_STORE"]
-        return prepare_job(self._directory / "job.toml", self.cloud.name, self._tests.job_settings, url)
+        return prepare_job(self._directory / "job.toml", self.cloud.name, settings, url)
 
     def run_pass(self):
         """Run the function once; return whether it has ended well."""
