@@ -40,7 +40,7 @@ FUNCTIONS = {
     for name, function in vars(keys).items()
     if inspect.isfunction(function)
     and function.__module__ == keys.__name__
-    and inspect.signature(function).return_annotation is str
+    and inspect.signature(function, eval_str=True).return_annotation is str
 }
 
 

@@ -10,7 +10,18 @@ from cloudspot.jobstore.records import SaveId
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
-_OF_JOB = re.compile(rf"jobs/({JOB_ID.pattern})/.+", re.DOTALL)
+_OF_JOB = re.compile(
+    rf"""jobs/({JOB_ID.pattern})/(?:
+        spec | code | summary | settled | suspicions | journal-copy | secrets(?:\.\d+)?
+        | (?:submissions|agents)/[0-9a-f]{{64}} | journal/\d{{8,}} | told/[^/]+
+        | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
+        | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
+        | manifests/\d{{6,}}-\d{{12,}}
+        | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:parts/\d{{4,}}|chunks/\d{{4,}}/\d{{6,}})
+        | logs/\d+-\d+/\d{{4}}-\d\d-\d\d/\d{{12,}} | artifacts/[\w.~%/-]+
+    )""",
+    re.ASCII | re.VERBOSE,
+)
 _SHARED = re.compile(r"(?:agents|code)/[0-9a-f]{64}")
 
 
@@ -248,7 +259,10 @@ def artifacts_prefix(job_id: str) -> str:
 
 
 def job_of(key: str) -> str | None:
-    """Return the id of the job below whose prefix the key is; None: it is below no job's."""
+    """Return the id of the job whose key it is; None: no function of this module returns such a key.
+
+    A store may be the root of a bucket in which others have a ``jobs/`` of their own.
+    """
     found = _OF_JOB.fullmatch(key)
     return found[1] if found else None
 

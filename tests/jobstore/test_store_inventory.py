@@ -11,6 +11,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import unmark_live
+from cloudspot.jobstore.records import SaveId
 from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
 from cloudspot.jobstore.submission import read_first_submission, submit
 from cloudspot.jobstore.wrapped_store import WrappedStore
@@ -113,8 +114,10 @@ class Uploading(InMemoryStore):
 
 
 def test_uploads_of_strangers_and_of_a_store_within_the_store_are_neither_listed_nor_ended():
-    ours, strangers = "jobs/over-1/checkpoints/x", (
-        "datasets/big.tar", "team/jobs/live-1/checkpoints/x", "jobs/No id/x", "jobs/over-1", *STRANGERS,
+    ours = keys.chunk("over-1", SaveId(1, 10, 0), 0, 0)
+    strangers = (
+        "datasets/big.tar", f"team/{ours}", "jobs/No id/spec", "jobs/over-1", "jobs/over-1/checkpoints/x",
+        "jobs/over-1/epoch-3.pt", *STRANGERS,
     )  # fmt: skip
     store = Uploading(ours, KEY, *strangers)
     inventory = UploadInventory(store, "label")

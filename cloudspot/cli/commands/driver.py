@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import click
 
 from cloudspot.boot.functionarchive import make_function_archive
@@ -16,6 +14,7 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.model import DriverFunction
+from cloudspot.plugin.driverinventory import driver_name
 from cloudspot.registry import driver_distributions, open_provider
 
 DEFAULT_EVERY = "2m"
@@ -121,4 +120,4 @@ def remove(provider_name: str, store_url: str | None) -> None:
 
 def _name(store: ObjectStore) -> str:
     """Return the same name for every spelling of the store's URL."""
-    return f"cloudspot-driver-{hashlib.sha256(store_label(store).encode()).hexdigest()[:12]}"
+    return driver_name(store_label(store))

@@ -15,6 +15,7 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
@@ -75,6 +76,8 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self._keys = RoleKeys(secrets.token_hex(16))
         self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
+        self.front: FunctionFront | None = None
+        """Where functions reach the account."""
         self._trail: Trail | None = None
         self._host: MachineHost | None = None
         self._ecs: StrictEcs | None = None
@@ -104,7 +107,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             host, secrets=known, roles=keys, inner=oss, faults=self.faults, is_granted=self._may
         )
         endpoints: dict[str, str] = {}
-        self._functions = StrictFunctions(
+        self._functions = functions = StrictFunctions(
             self._ecs,
             account=self._ecs.account,
             faults=self.faults,
@@ -115,8 +118,9 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             environment=endpoints,
             directory=directory,
         )
-        self._server = Server(self._functions, host=address)
-        endpoints.update(self.machine_environment())
+        self._server = Server(functions, host=address)
+        self.front = FunctionFront(functions, host=address)
+        endpoints.update({OSS_ENDPOINT: self.front.url, ECS_ENDPOINT: self.front.url})
         self._make_bucket()
         self._trail = Trail(
             directory / "requests.jsonl", is_machine=keys.is_role_key, rights=rights_of, resource=resource_of
@@ -163,6 +167,9 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self.front is not None:
+            self.front.close()
+            self.front = None
         if self._trail is not None:
             self._trail.close()
 

@@ -1,7 +1,6 @@
 """Runs a function's code as Function Compute's custom runtimes do: a process that serves HTTP.
 
-The process sees the unpacked archive and the standard library, and nothing else that is installed here: what
-the archive lacks is missing. All instances share a network here, so each listens on a port of its own.
+All instances share a network here, so each listens on a port of its own.
 Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes, "Configure environment
 variables" (checked 2026-11).
 """
@@ -9,21 +8,13 @@ variables" (checked 2026-11).
 from __future__ import annotations
 
 import http.client
-import io
 import json
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cloudspot.emulation.function_process import FunctionProcess, free_port
 from cloudspot.emulation.role_credentials import Credentials
 
 START_SECONDS: Final = 30.0
@@ -54,23 +45,16 @@ class Result:
     log: str
 
 
-class CustomRuntime:
-    """An instance of one function: it takes one event after the other. For one thread at a time."""
+class CustomRuntime(FunctionProcess):
+    """An instance of one function."""
 
     def __init__(self, code: Code, key: Credentials, directory: Path) -> None:
         """Unpack the code below ``directory`` and start its process, with a key of its role."""
+        super().__init__(code.archive, directory)
         self._code = code
-        self._root = Path(tempfile.mkdtemp(prefix="instance-", dir=directory))
-        self._log = self._root / "log"
-        task = self._root / "code"
-        with zipfile.ZipFile(io.BytesIO(code.archive)) as archive:
-            archive.extractall(task)  # a user's own code, which runs anyway
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self._port = int(found.getsockname()[1])
+        self._port = free_port()
         environment = {
             **code.environment,
-            "PATH": os.environ.get("PATH", os.defpath),
             "ALIBABA_CLOUD_ACCESS_KEY_ID": key.access_key,
             "ALIBABA_CLOUD_ACCESS_KEY_SECRET": key.secret_key,
             "ALIBABA_CLOUD_SECURITY_TOKEN": key.token,
@@ -79,61 +63,31 @@ class CustomRuntime:
             "FC_FUNCTION_HANDLER": code.handler,
             "FC_FUNCTION_MEMORY_SIZE": str(code.memory_mib),
             "FC_FUNCTION_NAME": code.name,
-            "FC_FUNC_CODE_PATH": str(task),
+            "FC_FUNC_CODE_PATH": str(self.code_path),
             "FC_REGION": code.region,
         }
-        with self._log.open("wb") as log:
-            # The runtime's Python is this one, without what is installed beside it.
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", *code.command[1:]],
-                cwd=task,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def is_alive(self) -> bool:
-        """Return whether it can take another event."""
-        return self._process.poll() is None
+        # The runtime's Python is this one, without what is installed beside it.
+        self.start(code.command[1:], environment)
 
     def invoke(self, event: bytes, key: Credentials, request_id: str) -> Result:
         """Hand the event to the function, and return what it answers; a dead or late one has failed."""
-        start = self._log.stat().st_size
+        log = self.printed()
         try:
-            self._await_server()
+            if not self.is_serving(self._port, within_seconds=START_SECONDS):
+                raise ConnectionRefusedError("no server listens")
             is_error, payload = self._ask(event, key, request_id)
         except (OSError, http.client.HTTPException) as error:
             is_late = isinstance(error, TimeoutError)
             self.close()
-            said = self._log.read_text("utf-8", "replace")[-500:]
+            log += self.printed()
             late = f"Function time out after {self._code.timeout_seconds:g} seconds"
-            why = late if is_late else f"Function instance exited unexpectedly: {said}"
+            why = late if is_late else f"Function instance exited unexpectedly: {log[-500:]}"
             is_error, payload = True, json.dumps({"errorMessage": why}).encode()
-        log = self._log.read_bytes()[start:].decode("utf-8", "replace")
+        log += self.printed()
         if self.is_alive and f"FC Invoke End RequestId: {request_id}\n" not in log:
             why = "SandboxContract: the server did not print where the invocation ends"
             is_error, payload = True, json.dumps({"errorMessage": why}).encode()
         return Result(payload, is_error, log)
-
-    def close(self) -> None:
-        """End the process; safe to repeat. Its log stays."""
-        self._process.kill()
-        self._process.wait()
-        shutil.rmtree(self._root / "code", ignore_errors=True)
-
-    def _await_server(self) -> None:
-        end = time.monotonic() + START_SECONDS
-        while self.is_alive and time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                return
-        raise ConnectionRefusedError("no server listens")
 
     def _ask(self, event: bytes, key: Credentials, request_id: str) -> tuple[bool, bytes]:
         code = self._code

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastcrc import crc64
 
 from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.function_process import FunctionProcesses
 from cloudspot.emulation.role_credentials import Credentials, RoleKeys
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, Account
 from cloudspot_aliyun_sandbox.fc_requests import (
@@ -130,8 +131,7 @@ class StrictFunctions:
         self.clock = clock
         self._lock = threading.Lock()
         self.functions: dict[str, Function] = {}
-        self._idle: dict[tuple[str, float], list[CustomRuntime]] = {}
-        self._running: set[CustomRuntime] = set()
+        self._processes = FunctionProcesses[CustomRuntime]()
         self._due: dict[tuple[str, str, str], float] = {}
         """When each timer runs next, by its function, its name and its rate."""
         self._known_roles: dict[str, float] = {}
@@ -290,21 +290,10 @@ class StrictFunctions:
             self._check_role(str(function.settings["role"]))
             role = str(function.settings["role"]).rpartition("/")[2]
             # What was deployed last has instances of its own.
-            waiting = self._idle.setdefault((name, function.changed_at), [])
-            runtime = waiting.pop() if waiting else None
-            code = self._code(function)
+            version, code = (name, function.changed_at), self._code(function)
         key = self._issue(role)
-        if runtime is None or not runtime.is_alive:
-            runtime = CustomRuntime(code, key, self._directory)
-        with self._lock:
-            self._running.add(runtime)
-        try:
-            return runtime.invoke(event, key, randomness.token_hex(16))
-        finally:
-            with self._lock:
-                self._running.discard(runtime)
-                if runtime.is_alive:
-                    waiting.append(runtime)
+        with self._processes.one(version, lambda: CustomRuntime(code, key, self._directory)) as one:
+            return one.invoke(event, key, randomness.token_hex(16))
 
     def run_due(self) -> None:
         """Run what the timers say; each in a thread of its own, as a late pass does not delay the next."""
@@ -350,12 +339,13 @@ class StrictFunctions:
                 if all(event.get(name) in allowed for name, allowed in pattern.items()):
                     self._start(function, json.dumps(event).encode())
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
-        with self._lock:
-            for runtime in [*self._running, *(one for ones in self._idle.values() for one in ones)]:
-                runtime.close()
-            self._idle.clear()
+        self._processes.close()
 
     def _start(self, function: str, event: bytes) -> None:
         arguments = (function, event)

@@ -10,6 +10,7 @@ import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from cloudspot_aliyun_sandbox.rpc import ApiError
@@ -36,6 +37,8 @@ class Ram:
         """``roles`` has the service that each trusts; those made here are added."""
         self._account_id = account_id
         self._roles = roles
+        self._told: dict[str, tuple[str, str]] = {}
+        """Description and moment of each role that was made through the API."""
         self.policies: dict[str, Policy] = {}
         self.handlers: dict[str, Handler] = {
             "AttachPolicyToRole": self._attach,
@@ -66,6 +69,8 @@ class Ram:
             message = "The assume role policy document is invalid."
             raise ApiError("MalformedPolicyDocument", message) from None
         self._roles[name] = service
+        made_at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._told[name] = parameters.get("Description", ""), made_at
         return self._get_role(parameters, _region)
 
     def _get_role(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
@@ -77,7 +82,9 @@ class Ram:
         }
         trust = json.dumps({"Statement": [statement], "Version": "1"})
         arn = f"acs:ram::{self._account_id}:role/{name}"
-        return {"Role": {"RoleName": name, "Arn": arn, "AssumeRolePolicyDocument": trust}}
+        described, made_at = self._told.get(name, ("", "2026-01-01T00:00:00Z"))
+        told = {"Description": described, "CreateDate": made_at}
+        return {"Role": {"RoleName": name, "Arn": arn, "AssumeRolePolicyDocument": trust, **told}}
 
     def _delete_role(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
         name = self._role(parameters)

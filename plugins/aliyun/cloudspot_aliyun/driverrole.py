@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import unless
 
+DESCRIPTION: Final = "cloudspot: what drives jobs while nobody is awake"
 _TRUST: Final = json.dumps(
     {
         "Version": "1",
@@ -50,7 +52,7 @@ class DriverRole:
             {
                 "RoleName": name,
                 "AssumeRolePolicyDocument": _TRUST,
-                "Description": "cloudspot: what drives jobs while nobody is awake",
+                "Description": DESCRIPTION,
             },
             ignoring="EntityAlreadyExists.Role",
         )
@@ -62,6 +64,13 @@ class DriverRole:
                 self._ask("CreatePolicyVersion", {**policy, **rotate, "SetAsDefault": True})
         self._ask("AttachPolicyToRole", self._attachment, ignoring="EntityAlreadyExists.Role.Policy")
         return str((self._ask("GetRole", {"RoleName": name}) or {})["Role"]["Arn"])
+
+    def made_at(self) -> datetime | None:
+        """Return when the role was made; None: there is none, or it is not cloudspot's."""
+        found = self._ask("GetRole", {"RoleName": self._name}, ignoring="EntityNotExist")
+        role = {} if found is None else found["Role"]
+        is_ours = role.get("Description") == DESCRIPTION
+        return datetime.fromisoformat(role["CreateDate"].replace("Z", "+00:00")) if is_ours else None
 
     def remove(self) -> Sequence[str]:
         """Remove both; return what was there."""

@@ -97,9 +97,7 @@ class FunctionComputeHost(FunctionHost):
         """Make it, or bring it up to date, and run it once; see FunctionHost."""
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
         _check_fits(function)
-        role = DriverRole(self._clients, self._role_name(function.name)).make(
-            driver_policy(_bucket(function), reaps=function.reaps)
-        )
+        role = self.role(function.name).make(driver_policy(_bucket(function), reaps=function.reaps))
         self._make_function(function, role)
         self._schedule(function.name, SCHEDULE, f"@every {minutes}m", {})
         if function.reaps:
@@ -143,7 +141,11 @@ class FunctionComputeHost(FunctionHost):
                 removed.append(f"trigger {one}")
         if self._ask(_REMOVING, "DELETE DeleteFunction", path, ignoring="FunctionNotFound") is not None:
             removed.append(f"function {name}")
-        return [*removed, *DriverRole(self._clients, self._role_name(name)).remove()]
+        return [*removed, *self.role(name).remove()]
+
+    def role(self, name: str) -> DriverRole:
+        """Return a driver's role."""
+        return DriverRole(self._clients, self._role_name(name))
 
     @property
     def _ask(self) -> Callable[..., dict[str, Any] | None]:

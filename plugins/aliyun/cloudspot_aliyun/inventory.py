@@ -13,13 +13,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import Inventory
+from cloudspot.interfaces import FunctionHost, Inventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.driverinventory import DriverInventory, DriverRest
 from cloudspot_aliyun import deploymentsets, pricing, tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages, read_pages
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
+from cloudspot_aliyun.functionhost import FunctionComputeHost
 from cloudspot_aliyun.listing import market_of, parse_time
 from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.request import deployment_set_name
@@ -39,7 +41,7 @@ def account_regions(clients: AliyunClients) -> tuple[str, ...]:
 
 def inventories(options: AliyunOptions, clients: AliyunClients) -> tuple[Inventory, ...]:
     """Return the inventories of the clients' region, in the order in which to end things."""
-    return tuple(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets))
+    return (*(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets)), _Drivers(clients))
 
 
 class _AliyunInventory(Inventory):
@@ -159,6 +161,21 @@ class _DeploymentSets(_AliyunInventory):
                         price_per_day=0.0,
                         detail=name,
                     )
+
+
+class _Drivers(DriverInventory):
+    """The functions of ``cloudspot driver``; what outlives one is its role."""
+
+    def __init__(self, clients: AliyunClients) -> None:
+        self.title = f"drivers in {clients.region}"
+        self._host = FunctionComputeHost(clients)
+
+    def host_of(self, name: str) -> FunctionHost:
+        return self._host
+
+    def rest_of(self, name: str) -> DriverRest | None:
+        made_at = self._host.role(name).made_at()
+        return None if made_at is None else DriverRest(("role",), made_at)
 
 
 class _GoneError(CloudspotError):

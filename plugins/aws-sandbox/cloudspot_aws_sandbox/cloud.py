@@ -17,6 +17,7 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
@@ -69,6 +70,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._keys = RoleKeys(secrets.token_hex(16))
         self.faults.is_machine = self._keys.is_role_key
         self._server: Server | None = None
+        self.front: FunctionFront | None = None
+        """Where functions reach the account."""
         self._host: MachineHost | None = None
         self._trail: Trail | None = None
         self._ec2: StrictEc2 | None = None
@@ -125,7 +128,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         logs = StrictLogs(functions, faults=self.faults, secrets=known, is_granted=self._may_log)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
         self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults, is_granted=self._may)
-        self._server = Server(RoleCheck(self._ec2, keys, now=_now), host=address)
+        app = RoleCheck(self._ec2, keys, now=_now)
+        self._server = Server(app, host=address)
+        self.front = FunctionFront(app, host=address)
         self._make_resources()
         self._trail = Trail(
             directory / "requests.jsonl",
@@ -172,6 +177,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self.front is not None:
+            self.front.close()
+            self.front = None
         if self._trail is not None:
             self._trail.close()
 
@@ -198,8 +206,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         """Return the credentials of a function's role, and where the services are."""
         found = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
         self._roles[found.access_key] = role
+        assert self.front is not None
         return {
-            **self.machine_environment(),
+            "AWS_ENDPOINT_URL": self.front.url,
             "AWS_ACCESS_KEY_ID": found.access_key,
             "AWS_SECRET_ACCESS_KEY": found.secret_key,
             "AWS_SESSION_TOKEN": found.token,

@@ -29,6 +29,7 @@ from moto.events.models import events_backends
 from moto.iam.models import iam_backends
 
 from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.function_process import FunctionProcesses
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.lambda_runtime import Code, LambdaRuntime, Result
 from cloudspot_aws_sandbox.query import ApiError, read_body, scope_of
@@ -73,9 +74,7 @@ class StrictFunctions:
         self._environment = environment
         self._directory = directory
         self._now = now
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[LambdaRuntime]] = {}
-        self._running: set[LambdaRuntime] = set()
+        self._processes = FunctionProcesses[LambdaRuntime]()
         self._due: dict[str, datetime] = {}
         """When each rule runs next, by its ARN and what it says."""
         self._known_roles: dict[str, datetime] = {}
@@ -177,22 +176,12 @@ class StrictFunctions:
             ApiError: there is no such function.
         """
         function = self._find(name, region)
-        with self._lock:
-            # What was deployed last has environments of its own.
-            key = f"{function.function_arn} {function.code_sha_256} {json.dumps(function.environment_vars)}"
-            waiting = self._idle.setdefault(key, [])
-            runtime = waiting.pop() if waiting else None
-        if runtime is None or not runtime.is_alive:
-            runtime = LambdaRuntime(self._code(function), self._directory)
-        with self._lock:
-            self._running.add(runtime)
-        try:
-            return runtime.invoke(event)
-        finally:
-            with self._lock:
-                self._running.discard(runtime)
-                if runtime.is_alive:
-                    waiting.append(runtime)
+        # What was deployed last has environments of its own.
+        version = function.function_arn, function.code_sha_256, json.dumps(function.environment_vars)
+        with self._processes.one(
+            version, lambda: LambdaRuntime(self._code(function), self._directory)
+        ) as one:
+            return one.invoke(event)
 
     def run_due(self, region: str) -> None:
         """Run what the schedules say; each in a thread of its own, as a late pass does not delay the next."""
@@ -221,12 +210,13 @@ class StrictFunctions:
         buses = events_backends[DEFAULT_ACCOUNT_ID][region].event_buses.values()
         return [rule for bus in buses for rule in bus.rules.values() if rule.state == "ENABLED"]
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
-        with self._lock:
-            for runtime in [*self._running, *(one for ones in self._idle.values() for one in ones)]:
-                runtime.close()
-            self._idle.clear()
+        self._processes.close()
 
     def _run_targets(self, rule: Any, event: Mapping[str, Any], region: str) -> None:
         for target in rule.targets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -14,6 +13,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Inventory
 from cloudspot.model import Asset
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.driverinventory import driver_name
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
 from cloudspot_aws.functionhost import LOG_PREFIX, LambdaHost
@@ -42,7 +42,7 @@ class DriverInventory(Inventory):
             functions = list(self._functions())
             pieces = [*rules, *functions, *self._roles(), *self._logs()]
         standing = {one.id for one in functions}
-        of_store = {_name_of(one): one for one in store_urls}
+        of_store = {driver_name(one): one for one in store_urls}
         found = []
         for one in pieces:
             match = _NAME.search(one.id)
@@ -114,8 +114,3 @@ class DriverInventory(Inventory):
                 store_url=tags[machinetags.STORE],
                 created_at=at,
             )
-
-
-def _name_of(store_url: str) -> str:
-    """Return the name of the store's driver; ``cloudspot driver`` gives it."""
-    return _PREFIX + hashlib.sha256(store_url.encode()).hexdigest()[:12]

@@ -16,6 +16,7 @@ import msgspec
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.audit_trail import Trail
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot.errors import SpecError
@@ -92,6 +93,8 @@ class EmulatedGcp(EmulatedCloud):
         """What goes wrong, and every call that came; see :class:`Faults`."""
         self._tokens = MachineTokens(secrets.token_hex(16))
         self._server: Server | None = None
+        self.front: FunctionFront | None = None
+        """Where functions reach the project."""
         self._trail: Trail | None = None
         self._ticker: threading.Thread | None = None
         self._is_over = threading.Event()
@@ -125,13 +128,14 @@ class EmulatedGcp(EmulatedCloud):
             iam=iam,
             logs=logs,
             tokens=self._tokens,
-            environment=self.machine_environment,
+            environment=self._function_environment,
             directory=directory,
             **shared,
         )
         self.scheduler = StrictScheduler(self.functions, iam=iam, functions=self.functions, **shared)
         iam.app = self.scheduler
         self._server = Server(iam, host=address)
+        self.front = FunctionFront(iam, host=address)
         self._key_file = directory / "submitter.json"
         self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
         self._gcloud = directory / "gcloud"
@@ -172,11 +176,11 @@ class EmulatedGcp(EmulatedCloud):
     def machine_environment(self) -> Mapping[str, str]:
         """Return the endpoints, which every image holds; see EmulatedCloud."""
         assert self._server is not None
-        url = self._server.url
-        overrides = {
-            f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}": f"{url}{path}" for name, path in _PATHS.items()
-        }
-        return {**overrides, "STORAGE_EMULATOR_HOST": url}
+        return _endpoints(self._server.url)
+
+    def _function_environment(self) -> Mapping[str, str]:
+        assert self.front is not None
+        return _endpoints(self.front.url)
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variables that tell Google's clients where the metadata server is."""
@@ -193,6 +197,9 @@ class EmulatedGcp(EmulatedCloud):
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self.front is not None:
+            self.front.close()
+            self.front = None
         if self._trail is not None:
             self._trail.close()
 
@@ -219,6 +226,13 @@ class EmulatedGcp(EmulatedCloud):
         with opener.open(request, timeout=60) as answer:
             answer.read()
         self.faults.calls.clear()
+
+
+def _endpoints(url: str) -> dict[str, str]:
+    overrides = {
+        f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}": f"{url}{path}" for name, path in _PATHS.items()
+    }
+    return {**overrides, "STORAGE_EMULATOR_HOST": url}
 
 
 def _is_machine(email: str) -> bool:

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.function_process import FunctionProcesses
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.catalogue import ZONES, number_of
 from cloudspot_gcp_sandbox.discovery import Matched
-from cloudspot_gcp_sandbox.functionruntime import FRAMEWORK, Answer, Code, FunctionInstance, copy_distribution
+from cloudspot_gcp_sandbox.functionruntime import FRAMEWORK, Answer, Code, FunctionInstance
 from cloudspot_gcp_sandbox.guardedapi import GuardedApi
 from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.machinetokens import TOKEN_SECONDS, MachineTokens
@@ -85,11 +86,8 @@ class StrictFunctions:
         self._codes: dict[str, Code] = {}
         """What each function runs, by its name."""
         self._operations: dict[str, dict[str, Any]] = {}
-        self._idle: dict[str, list[FunctionInstance]] = {}
-        """By revision."""
-        self._running: set[FunctionInstance] = set()
+        self._processes = FunctionProcesses[FunctionInstance]()
         self._num_revisions = 0
-        self._is_over = False
         self._url = ""
         functions = "cloudfunctions.projects.locations.functions"
         self._api = GuardedApi(
@@ -119,14 +117,13 @@ class StrictFunctions:
         self._url = f"http://{request.header('host')}"
         return self._api.answer(request).send(start_response)
 
+    def kill_running(self) -> None:
+        """Kill the functions that run now."""
+        self._processes.kill_running()
+
     def close(self) -> None:
         """End all processes."""
-        with self._lock:
-            self._is_over = True
-            instances = [*self._running, *(one for ones in self._idle.values() for one in ones)]
-            self._idle.clear()
-        for one in instances:
-            one.close()
+        self._processes.close()
 
     def left(self) -> list[str]:
         """Return the names of all functions."""
@@ -190,37 +187,26 @@ class StrictFunctions:
     def _run(self, name: str, headers: Mapping[str, str], body: bytes) -> Answer:
         with self._lock:
             function, code = self._functions.get(name), self._codes.get(name)
-            if function is None or code is None or self._is_over:
-                return Answer(404, b"There is no such service.")
-            most = int(function["serviceConfig"].get("maxInstanceCount", 100))
-            if sum(one.code.revision == code.revision for one in self._running) >= most:
-                return Answer(429, b"The request was aborted because there was no available instance.")
-            waiting = self._idle.setdefault(code.revision, [])
-            instance = waiting.pop() if waiting else None
-        if instance is None or not instance.is_alive:
-            instance = self._start(code)
-        with self._lock:
-            self._running.add(instance)
-        try:
-            if not instance.wait_until_ready():
-                instance.close()
-                return Answer(503, b"The container failed to start and listen on the port of PORT.")
-            return instance.request(headers, body)
-        finally:
-            with self._lock:
-                self._running.discard(instance)
-                is_kept = self._codes.get(name) is code
-                if is_kept:
-                    waiting.append(instance)
-            if not is_kept:
-                instance.close()
+        if function is None or code is None:
+            return Answer(404, b"There is no such service.")
+        most = int(function["serviceConfig"].get("maxInstanceCount", 100))
+        if self._processes.num_running(code.revision) >= most:
+            return Answer(429, b"The request was aborted because there was no available instance.")
 
-    def _start(self, code: Code) -> FunctionInstance:
         def issue(email: str) -> str:
             return self._tokens.issue(email, scopes=(), expires_at=time.time() + TOKEN_SECONDS)
 
-        def print_line(line: str) -> None:
-            labels = {"project_id": self._project, "service_name": code.name, "revision_name": code.revision}
+        def make() -> FunctionInstance:
+            return FunctionInstance(code, self._directory, issue=issue)
+
+        with self._processes.one(code.revision, make) as one:
+            answer = one.request(headers, body)
+            self._log(code, one.printed())
+            return answer
+
+    def _log(self, code: Code, printed: str) -> None:
+        labels = {"project_id": self._project, "service_name": code.name, "revision_name": code.revision}
+        for line in printed.splitlines():
             self._logs.deposit(
                 {
                     "logName": f"projects/{self._project}/logs/run.googleapis.com%2Fstdout",
@@ -228,14 +214,8 @@ class StrictFunctions:
                     "textPayload": line,
                 }
             )
-            with (self._directory / "functions.log").open("a", encoding="utf-8") as log:
-                log.write(f"{line}\n")
-
-        with self._lock:
-            layer = self._directory / FRAMEWORK
-            if not layer.exists():
-                copy_distribution(FRAMEWORK, layer)
-        return FunctionInstance(code, self._directory, layer=layer, issue=issue, on_line=print_line)
+        with (self._directory / "functions.log").open("a", encoding="utf-8") as log:
+            log.write(printed)
 
     # --- source -------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ import requests
 from google.api_core import exceptions as api
 
 import cloudspot
-from cloudspot.errors import AuthError, CloudspotError, SpecError
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
+from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
     PASS_SECONDS,
@@ -162,6 +163,32 @@ class CloudRunHost(FunctionHost):
                 removed.append(f"function {name}")
             removed.extend(self._rights(name).remove())
         return removed
+
+    def rest(self, name: str) -> DriverRest | None:
+        """Return what a driver has besides its function, of which Cloud Scheduler's jobs go first."""
+        with ERRORS.translated("asking for what is left of the driver"):
+            return self._rights(name).rest()
+
+    def region_of(self, name: str) -> str | None:
+        """Return the region in which there is a function of this name; None: in no region.
+
+        Raises:
+            TransientError: not all regions could be asked.
+        """
+        url = f"{endpoint('cloudfunctions')}/v2/projects/{self._clients.project}/locations/-/functions"
+        asked = {"pageSize": 1000}
+        with ERRORS.translated("asking for the driver in all regions"):
+            while True:
+                answer = self._ask("GET", url, params=asked)
+                if answer.get("unreachable"):
+                    raise TransientError(f"not all regions answer: {', '.join(answer['unreachable'])}")
+                for one in answer.get("functions", ()):
+                    parts = one["name"].split("/")
+                    if parts[-1] == name:
+                        return str(parts[3])
+                if not answer.get("nextPageToken"):
+                    return None
+                asked["pageToken"] = answer["nextPageToken"]
 
     # --- the function -----------------------------------------------------------------------------
 

@@ -7,18 +7,20 @@ Source: IAM API reference, ServiceAccount, Role, Policy ("Allow policies and rol
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from google.api_core import exceptions as api
 
 from cloudspot.errors import AuthError
 from cloudspot.model import DriverFunction
+from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 
@@ -33,10 +35,19 @@ BUCKET_PERMISSIONS: Final = (
     "storage.objects.list",
 )
 """As docs/gcp/role-bucket.yaml."""
-REAP_PERMISSIONS: Final = ("compute.disks.delete", "compute.disks.list")
-"""What `cloudspot reap` takes besides."""
+REAP_PERMISSIONS: Final = (
+    "cloudfunctions.functions.get",
+    "cloudfunctions.functions.list",
+    "cloudscheduler.jobs.get",
+    "compute.disks.delete",
+    "compute.disks.list",
+    "iam.roles.list",
+    "iam.serviceAccounts.get",
+)
+"""What `cloudspot reap` takes besides, where the driver stands."""
 NUM_TRIES: Final = 8
 """How often a policy is changed when others change it at the same time."""
+_DESCRIPTION: Final = re.compile(r"cloudspot: drives the jobs of gs://(\S+?)(?: since (\S+))?")
 _INVOKER: Final = "roles/run.invoker"
 _ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
 
@@ -72,11 +83,11 @@ class DriverRights:
 
     def make(self, function: DriverFunction, bucket: str) -> None:
         """Make the account, and grant it what a driver needs: machines, the bucket, the nodes' account."""
-        self._make_account(function)
+        self._make_account(bucket)
         role = json.loads(Path(__file__).with_name("role-driver.json").read_text(encoding="utf-8"))
         more = REAP_PERMISSIONS if function.reaps else ()
-        driver = self._make_role("driver", (*role["includedPermissions"], *more))
-        objects = self._make_role("bucket", BUCKET_PERMISSIONS)
+        driver = self._make_role("driver", (*role["includedPermissions"], *more), bucket)
+        objects = self._make_role("bucket", BUCKET_PERMISSIONS, bucket)
         self._bind(self._project_policy(), driver)
         self._bind(_bucket_policy(bucket), objects)
         self._bind(self._account_policy(), _ACCOUNT_USER)
@@ -88,13 +99,15 @@ class DriverRights:
     def remove(self) -> Iterator[str]:
         """Take the grants back, then remove roles and account; yield what was there.
 
-        The account tells the bucket, so it goes last, and a removal that was cut off can be repeated.
+        The account and the roles tell the bucket, so they go last, and a removal that was cut off can be
+        repeated, as can one after somebody has deleted the account.
         """
         account = self._account()
-        described = str((account or {}).get("description", ""))
-        bucket = urlsplit(described.rpartition(" ")[2]).netloc
+        described = [account or {}, *self._roles("driver"), *self._roles("bucket")]
+        found = (_DESCRIPTION.fullmatch(str(one.get("description"))) for one in described)
+        buckets = sorted({one[1] for one in found if one is not None})
         policies = [self._project_policy(), self._account_policy()]
-        for policy in [*policies, *([_bucket_policy(bucket)] if bucket else [])]:
+        for policy in [*policies, *map(_bucket_policy, buckets)]:
             try:
                 self._change(policy, self._without)
             except api.NotFound:  # The bucket or the nodes' account is gone, and its policy with it.
@@ -106,6 +119,16 @@ class DriverRights:
         if account is not None:
             self._ask("DELETE", self._account_url)
             yield f"service account {self.email}"
+
+    def rest(self) -> DriverRest | None:
+        """Return what there is of all this, as far as it is cloudspot's; None: nothing."""
+        account = self._account() or {}
+        roles = [*self._roles("driver"), *self._roles("bucket")]
+        parts = ["service account"] if _DESCRIPTION.fullmatch(str(account.get("description"))) else []
+        parts += [f"role {one['name'].rpartition('/')[2]}" for one in roles]
+        found = (_DESCRIPTION.fullmatch(str(one.get("description"))) for one in roles)
+        since = [datetime.fromisoformat(one[2]) for one in found if one is not None and one[2]]
+        return DriverRest(tuple(parts), min(since, default=None)) if parts else None
 
     def once_known(self, call: Callable[[], Any]) -> Any:
         """Return what ``call`` returns, as soon as Google knows the new account and what it may do.
@@ -135,11 +158,10 @@ class DriverRights:
             return None
         return found
 
-    def _make_account(self, function: DriverFunction) -> None:
+    def _make_account(self, bucket: str) -> None:
         if self._account() is not None:
             return
-        parts = urlsplit(function.store_url)
-        described = f"cloudspot: drives the jobs of {parts.scheme}://{parts.netloc}"
+        described = _described(bucket)
         body = {
             "accountId": self._name,
             "serviceAccount": {"displayName": self._name, "description": described},
@@ -158,9 +180,15 @@ class DriverRights:
                 return found
             asked["pageToken"] = answer["nextPageToken"]
 
-    def _make_role(self, kind: str, permissions: Sequence[str]) -> str:
+    def _make_role(self, kind: str, permissions: Sequence[str], bucket: str) -> str:
         """Return the name of the role with these permissions."""
-        role = {"title": f"{self._name} {kind}", "stage": "GA", "includedPermissions": sorted(permissions)}
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        role = {
+            "title": f"{self._name} {kind}",
+            "description": f"{_described(bucket)} since {now}",
+            "stage": "GA",
+            "includedPermissions": sorted(permissions),
+        }
         found = self._roles(kind)
         if not found:
             chosen = f"{self._name}_{kind}_{secrets.token_hex(4)}".replace("-", "_")
@@ -189,7 +217,13 @@ class DriverRights:
 
     def _without(self, bindings: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the bindings without the account's."""
-        left = [{**one, "members": [m for m in one["members"] if m != self._member]} for one in bindings]
+        # Of an account that was deleted, Google keeps the grants, under this name.
+        deleted = f"deleted:{self._member}?"
+
+        def others(members: Sequence[str]) -> list[str]:
+            return [one for one in members if one != self._member and not one.startswith(deleted)]
+
+        left = [{**one, "members": others(one["members"])} for one in bindings]
         return [one for one in left if one["members"]]
 
     def _change(
@@ -241,6 +275,10 @@ class DriverRights:
 
     def _ask(self, method: str, url: str, **options: Any) -> Any:
         return self._clients.ask_json(method, url, **options)
+
+
+def _described(bucket: str) -> str:
+    return f"cloudspot: drives the jobs of gs://{bucket}"
 
 
 def _bucket_policy(bucket: str) -> _Policy:

@@ -17,15 +17,17 @@ from typing import Any, Final
 from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import Inventory
+from cloudspot.interfaces import FunctionHost, Inventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.driverinventory import DriverInventory, DriverRest
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.compute import ComputeProvisioner
 from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.functionhost import CloudRunHost
 from cloudspot_gcp.listing import last_part, place_of, to_time
-from cloudspot_gcp.lookups import ask, find_machine_type
+from cloudspot_gcp.lookups import ask, find_machine_type, wanted_regions
 from cloudspot_gcp.options import GcpOptions, region_of
 from cloudspot_gcp.pricing import PriceList, read_price_list
 from cloudspot_gcp.request import policy_name
@@ -44,6 +46,7 @@ def inventories(options: GcpOptions, clients: GcpClients) -> tuple[Inventory, ..
         _Machines(options, clients, prices),
         _Disks(clients, prices),
         _PlacementPolicies(clients),
+        _Drivers(options, clients),
     )
 
 
@@ -177,6 +180,24 @@ class _PlacementPolicies(Inventory):
                         created_at=to_time(one.creation_timestamp),
                         price_per_day=0.0,
                     )
+
+
+class _Drivers(DriverInventory):
+    """The functions of ``cloudspot driver``, in any region; what outlives one is its account and roles."""
+
+    title = "drivers"
+
+    def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
+        self._options = options
+        self._clients = clients
+
+    def host_of(self, name: str) -> FunctionHost:
+        here = wanted_regions(self._options)[0]
+        found = CloudRunHost(self._clients, region=here).region_of(name)
+        return CloudRunHost(self._clients, region=found or here)
+
+    def rest_of(self, name: str) -> DriverRest | None:
+        return CloudRunHost(self._clients, region=wanted_regions(self._options)[0]).rest(name)
 
 
 def _all(clients: GcpClients, kind: str, field: str, what: str, expression: str) -> list[Any]:

@@ -3,7 +3,7 @@
 import oss2
 import pytest
 from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs
+from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs, chunk_of
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
@@ -106,7 +106,7 @@ def plant(account):
         stopped,
         account.disk(**{JOB: OVER, STORE: account.store.url}),
         account.set_of(OVER),
-        account.upload(f"x/jobs/{OVER}/checkpoints/1"),
+        account.upload(f"x/{chunk_of(OVER)}"),
         account.upload("x/agents/" + "b" * 64),
         keys.agent("a" * 64),
         keys.code("c" * 64),
@@ -121,7 +121,7 @@ def plant_strangers(account):
         account.machine(LIVE),
         account.disk(**{JOB: LIVE, STORE: account.store.url}),
         account.set_of(LIVE),
-        account.upload(f"x/jobs/{LIVE}/checkpoints/1"),
+        account.upload(f"x/{chunk_of(LIVE)}"),
         *(meta.key for meta in account.store.list_objects("code/")),
     ]
     account.disk(Name="cloudspot-job")

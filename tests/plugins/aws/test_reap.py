@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs
+from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs, chunk_of
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys
@@ -187,7 +187,7 @@ def plant(account):
         account.volume(**own),
         account.group(f"cloudspot-{OVER}", **own),
         account.schedule(REMOVED),
-        account.upload(f"x/jobs/{OVER}/checkpoints/1"),
+        account.upload(f"x/{chunk_of(OVER)}"),
         account.upload("x/agents/" + "b" * 64),
         keys.agent("a" * 64),
         keys.code("c" * 64),
@@ -203,7 +203,7 @@ def plant_strangers(account):
     mine = {JOB: LIVE, STORE: account.store.url}
     kept = [
         live, live_limit, account.volume(**mine), account.group("cloudspot-x", **mine),
-        account.upload(f"x/jobs/{LIVE}/checkpoints/1"),
+        account.upload(f"x/{chunk_of(LIVE)}"),
     ]  # fmt: skip
     kept += [meta.key for meta in account.store.list_objects("code/")]
     kept += account.driver(

@@ -7,20 +7,28 @@ from click.testing import CliRunner
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import load_job
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import unmark_live
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import Finished, new_nonce
+from cloudspot.jobstore.records import Finished, SaveId, new_nonce
 from cloudspot.jobstore.submission import submit
+
+
+def chunk_of(job_id):
+    """Return the key of a chunk of a job's checkpoint."""
+    return keys.chunk(job_id, SaveId(1, 10, 0), 0, 0)
+
 
 OVER, LIVE = "over-1", "live-1"
 REMOVED = "removed-1"
 """The id of a job that the store does not have."""
 STRANGE_OBJECT = "code/x/README"
 STRANGE_UPLOADS = (
-    "elsewhere/jobs/over-1/x",
+    "elsewhere/jobs/over-1/spec",
     "x/datasets/big.tar",
     "x/code/x/README",
-    "x/team/jobs/over-1/checkpoints/x",
+    "x/jobs/over-1/epoch-3.pt",
+    f"x/team/{chunk_of(OVER)}",
 )
 """Of strangers, beside the store ``x`` and in it; the last is of a store ``x/team``."""
 
