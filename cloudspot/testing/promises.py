@@ -29,7 +29,7 @@ KITS: tuple[type[Any], ...] = (
     ProviderTests,
     WholeJobTests,
 )
-NOT_RUN = "not run: deselected, replaced by a test of the class's own, or the run ended before"
+NOT_RUN = "not run: it was deselected, or the run ended before"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
 """The outcomes of a promise, the gravest last: it counts if several tests are of one promise."""
