@@ -23,6 +23,10 @@ import pluggy
 
 from cloudspot.interfaces import Notifier, ObjectStore, Provider
 
+API_VERSION = 1
+"""The version of the interfaces and hooks that this cloudspot has. A plugin's module may say which one it was
+written for, as ``cloudspot_api_version = 1``; a newer one than this is refused, and none means 1."""
+
 PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
 STORE_GROUP = "cloudspot.stores"

@@ -11,6 +11,7 @@ Unless a method says otherwise, it raises TransientError when a service does not
 credentials are missing or lack a right.
 
 The interfaces may still change until one plugin has met its real cloud; the changelog says when they do.
+Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
 """
 
 from __future__ import annotations

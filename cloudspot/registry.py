@@ -125,6 +125,20 @@ def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
 
 
+def distribution_of(name: str) -> tuple[str, str]:
+    """Return name and version of the distribution with the provider of that name, or else the store scheme.
+
+    Raises:
+        PluginError: there is neither, or it cannot be used.
+    """
+    group = hookspecs.PROVIDER_GROUP
+    if name not in provider_names() and name in store_schemes():
+        group = hookspecs.STORE_GROUP
+    declared = _find(group, name, _provider_missing)
+    _hooks(declared)
+    return declared.distribution, declared.version
+
+
 def driver_distributions(provider: str, store_url: str) -> tuple[str, ...]:
     """Return those, and what else a driver of any job may need: notifiers and market policies.
 
@@ -205,6 +219,18 @@ def list_providers() -> tuple[ProviderEntry, ...]:
                 error = str(broken)
         entries.append(ProviderEntry(declared.name, declared.distribution, declared.version, error))
     return tuple(entries)
+
+
+def comes_with_cloudspot(name: str) -> bool:
+    """Return whether cloudspot's own metadata has an extra that brings the plugin of that name."""
+    from importlib import metadata
+
+    try:
+        requires = metadata.requires("cloudspot") or []
+    except metadata.PackageNotFoundError:
+        return False
+    pattern = rf"""cloudspot[-_.]{re.escape(name)}\b.*;.*\bextra\s*==\s*["']{re.escape(name)}["']"""
+    return any(re.match(pattern, line) for line in requires)
 
 
 def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
@@ -298,15 +324,30 @@ def _checked(what: str, hook: str, class_: Any, base: type[R], name: str) -> typ
 
 def _hooks(declared: _Declared) -> Any:
     """Import a plugin and return its hooks, in a plugin manager of its own: no other plugin answers."""
+    module = _called(f"plugin {declared}", declared.load)
+    # Before its hooks are looked at: those of a later version may be unknown here.
+    _check_api_version(declared, module)
     manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)
 
     def register() -> None:
-        manager.register(declared.load())
+        manager.register(module)
         manager.check_pending()
 
     _called(f"plugin {declared}", register)
     return manager.hook
+
+
+def _check_api_version(declared: _Declared, module: object) -> None:
+    """Refuse a plugin that was written for later interfaces than these."""
+    version = getattr(module, "cloudspot_api_version", 1)
+    if not isinstance(version, int) or version < 1:
+        raise PluginError(f"plugin {declared} is broken: cloudspot_api_version = {version!r} is no version")
+    if version > hookspecs.API_VERSION:
+        raise PluginError(
+            f"plugin {declared} is written for version {version} of cloudspot's interfaces, and cloudspot "
+            f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade cloudspot"
+        )
 
 
 def _called(
@@ -353,7 +394,7 @@ def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         advice = f'did you mean "{near[0]}"?'
-    elif _has_extra(name):
+    elif comes_with_cloudspot(name):
         advice = f"run, in a copy of cloudspot's source: pip install {paths}"
     else:
         advice = f"there are {', '.join(known) or 'none'}"
@@ -363,15 +404,3 @@ def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:
 def _store_missing(scheme: str) -> str:
     known = ", ".join(f"{known}://" for known in store_schemes())
     return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"
-
-
-def _has_extra(name: str) -> bool:
-    """Return whether this cloudspot's own metadata has an extra that brings the plugin of that name."""
-    from importlib import metadata
-
-    try:
-        requires = metadata.requires("cloudspot") or []
-    except metadata.PackageNotFoundError:
-        return False
-    pattern = rf"""cloudspot[-_.]{re.escape(name)}\b.*;.*\bextra\s*==\s*["']{re.escape(name)}["']"""
-    return any(re.match(pattern, line) for line in requires)

@@ -298,6 +298,37 @@ def test_an_error_that_a_plugin_means_passes_as_it_is(site):
         open_store("sky://")
 
 
+# --- which interfaces it was written for --------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 1"])
+def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site, line):
+    site.install("cloudspot-sky", code=GOOD + line)
+    assert provider_class("sky").name == "sky"
+    assert open_store("sky://bucket").url == "sky://bucket"
+
+
+def test_a_plugin_of_a_later_version_is_refused_whatever_hooks_it_has(site):
+    code = GOOD.replace("def cloudspot_provider(name)", "def cloudspot_unheard_of(name)")
+    site.install("cloudspot-sky", code=code + "    cloudspot_api_version = 2")
+    refusal = (
+        'plugin "sky" of cloudspot-sky 1.2 is written for version 2 of cloudspot\'s interfaces, '
+        f"and cloudspot {cloudspot.__version__} has version 1; upgrade cloudspot"
+    )
+    for use in (lambda: provider_class("sky"), lambda: open_store("sky://bucket")):
+        with pytest.raises(PluginError) as error:
+            use()
+        assert str(error.value) == refusal
+    assert others()[0].error == refusal
+
+
+@pytest.mark.parametrize("version", ["0", "'1'", "None"])
+def test_a_version_that_is_none_is_a_broken_plugin(site, version):
+    site.install("cloudspot-sky", code=GOOD + f"    cloudspot_api_version = {version}")
+    with pytest.raises(PluginError, match=r"is broken: cloudspot_api_version = .* is no version$"):
+        provider_class("sky")
+
+
 # --- who may take which name --------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ SHORT_HELPS = {
     "notify": "Try whether the messages of jobs arrive.",
     "providers": "List providers, and check that one is ready.",
     "sandbox": "Run a command inside an emulated cloud.",
+    "plugin": "Write a plugin, and check its promises.",
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print the completion script for a shell.",
 }

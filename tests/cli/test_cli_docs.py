@@ -17,6 +17,7 @@ GROUPS = {
     "cloudspot checkpoints",
     "cloudspot driver",
     "cloudspot notify",
+    "cloudspot plugin",
     "cloudspot providers",
 }
 

@@ -1,0 +1,95 @@
+"""``cloudspot plugin``: begin a plugin, and show which promises one keeps."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import click
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.completers import complete_providers
+from cloudspot.cli.screen import output
+from cloudspot.errors import CloudspotError
+
+
+@click.group("plugin")
+def plugin() -> None:
+    """Write a plugin, and check its promises."""
+
+
+@plugin.command("new")
+@click.argument("name", metavar="NAME")
+@click.argument(
+    "directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False)
+)
+def new(name: str, directory: Path | None) -> None:
+    """Write a distribution cloudspot-NAME to start from.
+
+    It goes into DIR, by default ./cloudspot-NAME, and brings a provider NAME and stores at NAME://. Every
+    method says what it promises, and raises NotImplementedError until it is written. The tests show what is
+    left to do. No file is replaced.
+    """
+    from cloudspot.cli import scaffold
+
+    scaffold.check_name(name)
+    directory = Path(f"cloudspot-{name}") if directory is None else directory
+    scaffold.write_files(directory, scaffold.files(name))
+    output.echo(f"wrote {directory}; begin with its README.md. Next:")
+    output.echo(f"    cd {shlex.quote(str(directory))}")
+    output.echo('    python -m pip install --editable ".[test]"')
+    output.echo("    python -m pytest  # what fails is what is left to do")
+    output.echo(f"    cloudspot plugin check {name}")
+
+
+@plugin.command("check")
+@click.argument("name", shell_complete=complete_providers)
+@click.option(
+    "--tests",
+    metavar="DIR",
+    default="tests",
+    show_default=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Where the plugin's tests are, in which its kits are wired.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the report there as JSON.",
+)
+@click.pass_context
+def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) -> None:
+    """Show which promises the installed plugin NAME keeps.
+
+    Runs the kits in its tests, and no other test, and names each promise that is broken, left out or declared
+    as a deviation. Exits with 1 if one is broken or was not run.
+    """
+    from cloudspot.cli.kitrun import report_on
+
+    report = report_on(name, tests)
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CloudspotError(f"{json_file} cannot be written: {error.strerror}") from error
+    output.echo(", ".join(f"{part} {version}" for part, version in report["versions"].items()))
+    lists = ("deviations", "skipped", "failures")
+    rows = [
+        (one["kit"], one["class"], str(one["passed"]), *(str(len(one[each])) for each in lists))
+        for one in report["kits"]
+    ]
+    output.echo_table(("KIT", "CLASS", "PASSED", "DEVIATIONS", "SKIPPED", "FAILED"), rows)
+    for title, each in (("deviates", "deviations"), ("skipped", "skipped"), ("FAILED", "failures")):
+        for one in report["kits"]:
+            for promise, reason in one[each].items():
+                style = "red" if each == "failures" else None
+                output.echo(output.Styled(title, style), f": {one['kit']}, {promise}: {reason}")
+    for place, reason in report["errors"].items():
+        output.echo(output.Styled("FAILED", "red"), f": {place}: {reason}")
+    for kit in report["not_tested"]:
+        output.echo(f"not tested: {kit}")
+    if not report["ok"]:
+        ctx.exit(exit_codes.FAILED)

@@ -1,0 +1,83 @@
+"""Run the kits of a plugin's tests by pytest, and tell what they were run with."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cloudspot
+from cloudspot import registry
+from cloudspot.decoding import decode
+from cloudspot.errors import CloudspotError
+
+_RUN = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]  # the installed plugin is meant, not one that lies in the current directory
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+_STANDARD_ERROR = 2
+
+
+def report_on(name: str, tests: Path) -> Mapping[str, Any]:
+    """Run the kits that the tests wire to the plugin, and return the report as JSON values.
+
+    pytest's own output goes to standard error.
+
+    Raises:
+        PluginError: the plugin is not installed, or is broken.
+        CloudspotError: pytest is not installed, or did not come to its end.
+    """
+    distribution, version = registry.distribution_of(name)
+    missing = [one for one in ("pytest", "pytest-timeout") if find_spec(one.replace("-", "_")) is None]
+    if missing:
+        raise CloudspotError(f"the kits need {' and '.join(missing)}; run: pip install {' '.join(missing)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "report.json"
+        status = subprocess.run(
+            [
+                *(sys.executable, "-c", _RUN, "-q", "-p", "cloudspot.testing.promises", str(tests)),
+                *(f"--promises-of={name}", f"--promises-to={path}"),
+            ],
+            stdout=_STANDARD_ERROR,
+            check=False,
+        ).returncode
+        if not path.exists():
+            raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
+        told = decode(path.read_bytes(), dict[str, Any])
+    is_kept = bool(told["kits"]) and not told["errors"] and not any(one["failures"] for one in told["kits"])
+    return {
+        "plugin": name,
+        "ok": is_kept,
+        "versions": {
+            "cloudspot": cloudspot.__version__,
+            "python": platform.python_version(),
+            distribution: version,
+            **_dependencies(distribution),
+        },
+        **told,
+    }
+
+
+def _dependencies(distribution: str) -> dict[str, str]:
+    """Return the installed versions of what the plugin's distribution itself requires, its SDK among them."""
+    if distribution == "cloudspot":
+        return {}
+    lines = [line for line in metadata.requires(distribution) or () if "extra ==" not in line]
+    names = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in lines} - {"cloudspot"}
+    installed = {}
+    for name in sorted(names):
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # of another platform or Python
+    return installed

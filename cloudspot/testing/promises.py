@@ -1,0 +1,156 @@
+"""A pytest plugin that runs the kits' tests alone, and writes which promises were kept.
+
+``cloudspot plugin check`` loads it with ``-p cloudspot.testing.promises``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudspot.testing.jobkit import WholeJobTests
+from cloudspot.testing.logkit import LogSinkTests
+from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
+from cloudspot.testing.providerkit import ProviderTests
+from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.storekit import ObjectStoreTests
+
+KITS: tuple[type[Any], ...] = (
+    ObjectStoreTests,
+    LogSinkTests,
+    ProvisionerTests,
+    PreemptionSourceTests,
+    NodeIdentityTests,
+    ProviderTests,
+    WholeJobTests,
+)
+NOT_RUN = "not run: it was deselected, or the run ended before"
+_PROPERTY = "cloudspot_promise"
+_LISTS = ("passed", "skipped", "deviations", "failures")
+"""The outcomes of a promise, the gravest last: it counts if several tests are of one promise."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("cloudspot")
+    group.addoption("--promises-of", metavar="NAME", help="the plugin whose kits are run; no other test is")
+    group.addoption("--promises-to", metavar="FILE", help="where the report is written, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin a report."""
+    config.pluginmanager.register(_Reporter(config.option.promises_of, Path(config.option.promises_to)))
+
+
+class _Reporter:
+    """Collects what becomes of each promise, also where tests run in several processes."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
+        self._found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+        """By class and kit, then by promise: the outcome and what is told of it."""
+        self._errors: dict[str, str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what is no kit's test, and mark the others for the reports that come of them."""
+        others = []
+        for item in items:
+            kit = _kit_of(item, self._name)
+            if kit is None:
+                others.append(item)
+            else:
+                words = (
+                    item.nodeid.rpartition("::")[0],
+                    kit.__name__,
+                    getattr(item, "originalname", item.name),
+                )
+                item.user_properties.append((_PROPERTY, list(words)))
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._errors[report.nodeid or "collection"] = _last_line(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        place, kit, promise = _marked(report)
+        told = ""
+        if report.failed:
+            outcome, told = "failures", _last_line(report)
+        elif hasattr(report, "wasxfail"):
+            outcome, told = "deviations", report.wasxfail.removeprefix("reason: ")
+        elif report.skipped:
+            outcome, told = "skipped", _last_line(report)
+        else:
+            outcome = "passed"
+        known = self._found.setdefault((place, kit), {})
+        known[promise] = max(known.get(promise, (outcome, told)), (outcome, told), key=_gravity)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):
+            self._path.write_text(json.dumps(self._report()), encoding="utf-8")
+
+    def _report(self) -> dict[str, Any]:
+        tested = {kit for _, kit in self._found}
+        names = [kit.__name__ for kit in KITS]
+        rows = sorted(self._found.items(), key=lambda item: (names.index(item[0][1]), item[0][0]))
+        return {
+            "kits": [_row(place, kit, outcomes) for (place, kit), outcomes in rows],
+            "not_tested": [name for name in names if name not in tested],
+            "errors": self._errors,
+        }
+
+
+def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return what is told of one kit in one class: each of its promises is in one of the lists."""
+    (promises,) = (_promises(one) for one in KITS if one.__name__ == kit)
+    told = {promise: outcomes.get(promise, ("failures", NOT_RUN)) for promise in promises}
+    lists: dict[str, Any] = {
+        name: {promise: text for promise, (outcome, text) in told.items() if outcome == name}
+        for name in _LISTS
+    }
+    return {"kit": kit, "class": place, **lists, "passed": len(lists["passed"])}
+
+
+def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:
+    """Return the kit that the test comes from, unchanged, if it is of the plugin of that name."""
+    class_ = getattr(item, "cls", None)
+    if class_ is None:
+        return None
+    for kit in KITS:
+        if issubclass(class_, kit):
+            if kit is ProviderTests and getattr(class_, "name", None) != name:
+                continue
+            if inspect.unwrap(item.function) is vars(kit).get(getattr(item, "originalname", "")):  # type: ignore[attr-defined]
+                return kit
+    return None
+
+
+def _marked(report: pytest.TestReport) -> list[str]:
+    """Return class, kit and promise of the test that the report is of."""
+    (words,) = (value for name, value in report.user_properties if name == _PROPERTY)
+    assert isinstance(words, list)
+    return words
+
+
+def _promises(kit: type[Any]) -> Iterable[str]:
+    return [name for name in vars(kit) if name.startswith("test_")]
+
+
+def _gravity(told: tuple[str, str]) -> int:
+    return _LISTS.index(told[0])
+
+
+def _last_line(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """Return in a line why a test did not pass."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = str(getattr(crash, "message", None) or report.longrepr or "no reason").strip().splitlines()
+    return lines[0] if crash is not None else lines[-1]
