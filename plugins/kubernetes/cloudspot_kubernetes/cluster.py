@@ -92,12 +92,13 @@ class Cluster:
             TransientError: there is no answer that can be read; it may have been carried out.
         """
         api = self.connect()
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        # The SDK adds the credentials, which it renews where a program or a file brings them.
-        found = api.param_serialize(
-            method, path, header_params={"Content-Type": kind}, auth_settings=["BearerToken"]
-        )
-        url, headers = found[1], found[2]
+        settings = api.configuration
+        headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        # Read each time: the SDK renews what a program or a file has brought. Its methods are not used, since
+        # their models refuse what another version of the cluster answers.
+        for one in settings.auth_settings().values():
+            headers[one["key"]] = one["value"]
+        url = f"{settings.host}{path}"
         try:
             answer = api.rest_client.pool_manager.request(
                 method,
@@ -169,7 +170,8 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
             return QuotaError(f"{said}; ask for less, or raise the namespace's ResourceQuota")
-        if " cannot " in str(refusal) and "User " in str(refusal):
+        # A 403 that is not the API server's is a gateway's before it.
+        if not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal)):
             return AuthError(f"{what}: access denied: {refusal}")
         return ProvisionError(said)
     if refusal.status == HTTPStatus.TOO_MANY_REQUESTS or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -26,6 +26,8 @@ KEPT: Final = timedelta(hours=24)
 VERDICT_SECONDS: Final = 30.0
 """How long to wait for the scheduler's first word."""
 POLL_SECONDS: Final = 0.2
+GONE_SECONDS: Final = 10.0
+"""How long a refused launch waits for the end of pods that had begun."""
 TERMINATE_SECONDS: Final = 1
 """The grace of a pod that cloudspot ends. Not 0, which would take the pod for gone before it is."""
 
@@ -256,8 +258,13 @@ class PodProvisioner(Provisioner):
         for pod in list(self._cluster.list(path, selector=f"{TOKEN}={token}")):
             self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
             self._delete(pod, seconds=TERMINATE_SECONDS)
-        for pod in list(self._cluster.list(path, selector=f"{TOKEN}={token}")):
-            self._remove(pod)
+        end = self._monotonic() + GONE_SECONDS
+        while left := list(self._cluster.list(path, selector=f"{TOKEN}={token}")):
+            for pod in left:
+                self._remove(pod)
+            if self._monotonic() >= end:
+                return  # its node is silent
+            self._sleep(POLL_SECONDS)
 
     def _delete(self, pod: Pod, *, seconds: int | None, is_unchanged: bool = False) -> None:
         metadata = pod["metadata"]
@@ -272,7 +279,8 @@ class PodProvisioner(Provisioner):
     def _remove(self, pod: Pod) -> None:
         """Remove the record: of a pod that has ended, or that is not waited for."""
         others = [one for one in pod["metadata"].get("finalizers") or () if one != FINALIZER]
-        self._patch(pod, {"finalizers": others})
+        if len(others) != len(pod["metadata"].get("finalizers") or ()):
+            self._patch(pod, {"finalizers": others})
         if not pod["metadata"].get("deletionTimestamp"):
             self._delete(pod, seconds=0)
 
