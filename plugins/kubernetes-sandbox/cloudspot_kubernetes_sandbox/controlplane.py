@@ -64,6 +64,11 @@ class ControlPlane:
         self._make_keys()
 
     @property
+    def address(self) -> str:
+        """Return the API server's."""
+        return self._address
+
+    @property
     def port(self) -> int:
         """Return the API server's."""
         return self._api
@@ -102,6 +107,8 @@ class ControlPlane:
             *(*self._tls, "--etcd-servers", f"https://127.0.0.1:{self._etcd}"),
             *("--etcd-cafile", self._path("ca.crt")),
             *("--etcd-certfile", self._path("server.crt"), "--etcd-keyfile", self._path("server.key")),
+            *("--kubelet-client-certificate", self._path("server.crt")),
+            *("--kubelet-client-key", self._path("server.key")),
             *("--anonymous-auth=false", "--token-auth-file", self._path("tokens.csv")),
             *("--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.0.0.0/24"),
             *("--service-account-issuer", "https://kubernetes.default.svc"),
@@ -120,12 +127,9 @@ class ControlPlane:
         """Stop the servers; safe to repeat."""
         for name in reversed(tuple(self._processes)):
             process = self._processes.pop(name)
-            process.terminate()
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            # Nothing is kept, so nothing need be put in order.
+            process.kill()
+            process.wait()
 
     def write_kubeconfig(self, path: Path, user: str, *, url: str = "") -> Path:
         """Write what makes kubectl and the SDKs use the cluster as this user; ``url``: by another way."""
@@ -140,6 +144,13 @@ class ControlPlane:
         path.touch(mode=0o600)
         path.write_text(json.dumps(content), encoding="utf-8")
         return path
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return how a kubelet serves the API server and nobody else."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._path("ca.crt"))
+        context.load_cert_chain(self._path("server.crt"), self._path("server.key"))
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def request(self, method: str, path: str, body: Any = None, *, kind: str = "application/json") -> Any:
         """Ask the API server as the admin; return its answer's JSON, or its text where it is none.

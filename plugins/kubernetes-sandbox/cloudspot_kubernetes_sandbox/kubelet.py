@@ -6,12 +6,14 @@ import base64
 import logging
 import re
 import shlex
+import socketserver
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
 from urllib.error import HTTPError
 
@@ -107,6 +109,10 @@ class Kubelet:
         """Nodes whose kubelet is dead."""
         self._nodes = {one.name: one for one in nodes}
         self._is_over = threading.Event()
+        self._consoles = _Consoles((plane.address, 0), _Handler)
+        self._consoles.kubelet = self
+        self._consoles.socket = plane.server_context().wrap_socket(self._consoles.socket, server_side=True)
+        threading.Thread(target=self._consoles.serve_forever, name="consoles", daemon=True).start()
         for one in nodes:
             self._register(one)
         self._threads = [
@@ -135,6 +141,15 @@ class Kubelet:
         self._is_over.set()
         for thread in self._threads:
             thread.join()
+        self._consoles.shutdown()
+        self._consoles.server_close()
+
+    def console(self, namespace: str, name: str) -> str | None:
+        """Return what the pod's container has printed; None: there is no such pod here."""
+        for pod in self._pods():
+            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+                return self._host.console(pod["metadata"]["uid"])
+        return None
 
     def _repeat(self, job: Any, seconds: float) -> None:
         while not self._is_over.wait(seconds):
@@ -165,7 +180,9 @@ class Kubelet:
         at = _written(now_utc())
         condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "an emulated node"}
         condition |= {"lastHeartbeatTime": at, "lastTransitionTime": at}
-        status = {"capacity": room, "allocatable": room, "conditions": [condition]}
+        status: dict[str, Any] = {"capacity": room, "allocatable": room, "conditions": [condition]}
+        status["addresses"] = [{"type": "InternalIP", "address": self._plane.address}]
+        status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": self._consoles.server_address[1]}}
         self._plane.patch(f"/api/v1/nodes/{node.name}/status", {"status": status})
 
     def _pods(self) -> list[Mapping[str, Any]]:
@@ -388,6 +405,33 @@ class Kubelet:
     def _exit_code(self, uid: str) -> int:
         said = self._host.console(uid).rpartition(_EXITED)[2].split()
         return int(said[0]) if said and said[0].isdigit() and _EXITED in self._host.console(uid) else _KILLED
+
+
+class _Consoles(ThreadingHTTPServer):
+    daemon_threads = True
+    kubelet: Kubelet
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it looks up the address's name, which may not resolve.
+        socketserver.TCPServer.server_bind(self)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers the API server for ``kubectl logs``."""
+
+    server: _Consoles
+
+    def do_GET(self) -> None:
+        parts = self.path.partition("?")[0].split("/")
+        text = self.server.kubelet.console(*parts[2:4]) if parts[1] == "containerLogs" else None
+        body = (text or "").encode()
+        self.send_response(404 if text is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
+        _log.debug(format, *args)
 
 
 def _path(pod: Mapping[str, Any]) -> str:

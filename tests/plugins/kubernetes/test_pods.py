@@ -263,6 +263,16 @@ def test_machines_are_told_facts(cluster):
     assert cluster.pods()[0]["metadata"]["annotations"]["MASTER_ADDR"] == "10.88.0.2"
 
 
+def test_a_console_is_what_the_container_has_printed(cluster, wait_until):
+    provisioner = cluster.provisioner()
+    (one,) = provisioner.create(cluster.request(provisioner), token="one")
+    cluster.end(one, EndReason.UNKNOWN)
+    found = ended(provisioner, wait_until, one)
+    assert provisioner.console(found) == "kubelet: the container exited with 1\n"
+    provisioner.release(JOB)
+    assert provisioner.console(found) == ""
+
+
 def test_on_demand_pods_are_on_other_nodes(field):
     field.add_nodes(NodeSpec("a"), NodeSpec("b", is_spot=False))
     provisioner = field.provisioner()
