@@ -10,7 +10,7 @@ from typing import Final
 
 from cloudspot.errors import PluginError
 
-PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 COMMAND: Final = "python -m cloudspot_kubernetes_sandbox.build"
 
 

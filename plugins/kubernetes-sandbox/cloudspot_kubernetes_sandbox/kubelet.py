@@ -122,13 +122,6 @@ class Kubelet:
         for thread in self._threads:
             thread.start()
 
-    def drain(self, name: str) -> None:
-        """Cordon the node and evict its pods, as ``kubectl drain`` does."""
-        self._plane.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
-        for pod in self._pods():
-            if pod["spec"]["nodeName"] == name:
-                self._evict(pod, seconds=None)
-
     def fail_node(self, name: str) -> None:
         """Cut the node off: its machines end at once, and its kubelet says nothing any more."""
         self._failed.add(name)
@@ -395,11 +388,10 @@ class Kubelet:
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         self._plane.request("DELETE", _path(pod), body)
 
-    def _evict(self, pod: Mapping[str, Any], *, seconds: int | None) -> None:
+    def _evict(self, pod: Mapping[str, Any], *, seconds: int) -> None:
         metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
         body: dict[str, Any] = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
-        if seconds is not None:
-            body["deleteOptions"] = {"gracePeriodSeconds": seconds}
+        body["deleteOptions"] = {"gracePeriodSeconds": seconds}
         self._plane.request("POST", f"{_path(pod)}/eviction", body)
 
     def _exit_code(self, uid: str) -> int:

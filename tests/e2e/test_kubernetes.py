@@ -1,0 +1,145 @@
+"""Whole jobs on a real Kubernetes control plane: drained and evicted, through an outage of the API server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_user import COMMAND, tiny, wait_for
+
+from cloudspot.emulation.local_machine_host import emulated
+from cloudspot.errors import PluginError
+from cloudspot_kubernetes_sandbox.build import binaries
+from cloudspot_kubernetes_sandbox.cloud import EmulatedKubernetes
+
+pytestmark = [pytest.mark.enclosed, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(autouse=True)
+def control_plane(request):
+    """Skips the test where it is not built; the soak insists."""
+    try:
+        binaries()
+    except PluginError as error:
+        if request.node.get_closest_marker("soak") is not None:
+            pytest.fail(f"the soak needs it: {error}")
+        pytest.skip(f"NOT TESTED: {error}")
+
+
+class Cluster:
+    """An emulated cluster as its owner and as a user of cloudspot see it."""
+
+    def __init__(self, cloud: EmulatedKubernetes, home: Path) -> None:
+        self.cloud, self.home = cloud, home
+        assert cloud.plane is not None
+        self.plane = cloud.plane
+        self._started: list[subprocess.Popen[str]] = []
+        self.environ = {**os.environ, **cloud.environment(), "CLOUDSPOT_LOCAL_HOME": str(home)}
+
+    def run(self, name: str, *sets: str, store: str = "") -> subprocess.Popen[str]:
+        """Start the tiny job, attached."""
+        words = [*tiny(name, "kubernetes", sets), "--plain"]
+        environ = {**self.environ, **({"CLOUDSPOT_STORE": store} if store else {})}
+        with (self.home / f"{len(self._started)}.out").open("w") as output:
+            started = subprocess.Popen(words_of(words), env=environ, stdout=output, stderr=output, text=True)
+        self._started.append(started)
+        return started
+
+    def finish(self, started: subprocess.Popen[str]) -> None:
+        status = started.wait(240)
+        assert status == 0, self.said(started)
+
+    def said(self, started: subprocess.Popen[str]) -> str:
+        return (self.home / f"{self._started.index(started)}.out").read_text()[-6000:]
+
+    def show(self, name: str, store: str = "") -> dict[str, Any]:
+        words = words_of(["show", name, "--json", *(["--store", store] if store else [])])
+        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def wait_for_step(self, started: subprocess.Popen[str], name: str, step: int, store: str = "") -> None:
+        def has_come() -> bool:
+            assert started.poll() is None, self.said(started)
+            with contextlib.suppress(subprocess.CalledProcessError):
+                return (self.show(name, store).get("step") or 0) >= step
+            return False
+
+        wait_for(f"step {step}", has_come, seconds=120)
+
+    def kubectl(self, *words: str) -> str:
+        """Run the real kubectl as the cluster's admin."""
+        config = self.plane.directory.parent / "admin.kubeconfig"
+        command = [str(binaries() / "kubectl"), "--kubeconfig", str(config), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pods(self) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = self.plane.get("/api/v1/namespaces/default/pods")["items"]
+        return found
+
+    def pod_of(self, launch: int, rank: int) -> Mapping[str, Any]:
+        wanted = {"cloudspot-launch": str(launch), "cloudspot-rank": str(rank)}
+        (found,) = [one for one in self.pods() if wanted.items() <= one["metadata"]["labels"].items()]
+        return found
+
+    def evict(self, pod: Mapping[str, Any], *, seconds: int) -> None:
+        metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
+        body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/default/pods/{metadata['name']}/eviction"
+        self.plane.request("POST", path, {**body, "deleteOptions": {"gracePeriodSeconds": seconds}})
+
+    def close(self) -> None:
+        for one in self._started:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+
+
+def words_of(words: list[str]) -> list[str]:
+    return [*COMMAND, *words]
+
+
+@contextlib.contextmanager
+def cluster_in(directory: Path) -> Iterator[Cluster]:
+    cloud = EmulatedKubernetes()
+    home = directory / "home"
+    home.mkdir()
+    with emulated(cloud, directory / "cloud", is_isolated=True):
+        cluster = Cluster(cloud, home)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def weights_of(show: Mapping[str, Any]) -> str:
+    found: str = show["final"]["weights_sha256"]
+    return found
+
+
+SLOW = 'run.env.TINY_STEP_SECONDS="0.15"'
+
+
+def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undisturbed):
+    calm = undisturbed("two", ("nodes=2",))
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", "nodes=2", SLOW)
+        cluster.wait_for_step(job, "tiny", 8)
+        node = cluster.pod_of(1, 0)["spec"]["nodeName"]
+        cluster.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
+        cluster.finish(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    print(json.dumps(show, indent=1)[:6000])
+    assert show["state"] == "succeeded"
+    assert show["steps_lost"] == 0
+    assert weights_of(show) == weights_of(calm)
