@@ -139,7 +139,55 @@ def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undi
         cluster.finish(job)
         show = cluster.show("tiny")
         assert cluster.pods() == []
-    print(json.dumps(show, indent=1)[:6000])
+    print(json.dumps(show["nodes"]), json.dumps(show["launches"]), show["notices"])
     assert show["state"] == "succeeded"
     assert show["steps_lost"] == 0
     assert weights_of(show) == weights_of(calm)
+
+
+def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_committed(tmp_path, undisturbed):
+    calm = undisturbed("calm", ())
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", SLOW)
+        cluster.wait_for_step(job, "tiny", 20)
+        pod = cluster.pod_of(1, 0)
+        cluster.evict(pod, seconds=0)
+        cluster.finish(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    assert weights_of(show) == weights_of(calm)
+    assert show["notices"] == []
+    assert show["steps_lost"] < 20
+    print(json.dumps(show["nodes"]), json.dumps(show["launches"]))
+
+
+def test_a_job_trains_through_an_outage_of_the_api_server_and_ends_after_it(tmp_path, undisturbed):
+    calm = undisturbed("calm", ())
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", SLOW)
+        cluster.wait_for_step(job, "tiny", 5)
+        cluster.plane.stop_api()
+        time.sleep(6.0)
+        cluster.plane.start_api()
+        cluster.finish(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    assert weights_of(show) == weights_of(calm)
+    assert show["steps_lost"] == 0
+    assert len(show["launches"]) == 1
+
+
+def test_two_stores_in_one_namespace_have_jobs_of_one_name(tmp_path, undisturbed):
+    calm = undisturbed("calm", ())
+    with cluster_in(tmp_path) as cluster:
+        stores = [f"{cluster.cloud.environment()['CLOUDSPOT_STORE']}/{name}" for name in ("a", "b")]
+        jobs = [cluster.run("tiny", SLOW, store=store) for store in stores]
+        for job, store in zip(jobs, stores, strict=True):
+            cluster.wait_for_step(job, "tiny", 3, store)
+        assert len(cluster.pods()) == 2
+        for job in jobs:
+            cluster.finish(job)
+        shows = [cluster.show("tiny", store) for store in stores]
+        assert cluster.pods() == []
+    assert [weights_of(show) for show in shows] == [weights_of(calm)] * 2
+    assert [len(show["nodes"]) for show in shows] == [1, 1]

@@ -1,4 +1,4 @@
-"""Where the control plane's programs are; ``python -m cloudspot_kubernetes_sandbox.build`` builds them there."""
+"""Where the control plane's programs are; ``python -m`` with this module's name builds them there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def binaries() -> Path:
 def main() -> int:
     """Build, and return the exit status."""
     script = Path(__file__).with_name("build.sh")
-    return subprocess.run(["bash", str(script), str(home())], check=False).returncode  # noqa: S603, S607
+    return subprocess.run(["bash", str(script), str(home())], check=False).returncode
 
 
 if __name__ == "__main__":

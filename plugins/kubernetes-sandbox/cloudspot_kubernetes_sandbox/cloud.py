@@ -10,7 +10,6 @@ import msgspec
 import yaml
 
 import cloudspot_kubernetes
-
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import ADMIN, SUBMITTER, ControlPlane
@@ -65,7 +64,7 @@ class EmulatedKubernetes(EmulatedCloud):
         self._variables = {"KUBECONFIG": str(submitter), "CLOUDSPOT_STORE": f"file://{self._store}"}
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that lead to the cluster, with the rights of a submitter; see EmulatedCloud."""
+        """Return the variables that lead to the cluster, as a submitter; see EmulatedCloud."""
         return self._variables
 
     def machine_environment(self) -> Mapping[str, str]:

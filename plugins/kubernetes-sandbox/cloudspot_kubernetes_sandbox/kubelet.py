@@ -171,7 +171,12 @@ class Kubelet:
         if node.accelerators:
             room["nvidia.com/gpu"] = str(node.accelerators)
         at = _written(now_utc())
-        condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "an emulated node"}
+        condition = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "message": "an emulated node",
+        }
         condition |= {"lastHeartbeatTime": at, "lastTransitionTime": at}
         status: dict[str, Any] = {"capacity": room, "allocatable": room, "conditions": [condition]}
         status["addresses"] = [{"type": "InternalIP", "address": self._plane.address}]
@@ -307,7 +312,9 @@ class Kubelet:
         command = [_expand(text, variables) for text in (*container["command"], *container.get("args", ()))]
         # Each image has its own PATH and the like: here, those of the machine.
         assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        kept = [f'{name}="${{{name}-}}"' for name in ("PATH", "PYTHONPATH", "LANG", "CLOUDSPOT_CORES", "HOME")]
+        kept = [
+            f'{name}="${{{name}-}}"' for name in ("PATH", "PYTHONPATH", "LANG", "CLOUDSPOT_CORES", "HOME")
+        ]
         kept += ['CLOUDSPOT_MACHINE="${CLOUDSPOT_MACHINE-}"']
         return (
             _RUN.format(

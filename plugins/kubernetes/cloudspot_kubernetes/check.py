@@ -1,4 +1,4 @@
-"""``cloudspot providers check kubernetes``: tries what a job needs, and says for each thing how to mend it."""
+"""``cloudspot providers check kubernetes``: tries what a job needs, and says how to mend what fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.pods import PodProvisioner
 from cloudspot_kubernetes.podspec import PodsRequest, pods_of
 
-_ROLE: Final = "grant it: docs/kubernetes/role-submitter.yaml has all rights that a submitter needs"
+_ROLE: Final = "grant it: role-submitter.yaml (docs/kubernetes.md) has all rights that a submitter needs"
 RIGHTS: Final = (
     ("create", "pods", ""),
     ("delete", "pods", ""),
@@ -29,7 +29,9 @@ RIGHTS: Final = (
 def check(options: KubernetesOptions, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
     lines = Checklist(remedy=_ROLE)
-    if not lines.attempt("kubeconfig", lambda: f"{clients.connect().configuration.host}, {clients.namespace}"):
+    if not lines.attempt(
+        "kubeconfig", lambda: f"{clients.connect().configuration.host}, {clients.namespace}"
+    ):
         return lines.results()
     if not lines.attempt("rights", partial(_rights, clients)):
         return lines.results()
@@ -63,7 +65,7 @@ def _rights(clients: Cluster) -> str:
 
 
 def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
-    """Send the pod that a job would send, as a dry run: admission and quotas are asked, the scheduler is not."""
+    """Send the pod that a job would send as a dry run: admission judges it, the scheduler does not."""
     body = decode_request(provisioner.render(trial_launch(offer)), PodsRequest)
     path = f"/api/v1/namespaces/{body.namespace}/pods"
     try:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ from cloudspot_kubernetes.options import KubernetesOptions, field_error
 
 TIMEOUT_SECONDS: Final = 30.0
 PAGE: Final = 500
+STARTING_SECONDS: Final = 60.0
+"""For how long after a failure a missing right may be that of an API server that has just started."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_MESSAGE: Final = 400
 
@@ -36,9 +39,13 @@ class Refusal(CloudspotError):
 class Cluster:
     """One cluster as one user. Thread-safe; reads the kubeconfig when it is first used."""
 
-    def __init__(self, options: KubernetesOptions) -> None:
+    def __init__(
+        self, options: KubernetesOptions, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """Do no I/O."""
         self._options = options
+        self._monotonic = monotonic
+        self._failed_at = -STARTING_SECONDS
         self._lock = threading.RLock()
         self._api: Any = None
         self._context_namespace = ""
@@ -93,7 +100,9 @@ class Cluster:
         """
         api = self.connect()
         settings = api.configuration
-        headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        headers = {
+            "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"
+        }
         # Read each time: the SDK renews what a program or a file has brought. Its methods are not used, since
         # their models refuse what another version of the cluster answers.
         for one in settings.auth_settings().values():
@@ -109,9 +118,10 @@ class Cluster:
                 retries=False,
             )
             if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-                raise _refusal(answer.status, answer.data)
+                raise self._understood(_refusal(answer.status, answer.data))
             return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
         except urllib3.exceptions.HTTPError as error:
+            self._failed_at = self._monotonic()
             raise TransientError(f"no answer from the cluster's API: {_one_line(str(error))}") from error
         except ValueError as error:
             raise TransientError("the answer of the cluster's API cannot be read") from error
@@ -127,15 +137,27 @@ class Cluster:
                 return
             query["continue"] = following
 
+    def _understood(self, refusal: Refusal) -> CloudspotError:
+        """Return the refusal, unless it is one of an API server that has not read its roles yet.
+
+        One that has just started refuses everybody everything for some seconds (seen on 1.20).
+        """
+        if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._failed_at = self._monotonic()
+        is_new = self._monotonic() - self._failed_at < STARTING_SECONDS
+        if refusal.status == HTTPStatus.FORBIDDEN and is_denial(refusal) and is_new:
+            return TransientError(
+                f"the cluster's API was away and may not have read its roles yet: {refusal}"
+            )
+        return refusal
+
     def _load(self) -> Any:
         settings = client.Configuration()
         # The SDK reads the variable when it is imported.
         path = self._options.kubeconfig or os.environ.get("KUBECONFIG") or None
         wanted = self._options.context
         try:
-            config.load_kube_config(
-                path, context=wanted, client_configuration=settings, persist_config=False
-            )
+            config.load_kube_config(path, context=wanted, client_configuration=settings, persist_config=False)
             contexts, current = config.list_kube_config_contexts(path)
             chosen = next((one for one in contexts if one["name"] == wanted), current)
             self._context_namespace = chosen["context"].get("namespace", "")
@@ -170,8 +192,7 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
             return QuotaError(f"{said}; ask for less, or raise the namespace's ResourceQuota")
-        # A 403 that is not the API server's is a gateway's before it.
-        if not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal)):
+        if is_denial(refusal):
             return AuthError(f"{what}: access denied: {refusal}")
         return ProvisionError(said)
     if refusal.status == HTTPStatus.TOO_MANY_REQUESTS or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -179,6 +200,11 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
         return ProvisionError(said)
     return CloudspotError(said)
+
+
+def is_denial(refusal: Refusal) -> bool:
+    """Return whether a 403 says that a right is missing; one without a reason is a gateway's."""
+    return not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal))
 
 
 def _refusal(status: int, data: bytes) -> Refusal:

@@ -1,8 +1,8 @@
 """What a node knows in its pod: who it is, and whether the pod or its node is to go. Standard library only.
 
-The kubelet ends a pod by SIGTERM to the container's process 1, which leaves a file (see ``podspec``). So waiting
-for a notice takes no request. When the file is there, the pod itself is read once, by its service account: its
-``deletionTimestamp`` is when the kubelet kills it, by whoever's grace period it was evicted.
+The kubelet ends a pod by SIGTERM to the container's process 1, which leaves a file (see ``podspec``). So
+waiting for a notice takes no request. When the file is there, the pod is read once, by its service account:
+the grace period by which it was deleted, which whoever evicts it may choose, says when the kubelet kills it.
 Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
 """
 
@@ -104,7 +104,7 @@ class PodApi:
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         # Read each time: the kubelet renews it.
         token = (SERVICE_ACCOUNT / "token").read_text(encoding="ascii").strip()
-        request = urllib.request.Request(  # noqa: S310 # the scheme is ours
+        request = urllib.request.Request(  # the scheme is ours
             f"https://{f'[{host}]' if ':' in host else host}:{port}{path}",
             headers={"Authorization": f"Bearer {token}"},
         )

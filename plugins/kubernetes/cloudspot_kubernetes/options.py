@@ -1,4 +1,4 @@
-"""The table ``[providers.kubernetes]`` of a job file: in which cluster pods run, on which nodes, and at what price."""
+"""The table ``[providers.kubernetes]`` of a job file: where pods run, on which nodes, and at what price."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The pods' termination grace period: how long a node has to save when its pod is evicted. On spot
     nodes, less than the cloud's notice."""
     shutdown_grace: PositiveDuration = 15.0
-    """How long it has when the node itself shuts down and nobody deletes the pod: 15 s on GKE's spot nodes."""
+    """How long it has when its node shuts down and nobody deletes the pod: 15 s on GKE's spot nodes."""
     watch_taints: bool = False
-    """Take known taints of the node for a notice, too; the service account needs ``role-node-taints.yaml``."""
+    """Take known taints of the node for a notice, too; this takes a right (``role-node-taints.yaml``)."""
     capacity_wait: Duration = 10.0
     """How long the scheduler may find no room before the launch is refused. A driver waits for this long;
     with an autoscaler, as long as a new node takes."""

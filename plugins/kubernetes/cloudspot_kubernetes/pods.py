@@ -233,7 +233,9 @@ class PodProvisioner(Provisioner):
                 if settled is not None:
                     return settled
             if waited >= max(body.capacity_wait, VERDICT_SECONDS):
-                raise TransientError(f"the scheduler has not looked at pod {silent[0]['metadata']['name']} yet")
+                raise TransientError(
+                    f"the scheduler has not looked at pod {silent[0]['metadata']['name']} yet"
+                )
             self._sleep(POLL_SECONDS)
 
     def _settle(self, body: PodsRequest, path: str, found: Mapping[str, Pod]) -> Sequence[Pod] | None:

@@ -33,9 +33,8 @@ _DIGEST_LENGTH: Final = 10
 _MAX_JOB: Final = 30
 """How much of a job's id is in its pods' names, which are host names of at most 63 characters too."""
 
-# Process 1 of the container. bash -c, because user data is a text; $1, because an argument is not shown in the
-# environment of all that runs. SIGTERM must not reach the agent, which would leave within a minute whatever the
-# grace: the notice's source reads the file. SIGUSR1 is the power switch.
+# Process 1 of the container; its argument is the boot script. SIGTERM does not reach the agent, which would
+# leave within a minute whatever the grace: the notice's source reads the file. SIGUSR1 is the power switch.
 _INIT: Final = f"""\
 directory=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}
 export CLOUDSPOT_POD_INIT=$$
@@ -73,7 +72,8 @@ class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
 def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) -> LaunchRequest:
     """Return the request for the launch's pods."""
     kind = options.types[group.offer.instance_type]
-    labels, notes = {}, {}
+    labels: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for name, value in machinetags.tags_of(group).items():
         (labels if name in _LABELLED else notes)[name] = value
     facts = {MARKET: group.offer.market.value, TYPE: group.offer.instance_type, ZONE: group.offer.zone}
@@ -125,7 +125,7 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
     if group.offer.zone != ANY_ZONE:
         selector["topology.kubernetes.io/zone"] = group.offer.zone
     tolerations = [*options.tolerations, *(options.spot_tolerations if is_spot else ())]
-    volumes = {
+    volumes: dict[str, dict[str, Any]] = {
         "/dev/shm": {"emptyDir": _memory(kind)},  # noqa: S108 # the pod's own
         "/var/lib/cloudspot": {"emptyDir": {}},
         **{path: {"persistentVolumeClaim": {"claimName": name}} for path, name in options.claims.items()},
@@ -191,5 +191,5 @@ def _resources(options: KubernetesOptions, kind: PodType) -> Mapping[str, Mappin
 
 
 def _memory(kind: PodType) -> dict[str, str]:
-    """Return the volume of /dev/shm, where checkpoints are handed over: half of the memory, as on machines."""
+    """Return the volume of /dev/shm, by default half of the node's memory."""
     return {"medium": "Memory", **({"sizeLimit": str(kind.memory // 2)} if kind.memory else {})}

@@ -131,7 +131,9 @@ class Field:
 
     def wait_for_account(self, account):
         """Until it has a token: the API server refuses its pods before that."""
-        until(lambda: "secrets" in self.plane.get(f"/api/v1/namespaces/{self.name}/serviceaccounts/{account}"))
+        until(
+            lambda: "secrets" in self.plane.get(f"/api/v1/namespaces/{self.name}/serviceaccounts/{account}")
+        )
 
     def token_of(self, account):
         found = self.plane.get(f"/api/v1/namespaces/{self.name}/serviceaccounts/{account}")

@@ -77,10 +77,11 @@ def test_the_answer_to_a_launch_is_lost_and_the_replay_finds_its_pods(cluster, t
 def test_two_drivers_that_send_a_launch_at_once_get_the_same_pods(cluster):
     request = cluster.request(cluster.provisioner(), num_nodes=2)
     found = []
-    drivers = [
-        threading.Thread(target=lambda one=cluster.provisioner(): found.append(one.create(request, token="t")))
-        for _ in range(3)
-    ]
+
+    def launch(provisioner):
+        found.append(provisioner.create(request, token="one"))
+
+    drivers = [threading.Thread(target=launch, args=(cluster.provisioner(),)) for _ in range(3)]
     for driver in drivers:
         driver.start()
     for driver in drivers:
@@ -175,7 +176,7 @@ def test_a_request_that_can_never_work_is_said_to_be_one(cluster, fields, said):
 
 def test_a_stranger_has_no_right_and_bad_credentials_are_told(cluster):
     stranger = cluster.provisioner(user=cluster.token_of("cloudspot-node"))
-    with pytest.raises(AuthError, match="access denied: pods is forbidden.* cannot list"):
+    with pytest.raises(AuthError, match=r"access denied: pods is forbidden.* cannot list"):
         stranger.instances()
     with pytest.raises(AuthError, match="does not accept the credentials"):
         cluster.provisioner(user="f" * 48).instances()
@@ -300,3 +301,21 @@ def test_offers_are_the_options_own(cluster):
         ("on-demand/a/small", 1.0, 1.0),
     ]
     assert cluster.provisioner().offers(Resources(cpus=3)) == []
+
+
+def test_a_right_that_is_missing_right_after_an_outage_may_not_be(cluster):
+    provisioner = cluster.provisioner(user=cluster.token_of("cloudspot-node"))
+    api = provisioner._cluster
+    with pytest.raises(AuthError):
+        provisioner.instances()
+    cluster.plane.stop_api()
+    try:
+        with pytest.raises(TransientError, match="no answer"):
+            provisioner.instances()
+    finally:
+        cluster.plane.start_api()
+    with pytest.raises(TransientError, match="may not have read its roles yet"):
+        provisioner.instances()
+    api._monotonic = lambda: api._failed_at + 61
+    with pytest.raises(AuthError):
+        provisioner.instances()

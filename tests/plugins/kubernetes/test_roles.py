@@ -62,7 +62,9 @@ def do_all(cluster, provisioner):
 def test_a_submitter_has_no_right_to_spare(cluster, limited, verb, resource):
     token = limited(verb, resource)
     provisioner = cluster.provisioner(user=token)
-    with pytest.raises(AuthError, match=rf'access denied: pods .* cannot {verb if resource == "pods" else "get"}'):
+    with pytest.raises(
+        AuthError, match=rf"access denied: pods .* cannot {verb if resource == 'pods' else 'get'}"
+    ):
         do_all(cluster, provisioner)
     options = provisioner._options
     (line,) = [one for one in KubernetesProvider(options).check() if one.name == "rights"]
