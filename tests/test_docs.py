@@ -55,6 +55,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/cli.md",
         "docs/gcp.md",
         "docs/job-file.md",
+        "docs/kubernetes.md",
         "docs/failure-modes.md",
         "cloudspot/job.schema.json",
     ):

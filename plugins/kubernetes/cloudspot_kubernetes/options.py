@@ -14,6 +14,9 @@ ANY_ZONE: Final = "any"
 """The zone of offers where ``zones`` is left out: the scheduler chooses."""
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_TAINT: Final = (
+    r"[A-Za-z0-9][A-Za-z0-9./_-]*(?:=[A-Za-z0-9._-]*)?(?::(?:NoSchedule|PreferNoSchedule|NoExecute))?"
+)
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 
 _CHECKS: Final = OptionChecks(
@@ -24,19 +27,14 @@ _CHECKS: Final = OptionChecks(
         "priority_class": NameRule("a priority class", _NAME, "training"),
         "image_pull_secrets": NameRule("a secret", _NAME, "registry"),
         "secrets": NameRule("a secret", _NAME, "bucket-keys"),
+        "tolerations": NameRule("a taint", _TAINT, "spot=true:NoSchedule, or spot for all with that key"),
+        "spot_tolerations": NameRule(
+            "a taint", _TAINT, "spot=true:NoSchedule, or spot for all with that key"
+        ),
         "types": NameRule("a type's name", r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62})", "a10-small"),
     },
 )
 field_error = _CHECKS.error
-
-
-class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A taint that a pod tolerates, as in a pod's ``tolerations``."""
-
-    key: str = ""
-    operator: Literal["Equal", "Exists"] | None = None
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class PodType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,9 +87,11 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Left out: the scheduler chooses for each."""
     spot_selector: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels of spot nodes, such as ``{"karpenter.sh/capacity-type" = "spot"}``."""
-    spot_tolerations: tuple[Toleration, ...] = ()
-    """What pods on spot nodes tolerate besides ``tolerations``."""
-    tolerations: tuple[Toleration, ...] = ()
+    spot_tolerations: tuple[str, ...] = ()
+    """Taints of spot nodes, as ``kubectl taint`` writes them: ``"spot=true:NoSchedule"``; without a value or
+    an effect, all with that key: ``"spot"``."""
+    tolerations: tuple[str, ...] = ()
+    """Taints of any nodes, written likewise."""
     priority_class: str | None = None
     accelerator_resource: str = "nvidia.com/gpu"
     """The extended resource that ``accelerator_count`` asks for."""

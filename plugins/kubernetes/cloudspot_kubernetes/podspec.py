@@ -137,7 +137,7 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
         "serviceAccountName": options.service_account,
         "enableServiceLinks": False,
         "nodeSelector": selector,
-        "tolerations": [msgspec.to_builtins(one) for one in tolerations],
+        "tolerations": [_toleration(one) for one in tolerations],
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
         "volumes": [{"name": f"v{i}", **source} for i, source in enumerate(volumes.values())],
         "containers": [
@@ -157,6 +157,16 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
     if options.priority_class is not None:
         spec["priorityClassName"] = options.priority_class
     return spec
+
+
+def _toleration(taint: str) -> dict[str, str]:
+    """Return what tolerates a taint that is written as by ``kubectl taint``."""
+    rest, _, effect = taint.partition(":")
+    key, equals, value = rest.partition("=")
+    found = (
+        {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    )
+    return {**found, "effect": effect} if effect else found
 
 
 def _environment(options: KubernetesOptions) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from cloudspot.emulation.cloud import EmulatedMachine, MachineHost, MachineStatu
 from cloudspot.errors import PluginError
 from cloudspot.model import EndReason, InstanceState, Market, Resources
 from cloudspot_kubernetes.cluster import Cluster
-from cloudspot_kubernetes.options import KubernetesOptions, PodType, Toleration
+from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.pods import PodProvisioner
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.cloud import apply_roles
@@ -167,7 +167,7 @@ class Field:
                 "image": "image",
                 "types": {"small": PodType(cpus=2, spot_price=0.3, on_demand_price=1.0)},
                 "spot_selector": {"field": self.name, SPOT_LABEL[0]: SPOT_LABEL[1]},
-                "spot_tolerations": (Toleration(key=SPOT_TAINT, operator="Exists"),),
+                "spot_tolerations": (f"{SPOT_TAINT}=true:NoSchedule",),
                 "capacity_wait": 0.5,
                 **fields,
             }
