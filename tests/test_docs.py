@@ -130,7 +130,7 @@ def test_each_row_of_a_table_has_the_cells_of_its_head(page):
 # --- the code blocks ----------------------------------------------------------------------------
 
 TOOLS = {"aliyun", "aws", "gcloud", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest"}
-TOOLS |= {"torchrun", "python"}
+TOOLS |= {"kubectl", "python", "torchrun"}
 """What a shell block may use beside cloudspot."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -191,3 +192,47 @@ def test_two_stores_in_one_namespace_have_jobs_of_one_name(tmp_path, undisturbed
         assert cluster.pods() == []
     assert [weights_of(show) for show in shows] == [weights_of(calm)] * 2
     assert [len(show["nodes"]) for show in shows] == [1, 1]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_node_that_is_gone_with_its_pod_is_replaced_once_nobody_can_doubt_it(tmp_path, undisturbed):
+    calm = undisturbed("calm", ())
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", SLOW)
+        cluster.wait_for_step(job, "tiny", 10)
+        node = cluster.pod_of(1, 0)["spec"]["nodeName"]
+        assert cluster.cloud.kubelet is not None
+        cluster.cloud.kubelet.fail_node(node)
+        # As the cloud's own controller does when the machine no longer exists.
+        cluster.plane.request("DELETE", f"/api/v1/nodes/{node}")
+        assert job.wait(600) == 0, cluster.said(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    assert weights_of(show) == weights_of(calm)
+    assert [node["outcome"] for node in show["nodes"]] == ["lost", "succeeded"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(3))
+def test_two_nodes_train_through_evictions_at_random_moments(tmp_path, undisturbed, seed):
+    calm = undisturbed("two", ("nodes=2",))
+    chance = random.Random(seed)
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", "nodes=2", SLOW)
+        cluster.wait_for_step(job, "tiny", 3)
+        for _ in range(4):
+            time.sleep(chance.uniform(1, 15))
+            if chance.random() < 0.3:
+                cluster.plane.stop_api()
+                time.sleep(chance.uniform(0, 8))
+                cluster.plane.start_api()
+            running = [pod for pod in cluster.pods() if "deletionTimestamp" not in pod["metadata"]]
+            running = [pod for pod in running if pod["status"]["phase"] == "Running"]
+            if running:
+                cluster.evict(chance.choice(running), seconds=chance.choice([0, 3, 20]))
+        assert job.wait(900) == 0, cluster.said(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    assert weights_of(show) == weights_of(calm)

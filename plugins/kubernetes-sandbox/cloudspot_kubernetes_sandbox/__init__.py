@@ -7,9 +7,11 @@ from cloudspot.hookspecs import hookimpl
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:
-    """Return the emulated cluster."""
+    """Return the emulated cluster; raise PluginError where its control plane is not built."""
     if name != "kubernetes":
         return None
+    from cloudspot_kubernetes_sandbox.build import binaries
     from cloudspot_kubernetes_sandbox.cloud import EmulatedKubernetes
 
+    binaries()
     return EmulatedKubernetes

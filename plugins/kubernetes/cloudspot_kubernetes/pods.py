@@ -118,8 +118,10 @@ class PodProvisioner(Provisioner):
         try:
             text: str = self._cluster.request("GET", path, query={"limitBytes": "100000"}, is_text=True)
         except Refusal as refusal:
-            if refusal.status in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
-                return ""  # it is gone, or has not started
+            if refusal.status == HTTPStatus.NOT_FOUND:
+                return ""
+            if refusal.status == HTTPStatus.BAD_REQUEST:
+                return f"{refusal}\n"  # why it has not started, such as an image that cannot be pulled
             raise translated(refusal, "reading the pod's log") from refusal
         return text
 
