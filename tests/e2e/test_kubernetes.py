@@ -137,6 +137,8 @@ def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undi
         cluster.wait_for_step(job, "tiny", 8)
         node = cluster.pod_of(1, 0)["spec"]["nodeName"]
         cluster.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
+        # Whoever drains a node waits for its pods, and for nothing else.
+        assert job.poll() is None
         cluster.finish(job)
         show = cluster.show("tiny")
         assert cluster.pods() == []

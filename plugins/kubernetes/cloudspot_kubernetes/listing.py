@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
@@ -11,19 +11,16 @@ from cloudspot.plugin import machinetags
 from cloudspot_kubernetes.notice import instance_id
 from cloudspot_kubernetes.podspec import ENDED_BY_US, MARKET, RANK, TYPE, ZONE
 
-FORCED_SECONDS: Final = 60.0
-"""A pod that was deleted by force counts as ended after this long: Kubernetes itself removes it at once, when
-its node no longer exists or somebody vouches that it does not run."""
 _TAKEN: Final = frozenset({"Evicted", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
 """Reasons of a failed pod whose node took it: node pressure, a graceful node shutdown, preemption."""
 
 
-def to_instance(pod: Mapping[str, Any], *, now: datetime) -> Instance:
+def to_instance(pod: Mapping[str, Any]) -> Instance:
     """Return the machine that a pod with cloudspot's labels is."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     market = next((one for one in Market if one.value == notes.get(MARKET)), None)
-    state = state_of(pod, now=now)
+    state = state_of(pod)
     is_going = state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}
     rank = labels.get(RANK, "")
     return Instance(
@@ -43,26 +40,20 @@ def to_instance(pod: Mapping[str, Any], *, now: datetime) -> Instance:
     )
 
 
-def state_of(pod: Mapping[str, Any], *, now: datetime) -> InstanceState:
+def state_of(pod: Mapping[str, Any]) -> InstanceState:
     """Return the pod's state. ENDED only if its containers are known to run no more.
 
     A pod that has ended is Succeeded or Failed. Kubelets before 1.27 leave a deleted one Running, and report
-    its containers as terminated. One that was never scheduled has no container.
+    its containers as terminated.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
+    containers = status.get("containerStatuses") or ()
     if status.get("phase") in {"Succeeded", "Failed"}:
         return InstanceState.ENDED
-    deleted_at = parse_time(metadata.get("deletionTimestamp"))
-    if deleted_at is None:
-        return InstanceState.PENDING if status.get("phase") == "Pending" else InstanceState.RUNNING
-    containers = status.get("containerStatuses") or ()
-    has_stopped = bool(containers) and all("terminated" in one.get("state", {}) for one in containers)
-    is_forced = metadata.get("deletionGracePeriodSeconds") == 0
-    if has_stopped or not was_scheduled(pod):
-        return InstanceState.ENDED
-    if is_forced and now - deleted_at >= timedelta(seconds=FORCED_SECONDS):
-        return InstanceState.ENDED
-    return InstanceState.SHUTTING_DOWN
+    if metadata.get("deletionTimestamp"):
+        has_stopped = bool(containers) and all("terminated" in one.get("state", {}) for one in containers)
+        return InstanceState.ENDED if has_stopped else InstanceState.SHUTTING_DOWN
+    return InstanceState.PENDING if status.get("phase") == "Pending" else InstanceState.RUNNING
 
 
 def was_scheduled(pod: Mapping[str, Any]) -> bool:
@@ -83,10 +74,7 @@ def _end_reason(pod: Mapping[str, Any], market: Market | None) -> EndReason:
     if ENDED_BY_US in (metadata.get("annotations") or {}):
         return EndReason.TERMINATED
     if metadata.get("deletionTimestamp"):
-        has_ended = status.get("phase") in {"Succeeded", "Failed"} or status.get("containerStatuses")
-        is_forced = metadata.get("deletionGracePeriodSeconds") == 0
-        # Nobody has seen it end.
-        return EndReason.LOST if is_forced and not has_ended else by_others
+        return by_others
     reason = status.get("reason")
     if reason in _TAKEN:
         return by_others

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from cloudspot.errors import CapacityError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
@@ -19,10 +19,10 @@ from cloudspot_kubernetes import podspec
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 from cloudspot_kubernetes.listing import state_of, to_instance, was_scheduled
 from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, require_complete
-from cloudspot_kubernetes.podspec import ENDED_BY_US, FINALIZER, REQUEST, TOKEN, PodsRequest
+from cloudspot_kubernetes.podspec import ENDED_BY_US, KEPT_MARK, REQUEST, TOKEN, PodsRequest
 
 KEPT: Final = timedelta(hours=24)
-"""How long the record of a pod that has ended is kept, unless the job is released before."""
+"""How long a pod that has ended by itself is kept, unless the job is released before."""
 VERDICT_SECONDS: Final = 30.0
 """How long to wait for the scheduler's first word."""
 POLL_SECONDS: Final = 0.2
@@ -34,12 +34,24 @@ TERMINATE_SECONDS: Final = 1
 Pod = Mapping[str, Any]
 
 
+class _Launch:
+    """A launch's request and token, and by what its pods are found."""
+
+    def __init__(self, body: PodsRequest, token: str) -> None:
+        self.body = body
+        self.pods = podspec.pods_of(body, token)
+        self.path = _path(body.namespace)
+        self.selector = f"{TOKEN}={podspec.token_digest(token)}"
+        self.request = self.pods[0]["metadata"]["annotations"][REQUEST]
+
+
 class PodProvisioner(Provisioner):
     """The machines of one namespace. Thread-safe; asks nothing before it is asked."""
 
     token_seconds = KEPT.total_seconds()
-    absence_proves_after_seconds = 60.0
-    """A pod is in the API until its end is recorded; who is absent was removed by force."""
+    absence_proves_after_seconds = 10.0
+    """The API forgets a pod when its kubelet says that it has ended, when its node no longer exists, or when
+    somebody vouches that it does not run: then it is deleted by force."""
 
     def __init__(
         self,
@@ -70,15 +82,14 @@ class PodProvisioner(Provisioner):
             TransientError: the API server or the scheduler did not answer; the pods may be there.
         """
         body = decode_request(request, PodsRequest)
-        wanted = podspec.pods_of(body, token)
-        path, selector = _path(body.namespace), f"{TOKEN}={podspec.token_digest(token)}"
+        launch = _Launch(body, token)
         with _meaning("creating the pods"):
-            found = self._of_token(path, selector, wanted)
-            if not any(_is_refused(pod) for pod in found.values()):
-                self._add_missing(path, wanted, found)
-            pods = self._await_verdict(body, path, selector, wanted)
+            found = self._of(launch)
+            if not _is_kept(found):
+                self._add_missing(launch, found)
+                found = self._await_verdict(launch)
             self._forget_old()
-            return [to_instance(pod, now=_now()) for pod in pods]
+            return [to_instance(pod) for pod in sorted(found, key=_rank) if was_scheduled(pod)]
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Annotate the pods; see Provisioner."""
@@ -87,22 +98,20 @@ class PodProvisioner(Provisioner):
                 self._patch(pod, {"annotations": dict(facts)})
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        """Return the pods, those that have ended included, but none that never found a node.
+        """Return the pods, also those that have ended by themselves. Deleted ones are gone once they end.
 
         Raises:
             TransientError: the listing failed; nothing is known.
         """
-        now = _now()
         with _meaning("listing the pods"):
-            return [to_instance(pod, now=now) for pod in self._list(job_id) if not _is_refused(pod)]
+            return [to_instance(pod) for pod in self._list(job_id)]
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Delete the pods, and mark them so that nobody takes it for an eviction; see Provisioner."""
         with _meaning("deleting the pods"):
             for pod in self._found(instance_ids):
-                if state_of(pod, now=_now()) is not InstanceState.ENDED:
-                    self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
-                    self._delete(pod, seconds=TERMINATE_SECONDS)
+                if state_of(pod) is not InstanceState.ENDED:
+                    self._end(pod)
 
     def evict(self, instance_id: str, *, seconds: float | None) -> bool:
         """Delete a pod as an eviction does; return whether there is one. None: with its own grace period."""
@@ -126,20 +135,22 @@ class PodProvisioner(Provisioner):
         return text
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove the records of the job's pods; see Provisioner.
+        """Delete the job's pods that have ended; see Provisioner.
 
         Raises:
             TransientError: one has not ended yet; call again.
         """
-        now = _now()
-        with _meaning("removing the records"):
-            for pod in self._list(job_id):
-                notes = pod["metadata"].get("annotations") or {}
-                if store_url and notes.get(machinetags.STORE, "") not in {"", store_url}:
-                    continue
-                if state_of(pod, now=now) is not InstanceState.ENDED:
+        with _meaning("deleting the pods"):
+            ours = [
+                pod
+                for pod in self._list(job_id)
+                if not store_url or to_instance(pod).store_url in {"", store_url}
+            ]
+            for pod in ours:
+                if state_of(pod) is not InstanceState.ENDED:
                     raise TransientError(f"pod {pod['metadata']['name']} has not ended yet")
-                self._remove(pod)
+            for pod in ours:
+                self._delete(pod, seconds=0)
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
         """Return the types of the options that fit, in each zone, on each market for which they have a price.
@@ -180,95 +191,94 @@ class PodProvisioner(Provisioner):
         return self._cluster.list(_path(self._cluster.namespace), selector=selector)
 
     def _found(self, instance_ids: Iterable[str]) -> Iterator[Pod]:
-        wanted, now = set(instance_ids), _now()
+        wanted = set(instance_ids)
         for pod in tuple(self._list(None)) if wanted else ():
-            if to_instance(pod, now=now).id in wanted:
+            if to_instance(pod).id in wanted:
                 yield pod
 
     def _forget_old(self) -> None:
-        """Remove the records of pods that ended long ago, whosever they are."""
-        now = _now()
+        """Delete the pods that ended long ago, whosever they are."""
+        now = datetime.now(timezone.utc)
         for pod in tuple(self._list(None)):
-            ended_at = to_instance(pod, now=now).ended_at
+            ended_at = to_instance(pod).ended_at
             if ended_at is not None and now - ended_at > KEPT:
-                self._remove(pod)
+                self._delete(pod, seconds=0)
 
-    def _of_token(self, path: str, selector: str, wanted: Sequence[Pod]) -> dict[str, Pod]:
-        """Return the pods that this token has made, by name."""
-        found = {pod["metadata"]["name"]: pod for pod in self._cluster.list(path, selector=selector)}
-        request = wanted[0]["metadata"]["annotations"][REQUEST]
-        for pod in found.values():
-            if (pod["metadata"].get("annotations") or {}).get(REQUEST) != request:
+    def _of(self, launch: _Launch) -> list[Pod]:
+        """Return the pods that there are of the launch."""
+        found = list(self._cluster.list(launch.path, selector=launch.selector))
+        for pod in found:
+            if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
                 raise ProvisionError("the token was used before with another request")
         return found
 
-    def _add_missing(self, path: str, wanted: Sequence[Pod], found: Mapping[str, Pod]) -> None:
-        for pod in wanted:
-            if pod["metadata"]["name"] in found:
+    def _add_missing(self, launch: _Launch, found: Sequence[Pod]) -> None:
+        there = {pod["metadata"]["name"] for pod in found}
+        for pod in launch.pods:
+            if pod["metadata"]["name"] in there:
                 continue
             try:
-                self._cluster.request("POST", path, pod)
+                self._cluster.request("POST", launch.path, pod)
             except Refusal as refusal:
                 if refusal.reason == "AlreadyExists":  # our own earlier try, or another driver's
                     continue
                 meaning = translated(refusal, "creating the pods")
                 if not isinstance(meaning, TransientError):
-                    self._drop(path, pod["metadata"]["labels"][TOKEN])
+                    self._drop(launch)
                 raise meaning from refusal
 
-    def _await_verdict(
-        self, body: PodsRequest, path: str, selector: str, wanted: Sequence[Pod]
-    ) -> Sequence[Pod]:
+    def _await_verdict(self, launch: _Launch) -> list[Pod]:
+        """Return the launch's pods once its outcome is known, and say so on them.
+
+        Any driver that repeats the launch comes to the same end, wherever another one was killed.
+        """
         began = self._monotonic()
         while True:
-            found = self._of_token(path, selector, wanted)
-            placed = [pod for pod in found.values() if was_scheduled(pod)]
-            refused = [pod for pod in found.values() if _is_refused(pod)]
-            waiting = len(found) - len(placed) - len(refused)
+            found = self._of(launch)
+            if _is_kept(found):
+                return found
+            if len(found) < len(launch.pods) or any("deletionTimestamp" in one["metadata"] for one in found):
+                self._refuse(launch, "another driver has given it up")
+            waiting = [pod for pod in found if not was_scheduled(pod)]
             waited = self._monotonic() - began
-            if not waiting and not refused and len(found) == len(wanted):
-                return sorted(placed, key=_rank)
-            silent = [pod for pod in found.values() if not was_scheduled(pod) and not _verdict(pod)]
-            if refused or len(found) < len(wanted) or (waited >= body.capacity_wait and not silent):
-                # Decided: now, before the last driver was killed, or by another one.
-                settled = self._settle(body, path, found)
-                if settled is not None:
-                    return settled
-            if waited >= max(body.capacity_wait, VERDICT_SECONDS):
-                raise TransientError(
-                    f"the scheduler has not looked at pod {silent[0]['metadata']['name']} yet"
-                )
-            self._sleep(POLL_SECONDS)
+            silent = [pod for pod in waiting if not _verdict(pod)]
+            if not waiting or (waited >= launch.body.capacity_wait and not silent):
+                if len(found) - len(waiting) < launch.body.min_nodes:
+                    self._refuse(launch, _verdict(waiting[0]))
+                self._keep(launch)
+            elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):
+                name = silent[0]["metadata"]["name"]
+                raise TransientError(f"the scheduler has not looked at pod {name} yet")
+            else:
+                self._sleep(POLL_SECONDS)
 
-    def _settle(self, body: PodsRequest, path: str, found: Mapping[str, Pod]) -> Sequence[Pod] | None:
-        """Delete the pods without a node; return the others, if there are enough. None: look again."""
-        why = next((text for pod in found.values() if (text := _verdict(pod))), "another driver gave it up")
-        for pod in found.values():
-            if not was_scheduled(pod) and not _is_refused(pod):
-                # Unless it got a node in this moment.
+    def _keep(self, launch: _Launch) -> None:
+        """Delete the pods without a node, unless they get one meanwhile, and then mark the others as kept.
+
+        The mark comes last: until it is there, the launch may still be refused.
+        """
+        while waiting := [pod for pod in self._of(launch) if not was_scheduled(pod)]:
+            for pod in waiting:
                 self._delete(pod, seconds=None, is_unchanged=True)
-        token = next((pod["metadata"]["labels"][TOKEN] for pod in found.values()), "")
-        left = {pod["metadata"]["name"]: pod for pod in self._cluster.list(path, selector=f"{TOKEN}={token}")}
-        placed = sorted((pod for pod in left.values() if was_scheduled(pod)), key=_rank)
-        if any(not was_scheduled(pod) and not _is_refused(pod) for pod in left.values()):
-            return None
-        if len(placed) >= body.min_nodes:
-            return placed
-        self._drop(path, token)
-        raise CapacityError(f"{body.namespace} has no room for {body.num_nodes} pods now: {why}")
+        for pod in self._of(launch):
+            self._patch(pod, {"annotations": {KEPT_MARK: "true"}})
 
-    def _drop(self, path: str, token: str) -> None:
-        """End all pods of the token; of those that never ran, nothing is left."""
-        for pod in list(self._cluster.list(path, selector=f"{TOKEN}={token}")):
-            self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
-            self._delete(pod, seconds=TERMINATE_SECONDS)
+    def _refuse(self, launch: _Launch, why: str) -> NoReturn:
+        self._drop(launch)
+        raise CapacityError(f"{launch.body.namespace} has no room for {len(launch.pods)} pods now: {why}")
+
+    def _drop(self, launch: _Launch) -> None:
+        """Delete all pods of the launch, and wait a while for those that had begun."""
+        for pod in self._of(launch):
+            self._end(pod)
         end = self._monotonic() + GONE_SECONDS
-        while left := list(self._cluster.list(path, selector=f"{TOKEN}={token}")):
-            for pod in left:
-                self._remove(pod)
-            if self._monotonic() >= end:
-                return  # its node is silent
+        while self._of(launch) and self._monotonic() < end:
             self._sleep(POLL_SECONDS)
+
+    def _end(self, pod: Pod) -> None:
+        """Delete the pod, and mark it before that, so that nobody takes it for an eviction."""
+        self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
+        self._delete(pod, seconds=TERMINATE_SECONDS)
 
     def _delete(self, pod: Pod, *, seconds: int | None, is_unchanged: bool = False) -> None:
         metadata = pod["metadata"]
@@ -279,14 +289,6 @@ class PodProvisioner(Provisioner):
         if seconds is not None:
             options["gracePeriodSeconds"] = seconds
         self._unless_gone("DELETE", pod, options)
-
-    def _remove(self, pod: Pod) -> None:
-        """Remove the record: of a pod that has ended, or that is not waited for."""
-        others = [one for one in pod["metadata"].get("finalizers") or () if one != FINALIZER]
-        if len(others) != len(pod["metadata"].get("finalizers") or ()):
-            self._patch(pod, {"finalizers": others})
-        if not pod["metadata"].get("deletionTimestamp"):
-            self._delete(pod, seconds=0)
 
     def _patch(self, pod: Pod, metadata: Mapping[str, Any]) -> None:
         self._unless_gone("PATCH", pod, {"metadata": {"uid": pod["metadata"]["uid"], **metadata}})
@@ -310,9 +312,9 @@ def _meaning(what: str) -> Iterator[None]:
         raise translated(refusal, what) from refusal
 
 
-def _is_refused(pod: Pod) -> bool:
-    """Return whether the pod was deleted before it had a node: it never was a machine."""
-    return bool(pod["metadata"].get("deletionTimestamp")) and not was_scheduled(pod)
+def _is_kept(found: Sequence[Pod]) -> bool:
+    """Return whether the launch has its machines: there are no more to come, and none to refuse."""
+    return any(KEPT_MARK in (pod["metadata"].get("annotations") or {}) for pod in found)
 
 
 def _verdict(pod: Pod) -> str:
@@ -329,7 +331,3 @@ def _rank(pod: Pod) -> int:
 
 def _path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

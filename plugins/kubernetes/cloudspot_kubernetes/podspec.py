@@ -25,8 +25,8 @@ TYPE: Final = "cloudspot-type"
 ZONE: Final = "cloudspot-zone"
 ENDED_BY_US: Final = "cloudspot-terminated"
 """The annotation of pods that cloudspot itself has deleted: others were evicted."""
-FINALIZER: Final = "cloudspot/record"
-"""Keeps a pod that has ended in the API, as the record of its end, until ``release``."""
+KEPT_MARK: Final = "cloudspot-kept"
+"""The annotation of a launch's pods when its outcome is known: no replay adds to them, or refuses them."""
 CONTAINER: Final = "node"
 _LABELLED: Final = (machinetags.JOB, machinetags.LAUNCH)
 _DIGEST_LENGTH: Final = 10
@@ -90,7 +90,6 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
                 "namespace": namespace,
                 "labels": labels,
                 "annotations": {**notes, **facts},
-                "finalizers": [FINALIZER],
             },
             "spec": _spec(group, options, kind),
         },

@@ -213,7 +213,6 @@ class Field:
         for pod in self.pods():
             path = f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}"
             with contextlib.suppress(OSError):
-                self.plane.patch(path, {"metadata": {"finalizers": None}})
                 self.plane.request("DELETE", path, {"gracePeriodSeconds": 0})
         for node in self._nodes:
             with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
     cloud = EmulatedKubernetes()
     volume = tmp_path / "volume"
     volume.mkdir()
-    with emulated(cloud, tmp_path / "state", is_isolated=True):
+    with emulated(cloud, tmp_path / "state", is_isolated=True) as host:
         plane, namespace = cloud.plane, "/api/v1/namespaces/default"
         secret = {"metadata": {"name": "keys"}, "data": {"WORD": base64.b64encode(b"a secret").decode()}}
         plane.request("POST", f"{namespace}/secrets", secret)
@@ -77,8 +77,8 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         wait_until(lambda: "up" in said())
         name = one.id.rpartition(".")[0]
         (pod,) = plane.get(f"{namespace}/pods")["items"]
-        rank, node, host, address, *lines = [*said()[0].split(), *said()[1:]]
-        assert (rank, host) == ("0", name)
+        rank, node, called, address, *lines = [*said()[0].split(), *said()[1:]]
+        assert (rank, called) == ("0", name)
         assert (node, address) == (pod["spec"]["nodeName"], pod["status"]["podIP"])
         assert lines == ["a secret", "tmpfs", node, "HTTP Error 403: Forbidden", "up"]
         assert (volume / "file").read_text() == "kept\n"
@@ -94,14 +94,12 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
         body["deleteOptions"] = {"gracePeriodSeconds": 3}
         plane.request("POST", f"{namespace}/pods/{name}/eviction", body)
-        wait_until(lambda: provisioner.instances()[0].state is InstanceState.ENDED)
+        (found,) = provisioner.instances()
+        assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED)
+        wait_until(lambda: plane.get(f"{namespace}/pods")["items"] == [])
         # Its first process writes the file for the agent, and does not pass the signal on.
-        assert "told" not in said()
+        assert "told" not in host.console(pod["metadata"]["uid"])
         assert time.monotonic() - began >= 2.5
-        (ended,) = provisioner.instances()
-        assert ended.end_reason is EndReason.RECLAIMED
-        provisioner.release(ended.job_id)
-        assert plane.get(f"{namespace}/pods")["items"] == []
 
 
 def test_without_the_control_plane_one_command_is_named(tmp_path, monkeypatch):
