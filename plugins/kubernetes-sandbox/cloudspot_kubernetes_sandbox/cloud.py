@@ -11,6 +11,7 @@ import yaml
 
 import cloudspot_kubernetes
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.errors import CloudspotError
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import ADMIN, SUBMITTER, ControlPlane
 from cloudspot_kubernetes_sandbox.kubelet import Kubelet, NodeSpec
@@ -52,7 +53,12 @@ class EmulatedKubernetes(EmulatedCloud):
 
         Raises:
             PluginError: the control plane is not built.
+            CloudspotError: the host cannot isolate machines; a pod writes where only its own files may be.
         """
+        if host.network != self.network:
+            raise CloudspotError(
+                "its pods need namespaces, which this host does not have; use Linux outside a container"
+            )
         self.plane = plane = ControlPlane(binaries(), directory / "control-plane", address=address)
         plane.start()
         self._store = directory / "store"

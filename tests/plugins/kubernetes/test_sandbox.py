@@ -11,7 +11,7 @@ from groups import group_of
 
 import cloudspot_kubernetes_sandbox
 from cloudspot.emulation.local_machine_host import emulated
-from cloudspot.errors import PluginError
+from cloudspot.errors import CloudspotError, PluginError
 from cloudspot.model import EndReason, InstanceState, Resources
 from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
@@ -100,6 +100,14 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         # Its first process writes the file for the agent, and does not pass the signal on.
         assert "told" not in host.console(pod["metadata"]["uid"])
         assert time.monotonic() - began >= 2.5
+
+
+def test_a_host_that_cannot_isolate_machines_has_no_pods(tmp_path):
+    with (
+        pytest.raises(CloudspotError, match="its pods need namespaces"),
+        emulated(EmulatedKubernetes(), tmp_path / "state", is_isolated=False),
+    ):
+        pass
 
 
 def test_without_the_control_plane_one_command_is_named(tmp_path, monkeypatch):
