@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
@@ -53,19 +53,10 @@ class PodProvisioner(Provisioner):
     """The API forgets a pod when its kubelet says that it has ended, when its node no longer exists, or when
     somebody vouches that it does not run: then it is deleted by force."""
 
-    def __init__(
-        self,
-        options: KubernetesOptions,
-        cluster: Cluster,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, options: KubernetesOptions, cluster: Cluster) -> None:
         """Keep the job's options."""
         self._options = options
         self._cluster = cluster
-        self._sleep = sleep
-        self._monotonic = monotonic
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         """Return the pods of the launch; see Provisioner."""
@@ -125,7 +116,7 @@ class PodProvisioner(Provisioner):
         """Return the container's log; see Provisioner."""
         path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
         try:
-            text: str = self._cluster.request("GET", path, query={"limitBytes": "100000"}, is_text=True)
+            text: str = self._cluster.request("GET", path, query={"tailLines": "1000"}, is_text=True)
         except Refusal as refusal:
             if refusal.status == HTTPStatus.NOT_FOUND:
                 return ""
@@ -232,7 +223,7 @@ class PodProvisioner(Provisioner):
 
         Any driver that repeats the launch comes to the same end, wherever another one was killed.
         """
-        began = self._monotonic()
+        began = time.monotonic()
         while True:
             found = self._of(launch)
             if _is_kept(found):
@@ -240,7 +231,7 @@ class PodProvisioner(Provisioner):
             if len(found) < len(launch.pods) or any("deletionTimestamp" in one["metadata"] for one in found):
                 self._refuse(launch, "another driver has given it up")
             waiting = [pod for pod in found if not was_scheduled(pod)]
-            waited = self._monotonic() - began
+            waited = time.monotonic() - began
             silent = [pod for pod in waiting if not _verdict(pod)]
             if not waiting or (waited >= launch.body.capacity_wait and not silent):
                 if len(found) - len(waiting) < launch.body.min_nodes:
@@ -250,7 +241,7 @@ class PodProvisioner(Provisioner):
                 name = silent[0]["metadata"]["name"]
                 raise TransientError(f"the scheduler has not looked at pod {name} yet")
             else:
-                self._sleep(POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def _keep(self, launch: _Launch) -> None:
         """Delete the pods without a node, unless they get one meanwhile, and then mark the others as kept.
@@ -271,9 +262,9 @@ class PodProvisioner(Provisioner):
         """Delete all pods of the launch, and wait a while for those that had begun."""
         for pod in self._of(launch):
             self._end(pod)
-        end = self._monotonic() + GONE_SECONDS
-        while self._of(launch) and self._monotonic() < end:
-            self._sleep(POLL_SECONDS)
+        end = time.monotonic() + GONE_SECONDS
+        while self._of(launch) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
 
     def _end(self, pod: Pod) -> None:
         """Delete the pod, and mark it before that, so that nobody takes it for an eviction."""
