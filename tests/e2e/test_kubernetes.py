@@ -20,7 +20,7 @@ from cloudspot.errors import PluginError
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.cloud import EmulatedKubernetes
 
-pytestmark = [pytest.mark.enclosed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.enclosed, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)
