@@ -31,7 +31,7 @@ def binaries() -> Path:
     if missing:
         raise PluginError(
             f"the control plane is not built: {directory} lacks {', '.join(missing)}; run, as root on Debian "
-            f"12, what takes two cores about five minutes: {COMMAND}"
+            f"12, what took two cores seven minutes: {COMMAND}"
         )
     return directory
 
