@@ -30,8 +30,8 @@ def binaries() -> Path:
     missing = [name for name in PROGRAMS if not os.access(directory / name, os.X_OK)]
     if missing:
         raise PluginError(
-            f"the control plane is not built: {directory} lacks {', '.join(missing)}; run, as root on Debian "
-            f"12, what took two cores seven minutes: {COMMAND}"
+            f"the control plane is not built: {directory} lacks {', '.join(missing)}; run as root on Debian "
+            f"12 (it took two cores seven minutes): {COMMAND}"
         )
     return directory
 
