@@ -95,7 +95,12 @@ def generated() -> Mapping[str, str]:
     }
 
 
-_PLUGINS = (("aliyun", "AliyunOptions"), ("aws", "AwsOptions"), ("gcp", "GcpOptions"))
+_PLUGINS = (
+    ("aliyun", "AliyunOptions"),
+    ("aws", "AwsOptions"),
+    ("gcp", "GcpOptions"),
+    ("kubernetes", "KubernetesOptions"),
+)
 """Those of this repository that have a page with a table of their options."""
 
 

@@ -56,6 +56,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/cli.md",
         "docs/gcp.md",
         "docs/job-file.md",
+        "docs/kubernetes.md",
         "docs/failure-modes.md",
         "docs/plugin-kits.md",
         "tests/testing/broken_machines.py",
@@ -132,7 +133,7 @@ def test_each_row_of_a_table_has_the_cells_of_its_head(page):
 # --- the code blocks ----------------------------------------------------------------------------
 
 TOOLS = {"aliyun", "aws", "gcloud", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest"}
-TOOLS |= {"torchrun", "python"}
+TOOLS |= {"kubectl", "python", "torchrun"}
 """What a shell block may use beside cloudspot."""
 
 

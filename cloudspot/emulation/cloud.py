@@ -84,6 +84,9 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The programs below ``/opt`` in its image, each with the command of this host that it runs. A machine
     that is not isolated has none; its user data calls those commands directly."""
+    shared: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Directories of the host that it can write to, by the path at which it has them. A machine that is not
+    isolated has them at the host's own paths."""
     boot_delay_seconds: float = 0.0
     """How long the machine is PENDING."""
     job: JobHint | None = None

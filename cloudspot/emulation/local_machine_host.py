@@ -235,6 +235,7 @@ class LocalMachineHost(MachineHost):
                 visible=(*_installation(), *(() if machine.is_bare else (str(self._sources),))),
                 hidden=tuple(map(str, _packages())) if machine.is_bare else (),
                 programs=machine.programs,
+                shared=machine.shared,
                 network=network,
                 owner_lock=str(self._directory / "owner.lock"),
             ),

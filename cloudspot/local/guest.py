@@ -133,6 +133,8 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     view.show(machine.home, "/root")
     view.show(machine.node_directory, "/var/lib/cloudspot")
     view.show(machine.arena, "/dev/shm")  # noqa: S108 # its own
+    for name, source in guest.shared.items():
+        view.show(Path(source), name)
     view.add_devices()
     view.add_kernel()
     _write_layers(view, guest)

@@ -58,6 +58,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """Python packages of the host, by their directories, that its image does not have."""
     programs: Mapping[str, str]
     """Programs below ``/opt`` of its image, and what of the host each runs."""
+    shared: Mapping[str, str]
+    """Directories of the host that it can write to, by its own paths."""
     network: Network | None
     """None: it is not isolated, but a process tree with an address of its own."""
     owner_lock: str

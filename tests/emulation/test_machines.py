@@ -84,6 +84,21 @@ def test_a_machine_boots_its_user_data_with_what_its_image_sets(lab):
 
 
 @enclosed
+def test_a_machine_writes_to_what_it_shares_with_its_host_and_sees_what_is_written_there(lab, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    with lab() as it:
+        it.boot(
+            "echo from inside >/mnt/volume/in; until cat /mnt/volume/out 2>/dev/null; do sleep 0.05; done; echo up",
+            shared={"/mnt/volume": str(shared)},
+        )
+        it.wait_until((shared / "in").exists)
+        (shared / "out").write_text("from outside\n")
+        assert "from outside\n" in it.wait_for_console("up\n")
+        assert (shared / "in").read_text() == "from inside\n"
+
+
+@enclosed
 def test_nothing_of_the_submitters_environment_or_home_reaches_a_machine(lab, monkeypatch, tmp_path):
     home = tmp_path / "home"
     (home / ".aws").mkdir(parents=True)

@@ -71,7 +71,7 @@ class LossyProxy:
                 self.wfile.write(data[: len(data) // 2] if is_cut else data)
                 self.close_connection = is_cut
 
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815 - its names
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_PATCH = handle_any  # noqa: N815 - its names
 
             def log_message(self, *args):
                 pass

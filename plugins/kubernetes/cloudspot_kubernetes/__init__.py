@@ -1,0 +1,16 @@
+"""cloudspot on Kubernetes. Importing this imports no SDK; the service modules do, when used."""
+
+from __future__ import annotations
+
+from cloudspot.hookspecs import hookimpl
+from cloudspot.interfaces import Provider
+
+
+@hookimpl
+def cloudspot_provider(name: str) -> type[Provider] | None:
+    """Return the provider ``kubernetes``."""
+    if name != "kubernetes":
+        return None
+    from cloudspot_kubernetes.provider import KubernetesProvider
+
+    return KubernetesProvider

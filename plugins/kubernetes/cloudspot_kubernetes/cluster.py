@@ -1,0 +1,220 @@
+"""The cluster's API: requests with a kubeconfig's credentials, and refusals as cloudspot's errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import urllib3
+from kubernetes import client, config
+
+from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot_kubernetes.options import KubernetesOptions, field_error
+
+TIMEOUT_SECONDS: Final = 30.0
+PAGE: Final = 500
+STARTING_SECONDS: Final = 60.0
+"""For how long after a failure a missing right may be that of an API server that has just started."""
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MAX_MESSAGE: Final = 400
+
+
+class Refusal(CloudspotError):
+    """The API server refused a request; ``translated`` says what that means."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Cluster:
+    """One cluster as one user. Thread-safe; reads the kubeconfig when it is first used."""
+
+    def __init__(
+        self, options: KubernetesOptions, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Do no I/O."""
+        self._options = options
+        self._monotonic = monotonic
+        self._failed_at = -STARTING_SECONDS
+        self._lock = threading.RLock()
+        self._api: Any = None
+        self._context_namespace = ""
+
+    @property
+    def namespace(self) -> str:
+        """Return the options' namespace, or the context's."""
+        self.connect()
+        return self._options.namespace or self._context_namespace or "default"
+
+    @property
+    def digest(self) -> str:
+        """Return what tells this cluster from others, whatever the address by which it is reached."""
+        settings = self.connect().configuration
+        authority = settings.ssl_ca_cert
+        identity = Path(authority).read_bytes() if authority else str(settings.host).encode()
+        return hashlib.sha256(b"\n".join(identity.split())).hexdigest()[:16]
+
+    def connect(self) -> Any:
+        """Return the SDK's client, without a request.
+
+        Raises:
+            AuthError: there is no kubeconfig, or it leads to another cluster than the job's.
+            SpecError: it has no such context.
+        """
+        with self._lock:
+            if self._api is None:
+                self._api = self._load()
+                wanted = self._options.cluster
+                if wanted is not None and wanted != self.digest:
+                    self._api = None
+                    raise AuthError(
+                        f"providers.kubernetes.cluster: the job's pods are in the cluster {wanted}, and this "
+                        "kubeconfig leads to another; use the one of that cluster, or name its context"
+                    )
+            return self._api
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        is_text: bool = False,
+    ) -> Any:
+        """Make a request once, and return the answer's JSON, or its text.
+
+        Raises:
+            Refusal: it was refused.
+            TransientError: there is no answer that can be read; it may have been carried out.
+        """
+        api = self.connect()
+        settings = api.configuration
+        headers = {
+            "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"
+        }
+        # Read each time: the SDK renews what a program or a file has brought. Its methods are not used, since
+        # their models refuse what another version of the cluster answers.
+        for one in settings.auth_settings().values():
+            headers[one["key"]] = one["value"]
+        url = f"{settings.host}{path}"
+        try:
+            answer = api.rest_client.pool_manager.request(
+                method,
+                f"{url}?{urlencode(query)}" if query else url,
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=urllib3.Timeout(total=TIMEOUT_SECONDS),
+                retries=False,
+            )
+            if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+                raise self._understood(_refusal(answer.status, answer.data))
+            return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
+        except urllib3.exceptions.HTTPError as error:
+            self._failed_at = self._monotonic()
+            raise TransientError(f"no answer from the cluster's API: {_one_line(str(error))}") from error
+        except ValueError as error:
+            raise TransientError("the answer of the cluster's API cannot be read") from error
+
+    def list(self, path: str, *, selector: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects with these labels, from every page; see ``request``."""
+        query = {"labelSelector": selector, "limit": str(PAGE)}
+        while True:
+            answer = self.request("GET", path, query=query)
+            yield from answer["items"]
+            following = answer["metadata"].get("continue")
+            if not following:
+                return
+            query["continue"] = following
+
+    def _understood(self, refusal: Refusal) -> CloudspotError:
+        """Return the refusal, unless it is one of an API server that has not read its roles yet.
+
+        One that has just started refuses everybody everything for some seconds (seen on 1.20).
+        """
+        if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._failed_at = self._monotonic()
+        is_new = self._monotonic() - self._failed_at < STARTING_SECONDS
+        if refusal.status == HTTPStatus.FORBIDDEN and is_denial(refusal) and is_new:
+            return TransientError(
+                f"the cluster's API was away and may not have read its roles yet: {refusal}"
+            )
+        return refusal
+
+    def _load(self) -> Any:
+        settings = client.Configuration()
+        # The SDK reads the variable when it is imported.
+        path = self._options.kubeconfig or os.environ.get("KUBECONFIG") or None
+        wanted = self._options.context
+        try:
+            config.load_kube_config(path, context=wanted, client_configuration=settings, persist_config=False)
+            contexts, current = config.list_kube_config_contexts(path)
+            chosen = next((one for one in contexts if one["name"] == wanted), current)
+            self._context_namespace = chosen["context"].get("namespace", "")
+        except config.ConfigException as error:
+            if wanted is not None or self._options.kubeconfig is not None:
+                raise field_error("context", _one_line(str(error))) from error
+            self._load_service_account(settings, error)
+        return client.ApiClient(settings)
+
+    def _load_service_account(self, settings: Any, outside: Exception) -> None:
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException as error:
+            raise AuthError(
+                f"there is no kubeconfig: {_one_line(str(outside))}; set KUBECONFIG, or name it in "
+                "providers.kubernetes.kubeconfig"
+            ) from error
+        if _NAMESPACE_FILE.exists():
+            self._context_namespace = _NAMESPACE_FILE.read_text(encoding="ascii").strip()
+
+
+def translated(refusal: Refusal, what: str) -> CloudspotError:
+    """Return what a refusal means to the caller, with ``what`` before the reason.
+
+    Admission refuses with the same status as RBAC: the message tells them apart. Sources: the API concepts
+    and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no PriorityClass", "error
+    looking up service account"), seen on 1.20.
+    """
+    said = f"{what}: {refusal}"
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        return AuthError(f"{what}: the cluster does not accept the credentials")
+    if refusal.status == HTTPStatus.FORBIDDEN:
+        if "exceeded quota" in str(refusal):
+            return QuotaError(f"{said}; ask for less, or raise the namespace's ResourceQuota")
+        if is_denial(refusal):
+            return AuthError(f"{what}: access denied: {refusal}")
+        return ProvisionError(said)
+    if refusal.status == HTTPStatus.TOO_MANY_REQUESTS or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return TransientError(said)
+    if refusal.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+        return ProvisionError(said)
+    return CloudspotError(said)
+
+
+def is_denial(refusal: Refusal) -> bool:
+    """Return whether a 403 says that a right is missing; one without a reason is a gateway's."""
+    return not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal))
+
+
+def _refusal(status: int, data: bytes) -> Refusal:
+    try:
+        said = json.loads(data)
+        return Refusal(status, str(said.get("reason", "")), _one_line(str(said.get("message", ""))))
+    except (ValueError, AttributeError):
+        return Refusal(status, "", f"HTTP status {status}")
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

@@ -1,0 +1,199 @@
+"""What a node knows in its pod: who it is, and whether the pod or its node is to go. Standard library only.
+
+The kubelet ends a pod by SIGTERM to the container's process 1, which leaves a file (see ``podspec``). So
+waiting for a notice takes no request. When the file is there, the pod is read once, by its service account:
+the grace period by which it was deleted, which whoever evicts it may choose, says when the kubelet kills it.
+Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+from urllib.error import HTTPError
+
+from cloudspot.errors import TransientError
+from cloudspot.interfaces import PreemptionSource
+from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+
+TERMINATING: Final = "pod-terminating"
+"""The file in the node's directory that process 1 writes at SIGTERM."""
+GRACE: Final = "CLOUDSPOT_POD_GRACE"
+NODE: Final = "CLOUDSPOT_POD_NODE"
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_SECONDS: Final = 3.0
+TAINT_SECONDS: Final = 5.0
+"""How often a node's taints are read."""
+UID_LENGTH: Final = 8
+
+TAINTS: Final[Mapping[str, str]] = {
+    "aws-node-termination-handler/spot-itn": "AWS's node termination handler: the spot interruption notice",
+    "aws-node-termination-handler/asg-lifecycle-termination": "the same: the group ends the machine",
+    "karpenter.sh/disrupted": "Karpenter 1.0 and later: it drains the node",
+    "karpenter.sh/disruption": "Karpenter before 1.0",
+    "cloud.google.com/impending-node-termination": "GKE: graceful termination of the node",
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler drains the node",
+    "node.kubernetes.io/out-of-service": "an administrator: the node is gone",
+}
+"""Taints that say that a node is to go, by key. From the projects' documentation, by memory: none of them was
+proved on a real cluster."""
+
+# Below the logger whose lines an agent delivers with its job's log.
+_log = logging.getLogger("cloudspot.kubernetes.notice")
+
+
+class _Names(NamedTuple):
+    """The environment variables by which a pod learns who it is, by the downward API."""
+
+    name: str = "CLOUDSPOT_POD_NAME"
+    uid: str = "CLOUDSPOT_POD_UID"
+    namespace: str = "CLOUDSPOT_POD_NAMESPACE"
+    rank: str = "CLOUDSPOT_POD_RANK"
+    market: str = "CLOUDSPOT_POD_MARKET"
+    type: str = "CLOUDSPOT_POD_TYPE"
+    zone: str = "CLOUDSPOT_POD_ZONE"
+    address: str = "CLOUDSPOT_POD_IP"
+
+
+POD: Final = _Names()
+
+
+def instance_id(name: str, uid: str) -> str:
+    """Return a pod's id: its name, and what tells it from a later one of that name."""
+    return f"{name}.{uid[:UID_LENGTH]}"
+
+
+def node_identity() -> NodeIdentity:
+    """Return who this pod is.
+
+    Raises:
+        TransientError: this is no pod of cloudspot's, or it has no address.
+    """
+    found = {name: os.environ.get(getattr(POD, name), "") for name in POD._fields}
+    for name in ("name", "uid", "rank", "address"):
+        if not found[name]:
+            raise TransientError(f"the pod does not know its {name}: {getattr(POD, name)} is not set")
+    return NodeIdentity(
+        instance_id=instance_id(found["name"], found["uid"]),
+        rank=int(found["rank"]),
+        address=found["address"],
+        zone=found["zone"] or None,
+        instance_type=found["type"] or None,
+        market=Market(found["market"]) if found["market"] else None,
+    )
+
+
+class PodApi:
+    """The API server, as the pod's service account may ask it."""
+
+    def read(self, path: str) -> Any:
+        """Return the object at the path.
+
+        Raises:
+            OSError: there is no service account, no answer, or a refusal.
+            ValueError: the answer cannot be read.
+        """
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        # Read each time: the kubelet renews it.
+        token = (SERVICE_ACCOUNT / "token").read_text(encoding="ascii").strip()
+        request = urllib.request.Request(  # the scheme is ours
+            f"https://{f'[{host}]' if ':' in host else host}:{port}{path}",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        context = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
+        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
+            return json.load(answer)
+
+
+class PodNoticeSource(PreemptionSource):
+    """Looks for the file that process 1 leaves at SIGTERM and, where asked to, at the node's taints."""
+
+    poll_seconds: ClassVar[float] = 0.25
+
+    def __init__(
+        self,
+        *,
+        grace: float,
+        shutdown_grace: float,
+        watch_taints: bool,
+        api: PodApi | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """Take times in seconds: the pod's grace period, and that of a node that shuts down."""
+        self.notice_seconds = grace
+        self._shutdown_grace = min(grace, shutdown_grace)
+        self._watches_taints = watch_taints
+        self._api = api or PodApi()
+        self._file = (
+            directory or Path(os.environ.get("CLOUDSPOT_NODE_DIR", "/var/lib/cloudspot"))
+        ) / TERMINATING
+        self._notice: PreemptionNotice | None = None
+        self._tainted: PreemptionNotice | None = None
+        self._taints_read_at = -TAINT_SECONDS
+
+    def poll(self) -> PreemptionNotice | None:
+        """Return the notice of the pod's end, or else of its node's."""
+        if self._notice is None:
+            self._notice = self._terminating()
+        if self._notice is None and self._watches_taints and self._tainted is None:
+            self._tainted = self._taint()
+        return self._notice or self._tainted
+
+    def _terminating(self) -> PreemptionNotice | None:
+        try:
+            since = self._file.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        begun = datetime.fromtimestamp(since, timezone.utc)
+        try:
+            pod = self._api.read(
+                f"/api/v1/namespaces/{os.environ[POD.namespace]}/pods/{os.environ[POD.name]}"
+            )
+            metadata = pod["metadata"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning(
+                "this pod is ended, and when cannot be read (%s): it counts on %g s",
+                _why(error),
+                self._shutdown_grace,
+            )
+            return self._ends(begun, self._shutdown_grace, "SIGTERM")
+        if "deletionTimestamp" not in metadata:
+            # Nobody has deleted it: its node shuts down.
+            return self._ends(begun, self._shutdown_grace, "node-shutdown")
+        # By this machine's clock: what it is given counts from the SIGTERM, which came at once.
+        return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
+
+    def _ends(self, begun: datetime, seconds: float, source: str) -> PreemptionNotice:
+        return PreemptionNotice(deadline=begun + timedelta(seconds=seconds), source=source)
+
+    def _taint(self) -> PreemptionNotice | None:
+        now = time.monotonic()
+        if now - self._taints_read_at < TAINT_SECONDS:
+            return None
+        self._taints_read_at = now
+        try:
+            node = self._api.read(f"/api/v1/nodes/{os.environ[NODE]}")
+            keys = [str(taint.get("key")) for taint in node["spec"].get("taints") or ()]
+        except HTTPError as error:
+            if error.code not in {401, 403}:
+                raise TransientError(f"the node's taints: {_why(error)}") from error
+            _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
+            self._watches_taints = False
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TransientError(f"the node's taints: {_why(error)}") from error
+        found = next((key for key in keys if key in TAINTS), None)
+        return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")
+
+
+def _why(error: Exception) -> str:
+    return f"HTTP status {error.code}" if isinstance(error, HTTPError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,324 @@
+"""Creates, lists and ends the pods of a namespace: a pod is a machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from http import HTTPStatus
+from typing import Any, Final, NoReturn
+
+from cloudspot.errors import CapacityError, ProvisionError, TransientError
+from cloudspot.interfaces import Provisioner
+from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
+from cloudspot.plugin import machinetags
+from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.machinetypes import MachineType
+from cloudspot_kubernetes import podspec
+from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
+from cloudspot_kubernetes.listing import state_of, to_instance, was_scheduled
+from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, require_complete
+from cloudspot_kubernetes.podspec import ENDED_BY_US, KEPT_MARK, REQUEST, TOKEN, PodsRequest
+
+KEPT: Final = timedelta(hours=24)
+"""How long a pod that has ended by itself is kept, unless the job is released before."""
+VERDICT_SECONDS: Final = 30.0
+"""How long to wait for the scheduler's first word."""
+POLL_SECONDS: Final = 0.2
+GONE_SECONDS: Final = 10.0
+"""How long a refused launch waits for the end of pods that had begun."""
+TERMINATE_SECONDS: Final = 1
+"""The grace of a pod that cloudspot ends. Not 0, which would take the pod for gone before it is."""
+
+Pod = Mapping[str, Any]
+
+
+class _Launch:
+    """A launch's request and token, and by what its pods are found."""
+
+    def __init__(self, body: PodsRequest, token: str) -> None:
+        self.body = body
+        self.pods = podspec.pods_of(body, token)
+        self.path = _path(body.namespace)
+        self.selector = f"{TOKEN}={podspec.token_digest(token)}"
+        self.request = self.pods[0]["metadata"]["annotations"][REQUEST]
+
+
+class PodProvisioner(Provisioner):
+    """The machines of one namespace. Thread-safe; asks nothing before it is asked."""
+
+    token_seconds = KEPT.total_seconds()
+    absence_proves_after_seconds = 10.0
+    """The API forgets a pod when its kubelet says that it has ended, when its node no longer exists, or when
+    somebody vouches that it does not run: then it is deleted by force."""
+
+    def __init__(self, options: KubernetesOptions, cluster: Cluster) -> None:
+        """Keep the job's options."""
+        self._options = options
+        self._cluster = cluster
+
+    def render(self, group: InstanceGroup) -> LaunchRequest:
+        """Return the pods of the launch; see Provisioner."""
+        require_complete(self._options)
+        return podspec.render(group, self._options, namespace=self._cluster.namespace)
+
+    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create the pods, wait for the scheduler's verdict, and return those that have a node.
+
+        A pod that finds no node is a launch that finds no capacity: after ``capacity_wait`` those without one
+        are deleted, and all of them if fewer than ``min_nodes`` have one.
+
+        Raises:
+            TransientError: the API server or the scheduler did not answer; the pods may be there.
+        """
+        body = decode_request(request, PodsRequest)
+        launch = _Launch(body, token)
+        with _meaning("creating the pods"):
+            found = self._of(launch)
+            if not _is_kept(found):
+                self._add_missing(launch, found)
+                found = self._await_verdict(launch)
+            self._forget_old()
+            return [to_instance(pod) for pod in sorted(found, key=_rank) if was_scheduled(pod)]
+
+    def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
+        """Annotate the pods; see Provisioner."""
+        with _meaning("annotating the pods"):
+            for pod in self._found([one.id for one in instances]):
+                self._patch(pod, {"annotations": dict(facts)})
+
+    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """Return the pods, also those that have ended by themselves. Deleted ones are gone once they end.
+
+        Raises:
+            TransientError: the listing failed; nothing is known.
+        """
+        with _meaning("listing the pods"):
+            return [to_instance(pod) for pod in self._list(job_id)]
+
+    def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Delete the pods, and mark them so that nobody takes it for an eviction; see Provisioner."""
+        with _meaning("deleting the pods"):
+            for pod in self._found(instance_ids):
+                if state_of(pod) is not InstanceState.ENDED:
+                    self._end(pod)
+
+    def evict(self, instance_id: str, *, seconds: float | None) -> bool:
+        """Delete a pod as an eviction does; return whether there is one. None: with its own grace period."""
+        with _meaning("deleting the pod"):
+            for pod in self._found([instance_id]):
+                self._delete(pod, seconds=None if seconds is None else round(seconds))
+                return True
+        return False
+
+    def console(self, instance: Instance) -> str:
+        """Return the container's log; see Provisioner."""
+        path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
+        try:
+            text: str = self._cluster.request("GET", path, query={"tailLines": "1000"}, is_text=True)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.NOT_FOUND:
+                return ""
+            if refusal.status == HTTPStatus.BAD_REQUEST:
+                return f"{refusal}\n"  # why it has not started, such as an image that cannot be pulled
+            raise translated(refusal, "reading the pod's log") from refusal
+        return text
+
+    def release(self, job_id: str, *, store_url: str = "") -> None:
+        """Delete the job's pods that have ended; see Provisioner.
+
+        Raises:
+            TransientError: one has not ended yet; call again.
+        """
+        with _meaning("deleting the pods"):
+            ours = [
+                pod
+                for pod in self._list(job_id)
+                if not store_url or to_instance(pod).store_url in {"", store_url}
+            ]
+            for pod in ours:
+                if state_of(pod) is not InstanceState.ENDED:
+                    raise TransientError(f"pod {pod['metadata']['name']} has not ended yet")
+            for pod in ours:
+                self._delete(pod, seconds=0)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Return the types of the options that fit, in each zone, on each market for which they have a price.
+
+        Raises:
+            SpecError: the options name no image or no type.
+        """
+        options = self._options
+        require_complete(options)
+        found = []
+        for name, kind in options.types.items():
+            machine = MachineType(
+                name=name,
+                cpus=kind.cpus,
+                memory_bytes=kind.memory,
+                accelerator=kind.accelerator,
+                accelerator_count=kind.accelerator_count,
+            )
+            prices = {Market.SPOT: kind.spot_price, Market.ON_DEMAND: kind.on_demand_price}
+            usual = next(price for price in reversed(prices.values()) if price is not None)
+            found += [
+                Offer(
+                    instance_type=name,
+                    zone=zone,
+                    market=market,
+                    price_per_hour=price,
+                    on_demand_price_per_hour=usual,
+                    currency=options.currency,
+                )
+                for zone in options.zones or (ANY_ZONE,)
+                for market, price in prices.items()
+                if price is not None and machine.fits(resources)
+            ]
+        return found
+
+    def _list(self, job_id: str | None) -> Iterator[Pod]:
+        selector = machinetags.JOB if job_id is None else f"{machinetags.JOB}={job_id}"
+        return self._cluster.list(_path(self._cluster.namespace), selector=selector)
+
+    def _found(self, instance_ids: Iterable[str]) -> Iterator[Pod]:
+        wanted = set(instance_ids)
+        for pod in tuple(self._list(None)) if wanted else ():
+            if to_instance(pod).id in wanted:
+                yield pod
+
+    def _forget_old(self) -> None:
+        """Delete the pods that ended long ago, whosever they are."""
+        now = datetime.now(timezone.utc)
+        for pod in tuple(self._list(None)):
+            ended_at = to_instance(pod).ended_at
+            if ended_at is not None and now - ended_at > KEPT:
+                self._delete(pod, seconds=0)
+
+    def _of(self, launch: _Launch) -> list[Pod]:
+        """Return the pods that there are of the launch."""
+        found = list(self._cluster.list(launch.path, selector=launch.selector))
+        for pod in found:
+            if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
+                raise ProvisionError("the token was used before with another request")
+        return found
+
+    def _add_missing(self, launch: _Launch, found: Sequence[Pod]) -> None:
+        there = {pod["metadata"]["name"] for pod in found}
+        for pod in launch.pods:
+            if pod["metadata"]["name"] in there:
+                continue
+            try:
+                self._cluster.request("POST", launch.path, pod)
+            except Refusal as refusal:
+                if refusal.reason == "AlreadyExists":  # our own earlier try, or another driver's
+                    continue
+                meaning = translated(refusal, "creating the pods")
+                if not isinstance(meaning, TransientError):
+                    self._drop(launch)
+                raise meaning from refusal
+
+    def _await_verdict(self, launch: _Launch) -> list[Pod]:
+        """Return the launch's pods once its outcome is known, and say so on them.
+
+        Any driver that repeats the launch comes to the same end, wherever another one was killed.
+        """
+        began = time.monotonic()
+        while True:
+            found = self._of(launch)
+            if _is_kept(found):
+                return found
+            if len(found) < len(launch.pods) or any("deletionTimestamp" in one["metadata"] for one in found):
+                self._refuse(launch, "another driver has given it up")
+            waiting = [pod for pod in found if not was_scheduled(pod)]
+            waited = time.monotonic() - began
+            silent = [pod for pod in waiting if not _verdict(pod)]
+            if not waiting or (waited >= launch.body.capacity_wait and not silent):
+                if len(found) - len(waiting) < launch.body.min_nodes:
+                    self._refuse(launch, _verdict(waiting[0]))
+                self._keep(launch)
+            elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):
+                name = silent[0]["metadata"]["name"]
+                raise TransientError(f"the scheduler has not looked at pod {name} yet")
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def _keep(self, launch: _Launch) -> None:
+        """Delete the pods without a node, unless they get one meanwhile, and then mark the others as kept.
+
+        The mark comes last: until it is there, the launch may still be refused.
+        """
+        while waiting := [pod for pod in self._of(launch) if not was_scheduled(pod)]:
+            for pod in waiting:
+                self._delete(pod, seconds=None, is_unchanged=True)
+        for pod in self._of(launch):
+            self._patch(pod, {"annotations": {KEPT_MARK: "true"}})
+
+    def _refuse(self, launch: _Launch, why: str) -> NoReturn:
+        self._drop(launch)
+        raise CapacityError(f"{launch.body.namespace} has no room for {len(launch.pods)} pods now: {why}")
+
+    def _drop(self, launch: _Launch) -> None:
+        """Delete all pods of the launch, and wait a while for those that had begun."""
+        for pod in self._of(launch):
+            self._end(pod)
+        end = time.monotonic() + GONE_SECONDS
+        while self._of(launch) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def _end(self, pod: Pod) -> None:
+        """Delete the pod, and mark it before that, so that nobody takes it for an eviction."""
+        self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
+        self._delete(pod, seconds=TERMINATE_SECONDS)
+
+    def _delete(self, pod: Pod, *, seconds: int | None, is_unchanged: bool = False) -> None:
+        metadata = pod["metadata"]
+        conditions = {"uid": metadata["uid"]}
+        if is_unchanged:
+            conditions["resourceVersion"] = metadata["resourceVersion"]
+        options: dict[str, Any] = {"preconditions": conditions}
+        if seconds is not None:
+            options["gracePeriodSeconds"] = seconds
+        self._unless_gone("DELETE", pod, options)
+
+    def _patch(self, pod: Pod, metadata: Mapping[str, Any]) -> None:
+        self._unless_gone("PATCH", pod, {"metadata": {"uid": pod["metadata"]["uid"], **metadata}})
+
+    def _unless_gone(self, method: str, pod: Pod, body: Mapping[str, Any]) -> None:
+        """Make the request for this very pod; that it no longer exists, or is another by now, is no error."""
+        metadata = pod["metadata"]
+        try:
+            self._cluster.request(method, f"{_path(metadata['namespace'])}/{metadata['name']}", body)
+        except Refusal as refusal:
+            if refusal.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+                raise
+
+
+@contextmanager
+def _meaning(what: str) -> Iterator[None]:
+    """Raise refusals as cloudspot's errors."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise translated(refusal, what) from refusal
+
+
+def _is_kept(found: Sequence[Pod]) -> bool:
+    """Return whether the launch has its machines: there are no more to come, and none to refuse."""
+    return any(KEPT_MARK in (pod["metadata"].get("annotations") or {}) for pod in found)
+
+
+def _verdict(pod: Pod) -> str:
+    """Return why the scheduler finds no node for the pod; empty: it has not said so."""
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason") or "unschedulable")
+    return ""
+
+
+def _rank(pod: Pod) -> int:
+    return int(pod["metadata"]["labels"][podspec.RANK])
+
+
+def _path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"

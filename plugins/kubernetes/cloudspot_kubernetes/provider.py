@@ -1,0 +1,74 @@
+"""The provider ``kubernetes``: what the core asks for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import PreemptionSource, Provisioner
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot_kubernetes.notice import PodNoticeSource, node_identity
+from cloudspot_kubernetes.options import KubernetesOptions, check_options, require_complete
+
+if TYPE_CHECKING:
+    from cloudspot_kubernetes.cluster import Cluster
+
+
+class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
+    """Machines as pods of a Kubernetes cluster, on its spot nodes or others."""
+
+    name: ClassVar[str] = "kubernetes"
+    options_type = KubernetesOptions
+
+    def preemption_source(self) -> PreemptionSource:
+        options = self._options
+        return PodNoticeSource(
+            grace=options.grace, shutdown_grace=options.shutdown_grace, watch_taints=options.watch_taints
+        )
+
+    def node_identity(self) -> NodeIdentity:
+        return node_identity()
+
+    def boot_profile(self) -> BootProfile:
+        """Return how the image starts the agent: it has all that is needed."""
+        from cloudspot_kubernetes.podspec import SHUTDOWN
+
+        return BootProfile(
+            agent_python=self._options.agent_python,
+            train_python=self._options.train_python,
+            shutdown_command=SHUTDOWN,
+            has_cloudspot=True,
+        )
+
+    def pinned_options(self) -> Mapping[str, Any]:
+        """Return the cluster and the namespace, as the submitter's kubeconfig decides them."""
+        require_complete(self._options)
+        return {"cluster": self.clients.digest, "namespace": self.clients.namespace}
+
+    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+        """Delete the pod as an eviction does; None: with its own grace period."""
+        from cloudspot_kubernetes.pods import PodProvisioner
+
+        pods = PodProvisioner(self._options, self.clients)
+        if not pods.evict(instance_id, seconds=notice_seconds):
+            raise CloudspotError(f"namespace {self.clients.namespace!r} has no pod {instance_id!r}")
+
+    def _check_options(self, options: KubernetesOptions) -> None:
+        check_options(options)
+
+    def _make_clients(self) -> Cluster:
+        from cloudspot_kubernetes.cluster import Cluster
+
+        return Cluster(self._options)
+
+    def _make_provisioner(self, clients: Cluster) -> Provisioner:
+        from cloudspot_kubernetes.pods import PodProvisioner
+
+        return PodProvisioner(self._options, clients)
+
+    def _check(self, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
+        from cloudspot_kubernetes.check import check
+
+        return check(self._options, clients, resources)
