@@ -169,7 +169,7 @@ def _first_line(path: Path) -> str:
 
 
 def broken_on_purpose() -> str:
-    """Return a table of the parts of providers that the tests break, and of the kits' tests that fail then."""
+    """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
     tree = ast.parse((ROOT / "tests" / "testing" / "broken_machines.py").read_text(encoding="utf-8"))
     rows = []
     for one in tree.body:

@@ -19,6 +19,7 @@ def nobodys_account(monkeypatch, tmp_path):
         "AWS_PROFILE",
         "GOOGLE_APPLICATION_CREDENTIALS",
         "GOOGLE_CLOUD_PROJECT",
+        "KUBECONFIG",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -42,3 +43,10 @@ class TestGcp(ProviderTests):
 class TestAliyun(ProviderTests):
     name = "aliyun"
     options = MappingProxyType({"region": "cn-hangzhou"})
+
+
+class TestKubernetes(ProviderTests):
+    name = "kubernetes"
+    options = MappingProxyType(
+        {"image": "registry.example.com/train:7", "types": {"small": {"cpus": 2, "spot_price": 0.3}}}
+    )
