@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -24,12 +25,14 @@ class Kit:
 
     deviations: ClassVar[Mapping[str, str]] = {}
     """By the name of the test: why this provider breaks the promise."""
+    left_out: ClassVar[Mapping[str, str]] = {}
+    """By the name of the test: why it is not run here, such as that another class runs it; it is skipped."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Mark the deviations.
+        """Mark what deviates and what is left out.
 
         Raises:
-            TypeError: the subclass overrides a test of a kit, or declares a deviation from no test.
+            TypeError: the subclass overrides a test of a kit, or names one that is not there.
         """
         super().__init_subclass__(**arguments)
         promises = {
@@ -44,12 +47,16 @@ class Kit:
             raise TypeError(
                 f"{cls.__name__} overrides {overridden[0]}: declare it in deviations, with the reason"
             )
-        for name, reason in vars(cls).get("deviations", {}).items():
-            if name not in promises or not reason:
-                raise TypeError(
-                    f"{cls.__name__}.deviations: {name!r} is no test of this kit, or has no reason"
-                )
-            setattr(cls, name, pytest.mark.xfail(strict=True, reason=reason)(_copy(getattr(cls, name))))
+        for what, mark in (
+            ("deviations", partial(pytest.mark.xfail, strict=True)),
+            ("left_out", pytest.mark.skip),
+        ):
+            for name, reason in vars(cls).get(what, {}).items():
+                if name not in promises or not reason:
+                    raise TypeError(
+                        f"{cls.__name__}.{what}: {name!r} is no test of this kit, or has no reason"
+                    )
+                setattr(cls, name, mark(reason=reason)(_copy(getattr(cls, name))))
 
 
 def _copy(test: Callable[..., None]) -> Callable[..., None]:

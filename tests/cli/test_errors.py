@@ -233,7 +233,7 @@ CASES = [
     Case(
         "unknown provider",
         "run --provider moon",
-        'no provider "moon" is installed; there are local, aliyun, aws, bare, broken, gcp',
+        'no provider "moon" is installed; there are local, aliyun, aws, bare, broken, gcp, kubernetes',
         3,
     ),
     Case(

@@ -85,6 +85,13 @@ def test_a_test_of_a_kit_cannot_be_overridden_unseen():
         type("Mine", (ProvisionerTests,), {"deviations": {promise: ""}})
 
 
+def test_what_is_left_out_is_skipped_with_its_reason():
+    promise = "test_terminating_nothing_is_no_error"
+    kind = type("Mine", (ProvisionerTests,), {"left_out": {promise: "another class runs it"}})
+    (mark,) = getattr(kind, promise).pytestmark
+    assert (mark.name, mark.kwargs) == ("skip", {"reason": "another class runs it"})
+
+
 def test_a_deviation_is_an_expected_failure_with_its_reason_and_the_kits_own_test_is_as_before():
     promise = "test_terminating_nothing_is_no_error"
     kind = type("Mine", (ProvisionerTests,), {"deviations": {promise: "for this reason"}})

@@ -4,6 +4,7 @@ import itertools
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from elsewhere import elsewhere
 
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.model import LogRecord
@@ -41,8 +42,10 @@ class TestPromisesInSmallBlocks(LogSinkTests):
         monkeypatch.setattr(osslogs, "END_BYTES", 90)
         monkeypatch.setattr(osslogs, "MAX_OBJECT_BYTES", 700)
 
-    test_many_lines_at_once_are_no_matter = None
-    test_a_line_may_be_very_long = None
+    left_out = elsewhere(
+        "test_many_lines_at_once_are_no_matter",
+        "test_a_line_may_be_very_long",
+    )
 
 
 START = datetime(2026, 11, 20, 6, 25, 1, 123456, tzinfo=timezone.utc)

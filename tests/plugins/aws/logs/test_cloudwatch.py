@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 import boto3
 import pytest
 from bucketstoretests import rights_named
+from elsewhere import elsewhere
 from logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.errors import AuthError
@@ -88,7 +89,7 @@ class TestPromisesInSmallPages(LogSinkTests):
     def small_pages(self, aws, monkeypatch):
         monkeypatch.setattr(aws.logs, "page_events", 7)
 
-    test_many_lines_at_once_are_no_matter = None
+    left_out = elsewhere("test_many_lines_at_once_are_no_matter")
 
 
 class TestPromisesInASharedGroup(LogSinkTests, LogServiceTests):
@@ -98,8 +99,10 @@ class TestPromisesInASharedGroup(LogSinkTests, LogServiceTests):
     def make_sink(self, make_sink):
         return lambda **options: make_sink(group="shared/group", **options)
 
-    test_many_lines_at_once_are_no_matter = None
-    test_a_line_may_be_very_long = None
+    left_out = elsewhere(
+        "test_many_lines_at_once_are_no_matter",
+        "test_a_line_may_be_very_long",
+    )
 
 
 def events(logs, group, stream="1-0", prefix=""):

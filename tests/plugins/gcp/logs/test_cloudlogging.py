@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 import google.cloud.logging
 import pytest
 from bucketstoretests import rights_named
+from elsewhere import elsewhere
 from logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.cli.joblog.logtail import LogTail
@@ -68,7 +69,7 @@ class TestPromisesInSmallPages(LogSinkTests):
     def small_pages(self, gcp, monkeypatch):
         monkeypatch.setattr(gcp.logging, "page_entries", 7)
 
-    test_many_lines_at_once_are_no_matter = None
+    left_out = elsewhere("test_many_lines_at_once_are_no_matter")
 
 
 def lists(gcp):
