@@ -300,8 +300,9 @@ class ProvisionerTests(Kit):
         _wait(account, lambda: _alive(account), "the machine is listed")
         account.reclaim(made.id)
         _wait_for_end(account)
-        (one,) = account.provider().provisioner().instances(job_id=f"{account.prefix}1")
-        assert (one.id, one.state, one.end_reason) == (made.id, InstanceState.ENDED, EndReason.RECLAIMED)
+        found = account.provider().provisioner().instances(job_id=f"{account.prefix}1")
+        told = [(one.id, one.state, one.end_reason) for one in found]
+        assert told == [(made.id, InstanceState.ENDED, EndReason.RECLAIMED)]
 
     @pytest.mark.parametrize(
         ("fault", "kind"),

@@ -96,5 +96,8 @@ def test_a_deviation_is_an_expected_failure_with_its_reason_and_the_kits_own_tes
     promise = "test_terminating_nothing_is_no_error"
     kind = type("Mine", (ProvisionerTests,), {"deviations": {promise: "for this reason"}})
     (mark,) = getattr(kind, promise).pytestmark
-    assert (mark.name, mark.kwargs) == ("xfail", {"strict": True, "reason": "for this reason"})
+    assert (mark.name, mark.kwargs["strict"], mark.kwargs["reason"]) == ("xfail", True, "for this reason")
+    # A mistake in the account or the machine is no deviation, and shows.
+    assert not issubclass(TypeError, mark.kwargs["raises"])
+    assert issubclass(NotImplementedError, mark.kwargs["raises"])
     assert not hasattr(getattr(ProvisionerTests, promise), "pytestmark")
