@@ -76,7 +76,7 @@ class LiveAccount(Account):
         self._began, self._price_per_hour = time.monotonic(), 0.0
 
     def finish(self) -> None:
-        """End the machines of a test, wait until they have ended, and count what took longer than expected."""
+        """End the machines of a test, wait until they have ended, and count what took longer."""
         self.provider().provisioner().terminate(sorted(self.running()))
         wait_until(lambda: self.running() == set(), "the test's machines end", seconds=self.patience_seconds)
         longer = time.monotonic() - self._began - COUNTED_SECONDS
