@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import subprocess
-import threading
-import urllib.error
-import urllib.request
 from types import MappingProxyType
 
 import pytest
+from lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError
 from cloudspot.testing.account import Account, Call, Fault
@@ -28,69 +25,6 @@ REFUSALS = {
     Fault.UNWELL: (500, "InternalError"),
     Fault.THROTTLED: (429, "TooManyRequests"),
 }
-
-
-class FaultyProxy(http.server.ThreadingHTTPServer):
-    """Passes requests on to the API server, but for those that a test wants refused or unanswered."""
-
-    daemon_threads = True
-
-    def __init__(self, upstream):
-        self.upstream = upstream
-        self.method, self.fault = None, None
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def handle_any(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.fault if self.command == self.server.method else None
-        if fault in REFUSALS:
-            status, reason = REFUSALS[fault]
-            told = {
-                "kind": "Status",
-                "status": "Failure",
-                "reason": reason,
-                "message": "injected",
-                "code": status,
-            }
-            self.answer(status, json.dumps(told).encode())
-            return
-        headers = {
-            name: value
-            for name, value in self.headers.items()
-            if name.lower() not in {"host", "content-length"}
-        }
-        request = urllib.request.Request(
-            self.server.upstream + self.path, data=body or None, headers=headers, method=self.command
-        )
-        try:
-            with urllib.request.urlopen(request) as answer:
-                status, data = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                status, data = error.code, error.read()
-        if fault is Fault.LOST_ANSWER:
-            self.server.fault = None
-            self.close_connection = True
-            return
-        self.answer(status, data)
-
-    def answer(self, status, data):
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_DELETE = do_PATCH = handle_any  # noqa: N815 - their names
-
-    def log_message(self, *arguments):
-        pass
 
 
 class PodAccount(Account):
@@ -143,7 +77,23 @@ class PodAccount(Account):
         elif fault is Fault.REFUSED:
             self.make("limitranges", {"limits": [{"type": "Container", "max": {"cpu": "1"}}]})
         else:
-            self.proxy.method, self.proxy.fault = METHODS[call], fault
+            self.meet(METHODS[call], fault)
+
+    def meet(self, method, fault):
+        if fault is Fault.LOST_ANSWER:
+            self.proxy.drop = lambda asked, _path: asked == method and self.proxy.num_dropped == 0
+            return
+        status, reason = REFUSALS[fault]
+        told = {
+            "kind": "Status",
+            "status": "Failure",
+            "reason": reason,
+            "message": "injected",
+            "code": status,
+        }
+        self.proxy.page_status, self.proxy.page_type = status, "application/json"
+        self.proxy.takes = lambda asked, _path: asked == method
+        self.proxy.page = json.dumps(told).encode()
 
     def make(self, kind, spec):
         self.request("POST", kind, {"metadata": {"name": "few"}, "spec": spec})
@@ -167,7 +117,7 @@ class PodAccount(Account):
         return True
 
     def heal(self):
-        self.proxy.fault = None
+        self.proxy.page = None
         if self.is_denied:
             role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "cloudspot-submitter"}
             user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": SUBMITTER}
@@ -177,10 +127,6 @@ class PodAccount(Account):
             self.wait_for_rights(are_there=True)
         while self.made:
             self.request("DELETE", self.made.pop())
-
-    def running(self):
-        self.proxy.fault = None
-        return super().running()
 
 
 class TestPods(ProvisionerTests):
@@ -201,9 +147,7 @@ class TestPods(ProvisionerTests):
         kubectl = [str(binaries() / "kubectl"), "--kubeconfig", str(kubeconfig), "proxy", "--port", "0"]
         with subprocess.Popen(kubectl, stdout=subprocess.PIPE, text=True) as tunnel:
             port = tunnel.stdout.readline().strip().rpartition(":")[2]
-            proxy = FaultyProxy(f"http://127.0.0.1:{port}")
+            proxy = LossyProxy(f"http://127.0.0.1:{port}")
             yield PodAccount(field, proxy)
-            proxy.fault = None
-            proxy.shutdown()
-            proxy.server_close()
+            proxy.close()
             tunnel.terminate()

@@ -1,4 +1,4 @@
-"""A proxy between a store and an emulated cloud, which loses answers and changes what passes."""
+"""A proxy before an emulated cloud, which loses answers, refuses, and changes what passes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class LossyProxy:
         """Is applied to the body of a success."""
         self.page: bytes | None = None
         """Answers each request in place of the cloud, as the login page of a network does."""
+        self.page_status, self.page_type = 200, "text/html"
         self.takes: Callable[[str, str], bool] = lambda method, path: True
         """Returns whether ``page`` answers a request; the cloud answers the others."""
         self.cuts_answers = False
@@ -36,8 +37,8 @@ class LossyProxy:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 page = proxy.page
                 if page is not None and proxy.takes(self.command, self.path):
-                    self.send_response(200)
-                    self.send_header("Content-Type", "text/html")
+                    self.send_response(proxy.page_status)
+                    self.send_header("Content-Type", proxy.page_type)
                     self.send_header("Content-Length", str(len(page)))
                     self.end_headers()
                     self.wfile.write(b"" if self.command == "HEAD" else page)
