@@ -12,16 +12,23 @@ A distribution declares what its plugin provides::
     acme-thrifty = "cloudspot_acme"
     [project.entry-points."cloudspot.notifiers"]   # by the name in notify.through
     acme-pager = "cloudspot_acme"
+    [project.entry-points."cloudspot.commands"]    # by the name after `cloudspot`
+    acme-report = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme, policy or notifier is used, and registers it
-with pluggy. The module must import quickly: its classes import SDKs when they first use them.
+cloudspot imports the module only when that provider, scheme, policy, notifier or command is used, and
+registers it with pluggy. The module must import quickly: its classes import SDKs when they first use them.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pluggy
 
 from cloudspot.interfaces import Notifier, ObjectStore, Provider
+
+if TYPE_CHECKING:
+    import click
 
 API_VERSION = 1
 """The version of the interfaces and hooks that this cloudspot has. A plugin's module may say which one it was
@@ -68,3 +75,12 @@ def cloudspot_market_policy(name: str) -> type[object] | None:
 @hookspec(firstresult=True)
 def cloudspot_notifier(name: str) -> type[Notifier] | None:
     """Return the notifier class of that name, or None. It is made without arguments."""
+
+
+@hookspec(firstresult=True)
+def cloudspot_command(name: str) -> click.Command | None:
+    """Return the command ``cloudspot NAME``, or None if this plugin has none of that name.
+
+    cloudspot's own commands come first. A CloudspotError that the command raises is printed as one line, and
+    its ``exit_code`` ends the process; ``--debug`` is added. docs/plugin-kits.md has an example.
+    """

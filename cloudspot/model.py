@@ -367,8 +367,18 @@ class Severity(str, enum.Enum):
     FAILURE = "failure"
 
 
+class ToldEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the events that a message is about."""
+
+    kind: str
+    """As in ``notify.events``; an unknown kind is one of a later cloudspot."""
+    text: str
+    """One line; empty where the kind and the state of the job say it all."""
+    at: datetime
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job tells people."""
+    """What a job tells people, and what a plugin does that listens to its events."""
 
     job_id: str
     title: str
@@ -376,3 +386,5 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     """Plain text of some lines."""
     severity: Severity
+    events: tuple[ToldEvent, ...] = ()
+    """What the text is made of, the earliest first; each is in one message only. Empty: a test."""

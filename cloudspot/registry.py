@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.interfaces import Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
+from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions, reason_of
 
 R = TypeVar("R")
 
@@ -33,6 +34,7 @@ _BUILT_IN: Final = {
     hookspecs.SANDBOX_GROUP: {},
     hookspecs.POLICY_GROUP: {},
     hookspecs.NOTIFIER_GROUP: {},
+    COMMAND_GROUP: {},
 }
 
 
@@ -45,20 +47,6 @@ class ProviderEntry:
     version: str
     error: str | None
     """Why it cannot be used; None if it can."""
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """A plugin as its distribution declares it, not yet imported."""
-
-    name: str
-    distribution: str
-    version: str
-    load: Callable[[], object]
-    error: str | None = None
-
-    def __str__(self) -> str:
-        return f'"{self.name}" of {self.distribution} {self.version}'.rstrip()
 
 
 def provider_class(name: str) -> type[Provider]:
@@ -207,6 +195,21 @@ def notifier_class(name: str) -> type[Notifier]:
     return _checked(what, "cloudspot_notifier", _called(what, lambda: call(name=name)), Notifier, name)  # type: ignore[type-abstract]
 
 
+def plugin_command(name: str, base: type[R]) -> R:
+    """Import the plugin and return its command of that name, an instance of ``base``.
+
+    Raises:
+        PluginError: no such command is installed, or its plugin is broken.
+    """
+    declared = _find(COMMAND_GROUP, name, lambda name: f'no command "{name}" is installed')
+    call, what = _hooks(declared).cloudspot_command, f"command {declared}"
+    command = _called(what, lambda: call(name=name))
+    if not isinstance(command, base):
+        fault = f"its hook cloudspot_command returned {command!r}, not a {base.__module__}.{base.__name__}"
+        raise PluginError(f"{what} is broken: {fault}")
+    return command
+
+
 def list_providers() -> tuple[ProviderEntry, ...]:
     """Return all installed providers, the built-in ones first; imports each to see whether it works."""
     entries = []
@@ -233,7 +236,7 @@ def comes_with_cloudspot(name: str) -> bool:
     return any(re.match(pattern, line) for line in requires)
 
 
-def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
+def _find(group: str, name: str, missing: Callable[[str], str]) -> Declared:
     if name in _BUILT_IN[group]:
         # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
         # everything else in `ps` with few jobs.
@@ -248,19 +251,19 @@ def _find(group: str, name: str, missing: Callable[[str], str]) -> _Declared:
     return usable[0]
 
 
-def _all_declared(group: str) -> tuple[_Declared, ...]:
+def _all_declared(group: str) -> tuple[Declared, ...]:
     """Return the plugins of a group: the built-in ones, then the others by name."""
     built_in = tuple(_built_in(group, name) for name in _BUILT_IN[group])
-    others = sorted(_from_distributions(group), key=lambda other: (other.name, other.distribution))
+    others = sorted(from_distributions(group), key=lambda other: (other.name, other.distribution))
     return (*built_in, *(_judged(other, group, others) for other in others))
 
 
-def _built_in(group: str, name: str) -> _Declared:
+def _built_in(group: str, name: str) -> Declared:
     load = partial(importlib.import_module, _BUILT_IN[group][name])
-    return _Declared(name, "cloudspot", cloudspot.__version__, load)
+    return Declared(name, "cloudspot", cloudspot.__version__, load)
 
 
-def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared:
+def _judged(plugin: Declared, group: str, others: list[Declared]) -> Declared:
     """Return the plugin, with the error that follows from its name alone, if any."""
     error = plugin.error
     rivals = [other.distribution for other in others if other.name == plugin.name and other is not plugin]
@@ -273,31 +276,7 @@ def _judged(plugin: _Declared, group: str, others: list[_Declared]) -> _Declared
     return replace(plugin, error=error)
 
 
-def _from_distributions(group: str) -> Iterator[_Declared]:
-    """Yield what installed distributions declare; one with unreadable metadata hides no other."""
-    from importlib import metadata
-
-    seen: set[str] = set()
-    for distribution in metadata.distributions():
-        text = distribution.read_text("entry_points.txt")
-        if text is None or group not in text:
-            continue
-        name = str(distribution.metadata["Name"])
-        if name.lower() in seen:
-            continue  # shadowed: the same distribution further down sys.path
-        seen.add(name.lower())
-        version = str(distribution.metadata["Version"])
-        try:
-            points = [point for point in distribution.entry_points if point.group == group]
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
-            reason = f"its entry points cannot be read: {_reason(error)}"
-            yield _Declared(name, name, version, object, reason)  # with an error, nobody loads it
-            continue
-        for point in points:
-            yield _Declared(point.name, name, version, point.load)
-
-
-def _provider_class(declared: _Declared) -> type[Provider]:
+def _provider_class(declared: Declared) -> type[Provider]:
     """Import a plugin and return its provider class, checked."""
     what = f"provider {declared}"
     call = _hooks(declared).cloudspot_provider
@@ -322,7 +301,7 @@ def _checked(what: str, hook: str, class_: Any, base: type[R], name: str) -> typ
     raise PluginError(f"{what} is broken: {fault}")
 
 
-def _hooks(declared: _Declared) -> Any:
+def _hooks(declared: Declared) -> Any:
     """Import a plugin and return its hooks, in a plugin manager of its own: no other plugin answers."""
     module = _called(f"plugin {declared}", declared.load)
     # Before its hooks are looked at: those of a later version may be unknown here.
@@ -338,7 +317,7 @@ def _hooks(declared: _Declared) -> Any:
     return manager.hook
 
 
-def _check_api_version(declared: _Declared, module: object) -> None:
+def _check_api_version(declared: Declared, module: object) -> None:
     """Refuse a plugin that was written for later interfaces than these."""
     version = getattr(module, "cloudspot_api_version", 1)
     if not isinstance(version, int) or version < 1:
@@ -359,12 +338,7 @@ def _called(
     except may_raise:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{what} is broken: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise PluginError(f"{what} is broken: {reason_of(error)}") from error
 
 
 def _provider_missing(name: str) -> str:

@@ -204,7 +204,8 @@ def commands(
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Yield every command that can be run, with its path."""
     context = click.Context(group)
-    for name in group.list_commands(context):
+    # What plugins bring is not on our page.
+    for name in SHORT_HELPS if group is program else group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):

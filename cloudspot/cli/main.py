@@ -15,6 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
+from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,15 +69,25 @@ class Program(click.Group):
     """The group of all commands; it imports a command's module only when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands in the order of ``--help``."""
-        return list(SHORT_HELPS)
+        """Return the names of the commands in the order of ``--help``, those of plugins last."""
+        return [*SHORT_HELPS, *_commands_of_plugins()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of that name, or return None if there is no such command."""
-        if cmd_name not in SHORT_HELPS:
+        """Import the command of that name, or return None if there is no such command.
+
+        Raises:
+            PluginError: a plugin brings it, and is broken.
+        """
+        if cmd_name in SHORT_HELPS:
+            module = importlib.import_module(f"cloudspot.cli.commands.{cmd_name}")
+            command = getattr(module, cmd_name)
+            assert isinstance(command, click.Command)
+        elif cmd_name in _commands_of_plugins():
+            from cloudspot.registry import plugin_command
+
+            command = plugin_command(cmd_name, click.Command)
+        else:
             return None
-        command = getattr(importlib.import_module(f"cloudspot.cli.commands.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command)
         _take_debug(command)
         return command
 
@@ -87,15 +98,21 @@ class Program(click.Group):
         import difflib
 
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], SHORT_HELPS, n=1)
-            advice = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {args[0]!r}.{advice}")
+            known = self.list_commands(ctx)
+            if args[0] not in known:
+                near = difflib.get_close_matches(args[0], known, n=1)
+                advice = f" Did you mean {near[0]!r}?" if near else ""
+                ctx.fail(f"No such command {args[0]!r}.{advice}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command's line without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SHORT_HELPS.items()))
+        brought = _commands_of_plugins()
+        if brought:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl([(name, _brought_by(declared)) for name, declared in brought.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands with their lines, without importing the commands."""
@@ -103,10 +120,9 @@ class Program(click.Group):
 
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
+        lines = SHORT_HELPS | {name: _brought_by(one) for name, one in _commands_of_plugins().items()}
         return [
-            CompletionItem(name, help=line)
-            for name, line in SHORT_HELPS.items()
-            if name.startswith(incomplete)
+            CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)
         ]
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -141,6 +157,16 @@ class Program(click.Group):
         if code != exit_codes.INTERRUPTED:
             _finish_messages(invocation)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _commands_of_plugins() -> dict[str, Declared]:
+    """Return what plugins declare as commands, by name, without importing them; none hides one of ours."""
+    found = {one.name: one for one in from_distributions(COMMAND_GROUP) if one.error is None}
+    return {name: found[name] for name in sorted(found.keys() - SHORT_HELPS.keys())}
+
+
+def _brought_by(declared: Declared) -> str:
+    return f"From {declared.distribution} {declared.version}."
 
 
 def _take_debug(command: click.Command) -> None:

@@ -18,7 +18,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import new_nonce
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import read_secrets
-from cloudspot.model import Message, Severity
+from cloudspot.model import Message, Severity, ToldEvent
 from cloudspot.registry import notifier_class
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
@@ -152,11 +152,11 @@ def message_of(told: Sequence[News], history: History, now: datetime, zone: tzin
     gravity = list(NewsKind)
     kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
     job_id = history.submission.job_id
-    lines = [
-        f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {_in_a_line(one.text)}"
+    events = tuple(
+        ToldEvent(kind=one.kind.value, text=_in_a_line(one.text), at=one.at)
         for one in sorted(told, key=lambda one: one.at)
-        if one.text
-    ]
+    )
+    lines = [f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {one.text}" for one in events if one.text]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES:] = [f"... and {len(lines) - MAX_LINES} more"]
     ledger, total = bill(history, now), steps_total(history)
@@ -165,7 +165,7 @@ def message_of(told: Sequence[News], history: History, now: datetime, zone: tzin
     lines.append(f"Now: {job_state(history)}, {step}, {cost} so far")
     title = f"{job_id}: {', '.join(kind.value for kind in kinds)}"
     severity = _SEVERITIES.get(kinds[0], Severity.INFO)
-    return Message(job_id=job_id, title=title, body="\n".join(lines), severity=severity)
+    return Message(job_id=job_id, title=title, body="\n".join(lines), severity=severity, events=events)
 
 
 def _in_a_line(text: str) -> str:

@@ -30,7 +30,8 @@ def section(title):
 
 
 def commands(group, path=("cloudspot",)):
-    for name in group.list_commands(click.Context(group)):
+    # What plugins bring is not on our page.
+    for name in SHORT_HELPS if group is program else group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))

@@ -91,6 +91,9 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
         "2026-01-01 00:00 UTC: node 1.0 will be taken in 30 s (sim)\n"
         "Now: draining, step 0, 0.0806 USD (on demand 0.2417 USD: 67% saved) so far"
     )
+    (event,) = message.events
+    assert (event.kind, event.text) == ("reclaimed", "node 1.0 will be taken in 30 s (sim)")
+    assert event.at == records.notice().at
     ended = records.history(
         first, records.launch(2, outcome="succeeded"), finished=records.finished(detail="all \x1b[31mdone")
     )
