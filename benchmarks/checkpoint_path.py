@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.keys import job_prefix
 from cloudspot.jobstore.manifests import read_manifest
@@ -34,7 +35,6 @@ from cloudspot.jobstore.records import Commit
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.process_marks import marked_processes
 
 JOB = Path(__file__).parent / "gigabyte"
 NAME = "gigabyte"

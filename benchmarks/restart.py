@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloudspot.process_marks import is_marked
+from cloudspot.host.process_marks import is_marked
 from cloudspot.train import handoff
 
 JOB = Path(__file__).parent.parent / "tests" / "e2e" / "jobs" / "tiny"

@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CloudspotError, StoreRefused
+from cloudspot.host.names import is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.disk.locks import try_lock
+from cloudspot.host.locks import try_lock
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.home import HOME
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.processes import MARK, end_machine_processes
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.process_marks import marked_processes
 
 # The kits' asserts then show what was compared, as those of the tests do.
 pytest.register_assert_rewrite(

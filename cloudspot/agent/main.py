@@ -15,8 +15,8 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
-from cloudspot.disk.locks import lock
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError
+from cloudspot.host.locks import lock
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import launches
 from cloudspot.jobstore.journal import Journal

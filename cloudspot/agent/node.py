@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.disk.partial_files import write_whole
-from cloudspot.disk.private_directories import make_private
 from cloudspot.errors import CloudspotError
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.private_directories import make_private
 
 
 class Node:

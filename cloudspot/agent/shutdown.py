@@ -27,8 +27,8 @@ from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
 from cloudspot.agent.training.preparation import end_setup
 from cloudspot.agent.training.trainer import end_training
-from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import launches
 from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_provider, open_store

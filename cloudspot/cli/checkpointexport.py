@@ -12,8 +12,8 @@ from typing import Any
 from cloudspot import __version__
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
+from cloudspot.host.partial_files import partial_directory
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.records import Manifest

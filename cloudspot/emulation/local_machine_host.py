@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from cloudspot.disk.locks import lock
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import CloudspotError
+from cloudspot.host.locks import lock
 from cloudspot.local.forms import num_cores
 from cloudspot.local.machine_records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, now_utc

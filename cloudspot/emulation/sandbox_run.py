@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.disk.locks import lock, try_lock
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
 from cloudspot.emulation.local_machine_host import Plan, emulated
 from cloudspot.emulation.spot_plan import Spell, SpotPlan
 from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.host.locks import lock, try_lock
 from cloudspot.jobfile.tables import convert
 from cloudspot.local import enclosure, namespaces
 from cloudspot.local.home import state_home

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudspot.disk.names import is_safe_name
-from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import BundleError, CorruptData
+from cloudspot.host.names import is_safe_name
+from cloudspot.host.partial_files import partial_directory
 from cloudspot.jobstore.integrity import parents
 
 MAX_EXTRACTED_BYTES = 1 << 30

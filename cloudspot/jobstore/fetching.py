@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cloudspot.disk.names import SymlinkError, make_parents
-from cloudspot.disk.partial_files import partial_directory, write_whole
 from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.host.names import SymlinkError, make_parents
+from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import (
     StoredChunk,

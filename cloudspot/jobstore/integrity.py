@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import CorruptData
+from cloudspot.host.names import is_safe_name
 from cloudspot.jobstore.records import Manifest, Part
 from cloudspot.jobstore.seals import Item, Seal, plan_digest, read_seal
 from cloudspot.train import boxes

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.host.partial_files import whole_file
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks, write_at
 from cloudspot.jobstore.parallel import each

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote_to_bytes
 
-from cloudspot.disk.names import is_safe_name, make_parents
-from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.host.names import is_safe_name, make_parents
+from cloudspot.host.partial_files import whole_file
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
-from cloudspot.disk.names import find_symlink
-from cloudspot.disk.partial_files import create_partial, remove_abandoned
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -25,6 +23,8 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.names import find_symlink
+from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage

@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from cloudspot.disk.partial_files import write_whole
 from cloudspot.errors import SpecError
+from cloudspot.host.partial_files import write_whole
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
 """The environment variable that names another directory for the local provider."""

@@ -35,8 +35,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cloudspot.disk.locks import try_lock
-from cloudspot.disk.partial_files import partial_directory, write_whole
+from cloudspot.host.locks import try_lock
+from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
 from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes

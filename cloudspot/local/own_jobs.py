@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cloudspot.disk.locks import lock
-from cloudspot.disk.partial_files import write_whole
-from cloudspot.disk.private_directories import make_private
 from cloudspot.errors import NotAdopted, SpecError
+from cloudspot.host.locks import lock
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.private_directories import make_private
 from cloudspot.local.home import HOME, state_home
 
 _KEY = "key"

@@ -19,7 +19,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudspot.process_marks import kill_all, marked_processes, signal_process
+from cloudspot.host.process_marks import kill_all, marked_processes, signal_process
 
 MARK = "CLOUDSPOT_MACHINE"
 """The environment variable that every process of a machine carries, with ``MachineDirectory.mark``."""

@@ -17,8 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from cloudspot.decoding import NodeCount, convert, decode
-from cloudspot.disk.locks import lock, try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
+from cloudspot.host.locks import lock, try_lock
 from cloudspot.interfaces import Provisioner
 from cloudspot.local import own_jobs
 from cloudspot.local.home import account, state_home

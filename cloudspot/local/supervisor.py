@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from cloudspot.disk.locks import try_lock
+from cloudspot.host.locks import try_lock
 from cloudspot.local.forms import make_form
 from cloudspot.local.machine_records import PlannedReclaim, SupervisorRecord
 from cloudspot.local.machines import MachineDirectory, now_utc

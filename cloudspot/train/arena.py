@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cloudspot.disk.private_directories import make_private
+from cloudspot.host.private_directories import make_private
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SealName, seals_directory

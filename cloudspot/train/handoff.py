@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudspot.disk.partial_files import write_whole
+from cloudspot.host.partial_files import write_whole
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
 """The generation's hand-off directory. Unset: there is no agent."""

@@ -16,6 +16,7 @@ from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.host.process_marks import kill_marked
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, parts, retention
@@ -26,7 +27,6 @@ from cloudspot.jobstore.records import CheckpointId, Exit, SaveId
 from cloudspot.jobstore.submission import new_submission
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
-from cloudspot.process_marks import kill_marked
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

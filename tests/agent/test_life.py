@@ -23,11 +23,11 @@ from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.errors import AuthError, ObjectMissing
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Heartbeat, Notice
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice
-from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

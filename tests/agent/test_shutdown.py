@@ -12,9 +12,9 @@ from cloudspot.agent import shutdown
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.errors import ObjectMissing, TransientError
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import keys, launches
 from cloudspot.model import NodeIdentity
-from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.process_marks import marked_processes
 
 JOBS = Path(__file__).parent / "jobs"
 PLUGINS = Path(__file__).parent.parent / "plugins"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from acting_user import User
 
-from cloudspot.disk.locks import lock
+from cloudspot.host.locks import lock
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from acting_user import User, kill, wait_for
 from messagesink import dead_url, open_sink
 
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import keys
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.process_marks import marked_processes
 from cloudspot.story.outcomes import launch_end
 
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from acting_user import User, kill, wait_for
 
+from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.process_marks import is_marked, marked_processes
 
 SETS = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"', "limits.max_restarts=5")
 VICTIMS = ("trainer", "agent", "cli", "machine")

@@ -28,13 +28,13 @@ from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound
+from cloudspot.host.process_marks import is_marked
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import Generation, Intent, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
-from cloudspot.process_marks import is_marked
 
 NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS", "200"))
 NUM_LOADED_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS_LOAD", "50"))

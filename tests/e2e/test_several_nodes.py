@@ -14,9 +14,9 @@ import pytest
 from acting_user import COMMAND, JOBS, User, send, supervisors_processes, tiny, wait_for
 from cut_network import own_network
 
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.process_marks import marked_processes
 
 SETS = ("nodes=2", 'run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 NUM_STEPS = 10 * 10

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 
-from cloudspot.disk.partial_files import partial_directory
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
+from cloudspot.host.partial_files import partial_directory
 from cloudspot.jobstore import fetching, keys
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, File, SaveId

@@ -7,8 +7,8 @@ import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
-from cloudspot.disk.names import is_safe_name
 from cloudspot.errors import TransientError
+from cloudspot.host.names import is_safe_name
 from cloudspot.jobstore import keys, stored_artifacts
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts, quoted_name

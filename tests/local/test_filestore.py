@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudspot.disk.partial_files import STALE_SECONDS
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -25,6 +24,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.partial_files import STALE_SECONDS
 from cloudspot.jobstore import keys
 from cloudspot.local import filestore
 from cloudspot.local.filestore import STAGING, FileStore

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from cloudspot.disk.locks import try_lock
+from cloudspot.host.locks import try_lock
 from cloudspot.local.metadata import METADATA
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider

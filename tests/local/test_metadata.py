@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from cloudspot.disk.locks import try_lock
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.host.locks import try_lock
 from cloudspot.local import machines
 from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch

@@ -13,8 +13,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from cloudspot.disk.locks import try_lock
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
+from cloudspot.host.locks import try_lock
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.home import HOME
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
@@ -23,7 +24,6 @@ from cloudspot.local.own_jobs import note_job
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
-from cloudspot.process_marks import marked_processes
 
 NUM_NODES = 3
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloudspot.disk.locks import try_lock
+from cloudspot.host.locks import try_lock
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.process_marks import marked_processes
 from cloudspot.train import handoff
 
 SLEEP = shutil.which("sleep")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cloudspot import retrying
 from cloudspot.agent.delivery.checkpoint_directories import files_below
-from cloudspot.disk.names import make_parents
-from cloudspot.disk.partial_files import whole_file
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.host.names import make_parents
+from cloudspot.host.partial_files import whole_file
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Seat

@@ -17,7 +17,7 @@ import msgspec
 
 from cloudspot.agent.delivery.framework_checkpoints import INCOMPLETE_FILE, looks_finished
 from cloudspot.decoding import decode
-from cloudspot.disk.partial_files import write_whole
+from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import CheckpointSpec
 from cloudspot.jobstore.records import File
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from cloudspot.agent.delivery.checkpoint_directories import is_match
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.disk.names import find_symlink
 from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.host.names import find_symlink
 from cloudspot.jobstore import fetching, manifests, retention
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.decoding import decode
-from cloudspot.disk.partial_files import write_whole
 from cloudspot.errors import CloudspotError
+from cloudspot.host.partial_files import write_whole
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.records import LogStanding
 from cloudspot.model import LogRecord

@@ -14,8 +14,8 @@ import msgspec
 
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.decoding import decode
-from cloudspot.disk.locks import lock
-from cloudspot.disk.partial_files import write_whole
+from cloudspot.host.locks import lock
+from cloudspot.host.partial_files import write_whole
 from cloudspot.model import PreemptionNotice
 
 

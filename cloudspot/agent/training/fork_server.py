@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 
 from cloudspot.agent.node import Node
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobfile.spec import RunSpec
-from cloudspot.process_marks import marked_processes
 from cloudspot.train import fork_client
 from cloudspot.train.fork_server import MARK, PADDING, PADDING_BYTES
 

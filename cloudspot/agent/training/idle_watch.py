@@ -16,8 +16,8 @@ from pathlib import Path
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
+from cloudspot.host.process_marks import cpu_seconds, marked_processes
 from cloudspot.jobstore.records import Idle
-from cloudspot.process_marks import cpu_seconds, marked_processes
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import MARK
 

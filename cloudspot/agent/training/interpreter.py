@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloudspot.agent.node import Node
-from cloudspot.disk.partial_files import write_whole
+from cloudspot.host.partial_files import write_whole
 
 _PROGRAMS = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
 """The names that mean the training's interpreter, and how it is called for each."""

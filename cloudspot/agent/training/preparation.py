@@ -11,9 +11,9 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.trainer import log_tail
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.host.process_marks import kill_marked
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.submission import code_key
-from cloudspot.process_marks import kill_marked
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from pathlib import Path, PurePath
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.trainer import OWN_SHELLS
-from cloudspot.disk.partial_files import write_whole
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.process_marks import marked_processes, signal_process
 from cloudspot.jobfile.spec import SIGNALS
-from cloudspot.process_marks import marked_processes, signal_process
 from cloudspot.train import fork_client
 from cloudspot.train import handoff as files
 

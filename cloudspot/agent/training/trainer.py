@@ -19,7 +19,7 @@ from cloudspot.agent.delivery.log_pump import split_lines
 from cloudspot.agent.node import Node
 from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.errors import CloudspotError
-from cloudspot.process_marks import is_marked, kill_marked, signal_process
+from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import MARK
 

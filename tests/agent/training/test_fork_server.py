@@ -13,8 +13,8 @@ import pytest
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.agent.training.trainer import end_training
+from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.jobfile.spec import RunSpec
-from cloudspot.process_marks import is_marked, marked_processes
 from cloudspot.train import fork_client
 from cloudspot.train.fork_server import MARK
 

@@ -14,10 +14,10 @@ from made_journal import append
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.training.idle_watch import IdleClock, IdleWatch, Meter
 from cloudspot.errors import TransientError
+from cloudspot.host.process_marks import kill_marked
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Finished, Idle, StopRequest, new_nonce
 from cloudspot.jobstore.stored_records import find_record
-from cloudspot.process_marks import kill_marked
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import MARK
 

@@ -10,7 +10,7 @@ import pytest
 
 from cloudspot.agent.training.script_notice import Process, ScriptNotice, processes_of, receivers, withdraw
 from cloudspot.agent.training.trainer import OWN_SHELLS
-from cloudspot.process_marks import kill_marked
+from cloudspot.host.process_marks import kill_marked
 from cloudspot.train import handoff as files
 
 TERM = signal.SIGTERM

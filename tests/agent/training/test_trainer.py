@@ -19,7 +19,7 @@ from cloudspot.agent.training.trainer import (
     omp_threads,
 )
 from cloudspot.errors import CloudspotError
-from cloudspot.process_marks import marked_processes
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.train import handoff as files
 
 

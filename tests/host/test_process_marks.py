@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from cloudspot import process_marks
-from cloudspot.process_marks import kill_marked, marked_processes
+from cloudspot.host import process_marks
+from cloudspot.host.process_marks import kill_marked, marked_processes
 
 NAME, VALUE = "CLOUDSPOT_TEST_MARK", f"of-{os.getpid()}"
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from cloudspot.disk.private_directories import make_private
+from cloudspot.host.private_directories import make_private
 
 
 def test_a_new_directory_is_private_and_may_be_asked_for_again(tmp_path):

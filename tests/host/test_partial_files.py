@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.disk import locks, partial_files
-from cloudspot.disk.partial_files import (
+from cloudspot.host import locks, partial_files
+from cloudspot.host.partial_files import (
     STALE_SECONDS,
     create_partial,
     partial_directory,
@@ -123,7 +123,7 @@ def test_many_writers_of_one_file_never_mix(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cloudspot.disk.partial_files import partial_directory, whole_file
+from cloudspot.host.partial_files import partial_directory, whole_file
 with whole_file(Path(sys.argv[1]) / "file") as file, partial_directory(Path(sys.argv[1])) as partial:
     file.write(b"half")
     (partial / "deep").mkdir()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudspot.disk.names import SymlinkError, find_symlink, is_safe_name, make_parents
+from cloudspot.host.names import SymlinkError, find_symlink, is_safe_name, make_parents
 
 
 @pytest.mark.parametrize(

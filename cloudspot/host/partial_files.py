@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudspot.disk.locks import lock_now
+from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
 """Locks say nothing about writers on other hosts: they count as killed once silent for this long."""
