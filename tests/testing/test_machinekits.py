@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 
 import broken_machines
+import broken_providers
 import pytest
 from memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
 
+from cloudspot.testing import providerkit
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
 
@@ -22,6 +26,26 @@ class TestMemoryMachine(PreemptionSourceTests, NodeIdentityTests):
     @pytest.fixture
     def machine(self):
         return MemoryMachine()
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install the providers, the sound one and the broken ones, for this process and those that it starts."""
+    info = tmp_path / "broken_providers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-providers\nVersion: 1.0\n")
+    names = [kind.name for kind in (broken_providers.Sound, *broken_providers.PROVIDERS)]
+    points = "".join(f"{name} = broken_providers\n" for name in names)
+    (info / "entry_points.txt").write_text(f"[cloudspot.providers]\n{points}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    # Where much else runs, 50 ms are soon over.
+    monkeypatch.setattr(providerkit, "MOST_IMPORT_SECONDS", 0.8 * broken_providers.SLOW_SECONDS)
+
+
+def provider_tests(kind):
+    options = {"name": kind.name, "packages": ("memorycloud", "broken_machines")}
+    return type("Tests", (providerkit.ProviderTests,), options)
 
 
 def failures(kit, **fixtures):
@@ -73,6 +97,15 @@ def test_a_broken_source_fails_the_tests_meant_for_it(kind):
 @pytest.mark.parametrize("kind", broken_machines.IDENTITIES, ids=lambda kind: kind.__name__)
 def test_a_machine_that_does_not_know_itself_fails_the_tests_meant_for_it(kind):
     assert failures(NodeIdentityTests, machine=lambda: MemoryMachine(kind)) == names(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [broken_providers.Sound, *broken_providers.PROVIDERS], ids=lambda kind: kind.__name__
+)
+def test_a_broken_provider_fails_the_tests_meant_for_it(kind, installed):
+    kit = provider_tests(kind)
+    expected = names(kind) if kind is not broken_providers.Sound else set()
+    assert failures(kit, provider=lambda: kit()._open()) == expected
 
 
 def test_a_test_of_a_kit_cannot_be_overridden_unseen():

@@ -131,7 +131,6 @@ def test_the_tests_fail_exactly_where_work_is_left(scaffold, tmp_path):
         "test_what_others_bring_is_left_to_them",
         "test_it_is_found_by_its_name",
         "test_it_is_imported_in_50_ms_and_its_node_needs_no_sdk",
-        "test_an_unknown_option_is_an_error_that_names_it",
         "test_the_default_store_can_be_opened",
         "test_its_inventories_have_titles",
     }
