@@ -49,6 +49,7 @@ class JobCloud:
     """A command that runs the one behind it, such as ``cloudspot sandbox mycloud --``."""
     notice: str | None = "20s"
     """The notice of the reclaim; None: the provider's own."""
+    job_id: str = "kit"
     is_reclaimed_by_prefix: bool = False
     """The prefix takes a machine, as ``cloudspot sandbox --reclaim`` does; else the kit does."""
 
@@ -75,9 +76,10 @@ def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool
     directory.mkdir()
     orders = {
         "run": [
-            *("run", str(JOB_FILE), "--provider", cloud.provider, "--name", "kit"),
+            *("run", str(JOB_FILE), "--provider", cloud.provider, "--name", cloud.job_id),
             *(word for one in (f"nodes={num_nodes}", *cloud.settings) for word in ("--set", one)),
         ],
+        "job_id": cloud.job_id,
         "reclaim": is_reclaimed and not cloud.is_reclaimed_by_prefix,
         "notice": cloud.notice,
     }
@@ -102,18 +104,18 @@ def main(orders: Mapping[str, Any]) -> None:
     """Run a job, reclaim its first node once a checkpoint stands, and print what ``show`` tells at last."""
     training = subprocess.Popen([*CLOUDSPOT, *orders["run"]], stdout=sys.stderr)
     if orders["reclaim"]:
-        while training.poll() is None and _show().get("last_commit") is None:
+        while training.poll() is None and _show(orders["job_id"]).get("last_commit") is None:
             time.sleep(0.5)
         notice = () if orders["notice"] is None else ("--notice", orders["notice"])
-        subprocess.run([*CLOUDSPOT, "preempt", "kit", *notice], check=True, stdout=sys.stderr)
+        subprocess.run([*CLOUDSPOT, "preempt", orders["job_id"], *notice], check=True, stdout=sys.stderr)
     training.wait()
-    print(json.dumps(_show()))
+    print(json.dumps(_show(orders["job_id"])))
     sys.exit(training.returncode)
 
 
-def _show() -> dict[str, Any]:
+def _show(job_id: str) -> dict[str, Any]:
     """Return what is known of the job; empty before there is one."""
-    done = subprocess.run([*CLOUDSPOT, "show", "kit", "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*CLOUDSPOT, "show", job_id, "--json"], capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
 

@@ -1,13 +1,20 @@
-"""The kit of provisioners on a real account: what it may cost, and what is left of it.
+"""The kits on a real account: what they may cost, and what is left of them.
 
 ::
 
-    from cloudspot.testing.livekit import LiveAccount, LiveProvisionerTests
+    from cloudspot.testing.livekit import LiveAccount, LiveJobTests, LiveProvisionerTests, LiveStoreTests
 
-    class TestMyAccount(LiveProvisionerTests):
-        @pytest.fixture(scope="session")
-        def live(self):
-            yield from LiveAccount.session("mycloud", {"region": "north"}, most_cost=2.0)
+    @pytest.fixture(scope="session")
+    def live():
+        yield from LiveAccount.session("mycloud", {"region": "north"}, most_cost=2.0)
+
+    @pytest.fixture(scope="session")
+    def live_store():
+        return "my://bucket"
+
+    class TestMyAccount(LiveProvisionerTests): ...
+    class TestMyStore(LiveStoreTests): ...
+    class TestMyJobs(LiveJobTests): ...
 
 Credentials are those of the environment. Job ids and tokens begin with a prefix of the run's own, and nothing
 else in the account is touched. Each test ends its machines. In the end the account's inventories are searched
@@ -16,21 +23,24 @@ for the prefix: what is found is ended and named, and the run fails.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
 
 from cloudspot import registry
 from cloudspot.errors import CloudspotError
-from cloudspot.interfaces import Provider
+from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.model import InstanceGroup
 from cloudspot.testing.account import Account
+from cloudspot.testing.jobkit import JobCloud, WholeJobTests
 from cloudspot.testing.kit import wait_until
 from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.storekit import ObjectStoreTests
 
 COUNTED_SECONDS = 600.0
 """Before a launch its machines are counted for this long; a test that takes longer adds the rest."""
@@ -82,6 +92,24 @@ class LiveAccount(Account):
         longer = time.monotonic() - self._began - COUNTED_SECONDS
         self.cost += max(0.0, longer) * self._price_per_hour / 3600
 
+    def store_url(self, store: str) -> str:
+        """Return the URL of an empty place below the store, for the test that has begun."""
+        return f"{store.rstrip('/')}/{self.prefix.rstrip('-')}"
+
+    def job_cloud(self, store: str) -> JobCloud:
+        """Return where a whole job of the test that has begun runs; a quarter of the limit is its own."""
+        share = self._most_cost / 4
+        self._count(share)
+        options = self._spec.providers[self._name]
+        settings = [f"providers.{self._name}.{key}={_toml(value)}" for key, value in options.items()]
+        return JobCloud(
+            provider=self._name,
+            store=self.store_url(store),
+            settings=(*settings, f"limits.max_cost={share}", 'limits.max_runtime="1h"'),
+            notice=None,
+            job_id=f"{self.prefix}job",
+        )
+
     def sweep(self) -> list[str]:
         """End what the account's inventories show of this run; return what it was, and who could not say."""
         left = []
@@ -99,10 +127,13 @@ class LiveAccount(Account):
         """Count a launch as ten minutes of its machines; stop the run before it may pass its limit."""
         seconds = group.offer.billing.charged_seconds(COUNTED_SECONDS)
         cost = group.num_nodes * group.offer.price_per_hour * seconds / 3600
+        self._count(cost)
+        self._price_per_hour += group.num_nodes * group.offer.price_per_hour
+
+    def _count(self, cost: float) -> None:
         if self.cost + cost > self._most_cost:
             pytest.exit(f"stopped: the next launch may pass the limit of {self._most_cost:.2f}", returncode=1)
         self.cost += cost
-        self._price_per_hour += group.num_nodes * group.offer.price_per_hour
 
 
 class LiveProvisionerTests(ProvisionerTests):
@@ -129,3 +160,42 @@ class LiveProvisionerTests(ProvisionerTests):
         live.begin()
         yield live
         live.finish()
+
+
+class LiveStoreTests(ObjectStoreTests):
+    """The promises of a real store; beside ``live``, the fixture ``live_store`` is a URL to write below."""
+
+    @pytest.fixture
+    def store(self, live: LiveAccount, live_store: str) -> Iterator[ObjectStore]:
+        """Yield an empty part of the store; delete what the test leaves there."""
+        live.begin()
+        store = registry.open_store(live.store_url(live_store))
+        yield store
+        empty(store)
+
+
+class LiveJobTests(WholeJobTests):
+    """Whole jobs on real machines; beside ``live``, the fixture ``live_store`` is a URL to write below."""
+
+    @pytest.fixture
+    def cloud(self, live: LiveAccount, live_store: str) -> Iterator[JobCloud]:
+        """Yield a place for one job; end its machines and delete its records behind it."""
+        live.begin()
+        yield live.job_cloud(live_store)
+        live.finish()
+        empty(registry.open_store(live.store_url(live_store)))
+
+
+def _toml(value: Any) -> str:
+    """Return a value of JSON in one line of TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def empty(store: ObjectStore) -> None:
+    """Delete every object of the store."""
+    for one in list(store.list_objects("")):
+        store.delete(one.key)

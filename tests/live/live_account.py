@@ -1,13 +1,13 @@
-"""The promises of a provisioner on a real account; run by its name alone, since it costs money.
+"""The kits on a real account and a real store; run by its name alone, since it costs money.
 
-pytest tests/live/live_account.py --live aws --live-options '{"region": "us-east-1"}'
+pytest tests/live/live_account.py --live aws --live-options '{"region": "us-east-1"}' --live-store s3://BUCKET
 """
 
 import json
 
 import pytest
 
-from cloudspot.testing.livekit import LiveAccount, LiveProvisionerTests
+from cloudspot.testing.livekit import LiveAccount, LiveJobTests, LiveProvisionerTests, LiveStoreTests
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,19 @@ def live(pytestconfig):
     yield from LiveAccount.session(pytestconfig.getoption("--live"), options, most_cost=most)
 
 
+@pytest.fixture(scope="session")
+def live_store(pytestconfig):
+    return pytestconfig.getoption("--live-store")
+
+
+class TestLiveStore(LiveStoreTests):
+    pass
+
+
 @pytest.mark.timeout(3600)
 class TestLiveAccount(LiveProvisionerTests):
+    pass
+
+
+class TestLiveJobs(LiveJobTests):
     pass

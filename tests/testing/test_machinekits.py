@@ -12,6 +12,7 @@ import pytest
 from memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
 
 from cloudspot.testing import providerkit
+from cloudspot.testing.jobkit import JobCloud, WholeJobTests
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
 
@@ -106,6 +107,14 @@ def test_a_broken_provider_fails_the_tests_meant_for_it(kind, installed):
     kit = provider_tests(kind)
     expected = names(kind) if kind is not broken_providers.Sound else set()
     assert failures(kit, provider=lambda: kit()._open()) == expected
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_machine_that_is_taken_without_a_word_fails_the_whole_job(tmp_path):
+    (promise,) = (name for name in vars(WholeJobTests) if name.startswith("test_"))
+    with pytest.raises(AssertionError, match="the notice was not heard"):
+        getattr(WholeJobTests(), promise)(JobCloud(provider="local", notice="0s"), 1, tmp_path)
 
 
 def test_a_test_of_a_kit_cannot_be_overridden_unseen():
