@@ -62,7 +62,8 @@ class WholeJobTests(Kit):
     def test_a_job_outlives_a_reclaim_and_makes_the_weights_of_an_undisturbed_one(
         self, cloud: JobCloud, num_nodes: int, tmp_path: Path
     ) -> None:
-        calm = _run(JobCloud(provider="local"), tmp_path / "calm", num_nodes, is_reclaimed=False)
+        undisturbed = JobCloud(provider="local", store=(tmp_path / "store").as_uri())
+        calm = _run(undisturbed, tmp_path / "calm", num_nodes, is_reclaimed=False)
         hit = _run(cloud, tmp_path / "hit", num_nodes, is_reclaimed=True)
         assert (calm["state"], hit["state"]) == ("succeeded", "succeeded")
         assert len(hit["notices"]) == 1, "the notice was not heard"
@@ -84,6 +85,7 @@ def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool
         "notice": cloud.notice,
     }
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(directory / "home"), **cloud.environment}
+    environment.pop("CLOUDSPOT_STORE", None)
     if cloud.store is not None:
         environment["CLOUDSPOT_STORE"] = cloud.store
     done = subprocess.run(

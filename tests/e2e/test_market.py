@@ -7,10 +7,10 @@ from math import ceil
 
 import pytest
 from acting_user import JOBS, User
+from isolated_machines import needs_isolated_machines
 from sandboxed import run_sandboxed
 from test_replacement import pauses
 
-from cloudspot.local.enclosure import why_not
 from cloudspot.local.machines import MachineDirectory
 
 SPOT_PRICE, ON_DEMAND_PRICE = 36.0, 108.0
@@ -60,7 +60,7 @@ def test_a_job_leaves_spot_in_a_gap_and_comes_back_to_it(user: User) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 def test_on_the_emulated_aws_it_does_so_by_a_plan_of_capacity_and_prices(user: User) -> None:
     """The zone that was the cheapest costs twice as much afterwards, so the job comes back to another."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
@@ -110,7 +110,7 @@ def test_on_the_emulated_aws_it_does_so_by_a_plan_of_capacity_and_prices(user: U
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no_spot(user: User) -> None:
     """The machine there resumes from the bucket at home, logs to the group at home, and ends itself there."""
     sets = (
@@ -153,7 +153,7 @@ def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 def test_on_the_emulated_alibaba_cloud_a_machine_away_from_the_bucket_trains_and_releases_itself(
     user: User,
 ) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from acting_user import COMMAND, JOBS
+from isolated_machines import needs_isolated_machines
 from sandboxed import NAME, weights_of
 from test_replacement import pauses
 
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.local.enclosure import why_not
 from cloudspot.local.home import state_home
 from cloudspot.local.machine_records import ReclaimRequest
 from cloudspot.local.machines import MachineDirectory
@@ -48,7 +48,7 @@ ZONES = {
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
+    needs_isolated_machines,
 ]
 
 

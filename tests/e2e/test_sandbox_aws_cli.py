@@ -10,8 +10,7 @@ import subprocess
 import pytest
 from acting_user import COMMAND, JOBS
 from documented_layout import check_layout
-
-from cloudspot.local.enclosure import why_not
+from isolated_machines import needs_isolated_machines
 
 BUCKET = "cloudspot-sandbox"
 STREAMS = ("1-0", "1-1", "2-0")
@@ -51,7 +50,7 @@ ABSENT = {
 }
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 @pytest.mark.skipif(
     shutil.which("aws") is None, reason="NOT TESTED, there is no aws on PATH (pip install awscli)"
 )

@@ -6,12 +6,11 @@ import os
 
 import pytest
 from acting_user import EXAMPLES, JOBS, PLUGINS
+from isolated_machines import needs_isolated_machines
 from sandboxed import run_sandboxed, weights_of
 
-from cloudspot.local.enclosure import why_not
-
 pytestmark = [
-    pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
+    needs_isolated_machines,
     pytest.mark.timeout(900),
 ]
 

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 from acting_user import COMMAND, JOBS
-
-from cloudspot.local.enclosure import why_not
+from isolated_machines import WHY_NOT
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 IMAGES = {
@@ -48,9 +47,8 @@ print(json.dumps({
 
 def why_no_bare_image() -> str | None:
     """Return why no job can run on such an image here, or None."""
-    reason = why_not()
-    if reason is not None:
-        return f"no isolated machines: {reason}"
+    if WHY_NOT is not None:
+        return f"no isolated machines: {WHY_NOT}"
     code = "import sys, sysconfig, venv; print(sys.version_info[:2], sysconfig.get_platform())"
     asked = [
         subprocess.run([one, "-c", code], capture_output=True, text=True)

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from acting_user import COMMAND, JOBS
+from isolated_machines import needs_isolated_machines
 from sandboxed import NAME, weights_of
-
-from cloudspot.local.enclosure import why_not
 
 CLOUDS = ("aws", "gcp", "aliyun")
 STORES = {
@@ -36,7 +35,7 @@ SHARES = {1: 0.12, 3: 0.45, 5: 0.8}
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 def test_a_job_that_moves_through_three_clouds_ends_like_one_that_nothing_disturbed(user, undisturbed):
     # The innermost names the default store: the job's first.
     command = [sys.executable, __file__]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from acting_user import COMMAND, JOBS, User
+from isolated_machines import needs_isolated_machines
 from unattended_clouds import CLOUDS
 
-from cloudspot.local.enclosure import why_not
 from cloudspot.local.home import state_home
 
 RUNNING_CLOUDS = [
@@ -35,7 +35,7 @@ ENDED = {"succeeded", "failed", "stopped"}
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"),
+    needs_isolated_machines,
 ]
 
 

@@ -1,8 +1,8 @@
 """The kit of whole jobs, on the local provider and in the sandboxes of the clouds."""
 
 import pytest
+from isolated_machines import needs_isolated_machines
 
-from cloudspot.local.enclosure import why_not
 from cloudspot.testing.jobkit import CLOUDSPOT, JobCloud, WholeJobTests
 
 RECLAIM = ("--reclaim", "rank=0,after_share=0.4,notice=60")
@@ -15,7 +15,7 @@ class TestLocalJobs(WholeJobTests):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 class TestSandboxedJobs(WholeJobTests):
     @pytest.fixture(params=["aws", "gcp", "aliyun"])
     def cloud(self, request):

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from cloudspot_toy import ToyCloud
+from isolated_machines import needs_isolated_machines
 
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local import namespaces
-from cloudspot.local.enclosure import fork, run_enclosed, stand_in_for, why_not
+from cloudspot.local.enclosure import fork, run_enclosed, stand_in_for
 
 enclosed = pytest.mark.enclosed
 ATTEMPTS = Path(__file__).with_name("host_attacks.py")
@@ -128,7 +129,7 @@ def test_where_the_disk_cannot_hold_what_a_machine_changes_the_hosts_directories
     assert "/etc/shadow: No such file" in console
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork; it is a fresh start here
 def test_what_is_mounted_among_the_hosts_programs_is_there_and_read_only(machine, tmp_path):
     if not Path("/opt").is_dir():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from cloudspot_toy import ToyCloud
+from isolated_machines import needs_isolated_machines
 
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated
@@ -475,11 +476,8 @@ run_enclosed(main)
 """
 
 
+@needs_isolated_machines
 def test_nothing_is_left_of_a_host_that_is_killed(tmp_path, wait_until):
-    from cloudspot.local.enclosure import why_not
-
-    if why_not() is not None:
-        pytest.skip(f"NOT TESTED, no isolated machines on this host: {why_not()}")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "plugins" / "toy")}
     namespaces = len(list(Path("/sys/class/net").iterdir()))
     process = subprocess.Popen(

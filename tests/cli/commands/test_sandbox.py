@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from isolated_machines import needs_isolated_machines
 
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint
 from cloudspot.emulation.sandbox_run import parse_reclaims
 from cloudspot.errors import SpecError
-from cloudspot.local.enclosure import why_not
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import Market
 
@@ -23,9 +23,7 @@ FORMS = [
     pytest.param(
         (),
         id="isolated",
-        marks=pytest.mark.skipif(
-            why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}"
-        ),
+        marks=needs_isolated_machines,
     ),
     pytest.param(("--loopback",), id="loopback"),
 ]
@@ -164,7 +162,7 @@ def test_a_command_in_two_sandboxes_has_both_clouds_around_it(sandbox, tmp_path,
     assert list((tmp_path / "home" / "sandboxes").iterdir()) == []
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"NOT TESTED, no isolated machines: {why_not()}")
+@needs_isolated_machines
 def test_two_clouds_with_the_same_network_do_not_go_together(sandbox):
     done = sandbox("toy", "--", *NESTED, "toy", "--", "true")
     assert "another emulated cloud has the network 10.77.0.0/16 here" in done.stderr
