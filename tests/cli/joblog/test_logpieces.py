@@ -12,19 +12,22 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import LogStanding
 from cloudspot.model import LogRecord
 
-TODAY = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+
+def midnight(ago):
+    """Return when the day began that many days ago; the tests may run past a midnight."""
+    today = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    return today - timedelta(days=ago)
 
 
 def write(jobs, job_id, stream, days):
     """Write a line for each of these days ago."""
     sink = ObjectStoreLogSink(jobs.store, job_id)
     for seq, ago in enumerate(days):
-        at = TODAY - timedelta(days=ago)
-        sink.write([LogRecord(stream=stream, seq=seq, time=at, text=f"{ago} days ago")])
+        sink.write([LogRecord(stream=stream, seq=seq, time=midnight(ago), text=f"{ago} days ago")])
 
 
 def day(ago):
-    return (TODAY - timedelta(days=ago)).date().isoformat()
+    return midnight(ago).date().isoformat()
 
 
 def rows(result):

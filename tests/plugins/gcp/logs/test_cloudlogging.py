@@ -298,7 +298,7 @@ def test_few_entries_are_marked(gcp, make_sink):
 def test_the_days_of_all_nodes_are_one_list(gcp, job, make_sink):
     sink = make_sink()
     for rank in range(64):
-        sink.write([line(0, stream=f"1-{rank}"), line(1, stream=f"1-{rank}")])
+        sink.write([line(seq, stream=f"1-{rank}", at=NOW) for seq in range(2)])
     CloudLoggingSink(job.upper(), store_url=STORE).write([line(0, stream="9-9")])
     before = lists(gcp)
     found = make_sink().pieces()
