@@ -80,7 +80,7 @@ def train(bench, server, wait_until):
     ("script", "directory", "tolerance"),
     [
         ("lightning_alone.py", "checkpoints", 0.02),
-        ("accelerate_alone.py", "output/checkpoint-*", 0.0),
+        pytest.param("accelerate_alone.py", "output/checkpoint-*", 0.0, marks=pytest.mark.long),
     ],
 )
 def test_reclaims_at_random_moments_lose_no_step(train, server, tmp_path, script, directory, tolerance):

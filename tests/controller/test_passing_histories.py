@@ -24,7 +24,7 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting
 from cloudspot.jobstore.suspicions import read_suspicions, write_suspicions
 
-NUM_HISTORIES = 100
+NUM_HISTORIES = 40
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 
 

@@ -16,6 +16,7 @@ import random
 
 import msgspec
 import pytest
+from few_or_many import few_or_many
 from launch_histories import first_violation, play, violation_of
 from simnodes import Script
 
@@ -44,20 +45,23 @@ def test_every_history_keeps_the_protocol_and_comes_to_its_end(part):
     assert sum(one.outcome == "stopped" for one in results) > 0
 
 
-def test_nodes_that_hang_are_told_from_the_dead_and_from_those_that_go_on():
-    for seed in range(100):
+@few_or_many(20, 100)
+def test_nodes_that_hang_are_told_from_the_dead_and_from_those_that_go_on(seeds):
+    for seed in seeds:
         play(seed, script=Script(hang=0.02))
 
 
-def test_people_who_move_a_long_job_at_any_moment_cost_it_no_step_and_no_healthy_node():
-    results = [play(seed, moves=2, script=Script(num_steps=90)) for seed in range(60)]
-    assert sum(one.num_stand_ins for one in results) > 0.2 * len(results)
+@few_or_many(15, 60)
+def test_people_who_move_a_long_job_at_any_moment_cost_it_no_step_and_no_healthy_node(seeds):
+    results = [play(seed, moves=2, script=Script(num_steps=90)) for seed in seeds]
+    assert sum(one.num_stand_ins for one in results) > 0.1 * len(results)
 
 
-def test_people_who_resume_the_job_at_any_moment_start_no_second_one():
-    results = [play(seed, resumes=True, nodes=(1, 1)) for seed in range(300)]
-    assert sum(one.num_resumptions > 0 for one in results) > 50
-    assert sum(one.num_resumptions > 1 for one in results) > 5
+@few_or_many(60, 300)
+def test_people_who_resume_the_job_at_any_moment_start_no_second_one(seeds):
+    results = [play(seed, resumes=True, nodes=(1, 1)) for seed in seeds]
+    assert sum(one.num_resumptions > 0 for one in results) > len(seeds) / 6
+    assert sum(one.num_resumptions > 1 for one in results) > len(seeds) / 60
 
 
 def share_over_limit(seeds, **options):
@@ -72,13 +76,18 @@ def share_over_limit(seeds, **options):
     return sum(passed) / len(passed)
 
 
+@pytest.mark.long
 def test_a_limit_on_cost_holds_but_for_late_looks_and_slow_stops():
     # Each history checks that nothing else has passed the limit; here drivers are suspended for a quarter of an hour.
     assert share_over_limit(range(150)) < 0.4
-    # Where nobody is suspended, few pass it at all: those whose stop takes longer than it should.
+
+
+def test_a_limit_on_cost_holds_where_no_driver_is_suspended():
+    # Few pass it at all: those whose stop takes longer than it should.
     assert share_over_limit(range(50), is_calm=True) < 0.2
 
 
+@pytest.mark.long
 def test_a_limit_that_does_not_count_the_stop_is_passed_by_what_the_stop_costs(monkeypatch):
     monkeypatch.setattr(limits, "stop_seconds", lambda history: 0.0)
     assert share_over_limit(range(50), is_calm=True) > 0.8
@@ -95,7 +104,7 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         return actions
 
     change_decisions(decide_twice)
-    for seed in range(60):
+    for seed in range(30):
         play(seed)
     assert seen == {
         "FetchOffers",
@@ -228,6 +237,7 @@ def test_if_seats_are_not_read_user_code_runs_twice_in_one():
     assert first_violation("run user code in the same seat", known=(20, 181), **options) is not None
 
 
+@pytest.mark.long
 def test_if_a_node_with_a_stand_in_may_get_another_too_many_machines_come(monkeypatch):
     monkeypatch.setattr("cloudspot.controller.moving.room", lambda spec, seats, **_: 9)
     monkeypatch.setattr("cloudspot.controller.moving.seats_of", without_principals)
@@ -265,6 +275,7 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         first_violation()
 
 
+@pytest.mark.long
 def test_with_seats_a_token_of_any_age_gives_one_machine_of_each(change_decisions):
     def replay_for_ever(actions, spec, history, observed, now):
         young = dataclasses.replace(observed, intent_seconds={})
@@ -289,11 +300,13 @@ def render_again(monkeypatch):
     monkeypatch.setattr(Journal, "request", request)
 
 
+@pytest.mark.long
 def test_with_seats_rendering_again_costs_money_and_nothing_else(monkeypatch):
     render_again(monkeypatch)
     assert first_violation(num_tries=100) is None
 
 
+@pytest.mark.long
 def test_without_a_reaper_machines_run_on(monkeypatch):
     monkeypatch.setattr(decide_module, "reapable", lambda *_: ())
     assert first_violation("run on") is not None
@@ -311,6 +324,7 @@ def test_a_reaper_with_records_older_than_its_listing_ends_machines_that_have_a_
     assert first_violation("every right to run") is not None
 
 
+@pytest.mark.long
 def test_without_a_boot_limit_a_job_hangs_with_its_machine(monkeypatch):
     monkeypatch.setattr(decide_module, "BOOT_LIMIT_SECONDS", float("inf"))
     assert first_violation("does not end", known=()) is not None

@@ -77,6 +77,7 @@ def test_a_truncated_chunk_is_found_too(user: User) -> None:
     assert user.history("short").generations[1].restore_from.step == int(before.name.split("-")[1])
 
 
+@pytest.mark.long
 def test_when_all_are_corrupt_the_job_says_so_and_deletes_nothing(user: User) -> None:
     job = stop_with_commits(user, "all", 2)
     for manifest in newest_manifests(job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from acting_user import User, wait_for
 
 
@@ -57,6 +58,7 @@ def test_a_job_that_idles_is_saved_and_stopped_with_nothing_attached(user: User)
     assert shown["steps_lost"] == 0
 
 
+@pytest.mark.long
 def test_a_job_that_idles_is_warned_about_until_it_goes_on(user: User) -> None:
     idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='20'"]
     driver = user.start_tiny("napper", sets=idles)

@@ -101,7 +101,10 @@ def run_with_kill(user: User, victim: str, seed: int) -> None:
     check_end(user, "hit")
 
 
-@pytest.mark.parametrize("victim", VICTIMS[1:])  # the trainer's are among the random faults
+@pytest.mark.parametrize(
+    "victim",  # the trainer's are among the random faults
+    [VICTIMS[1], *(pytest.param(victim, marks=pytest.mark.long) for victim in VICTIMS[2:])],
+)
 def test_a_kill_at_a_random_moment_ends_in_success(user: User, victim: str) -> None:
     run_with_kill(user, victim, seed=VICTIMS.index(victim))
 

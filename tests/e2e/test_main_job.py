@@ -66,6 +66,7 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) ->
     assert "succeeded" in done.stdout
 
 
+@pytest.mark.long
 def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     user: User, tmp_path: Path
 ) -> None:

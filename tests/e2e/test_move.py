@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from acting_user import User, wait_for
 from test_replacement import pauses
 from test_store_faults import step_lines
@@ -9,6 +10,7 @@ from test_store_faults import step_lines
 from cloudspot.cli.exit_codes import STOPPED
 
 
+@pytest.mark.long
 def test_a_job_moves_to_on_demand_in_another_zone_without_a_step_lost(user: User) -> None:
     cli = user.start_tiny("mover", sets=('run.env.TINY_EPOCHS="500"', 'run.env.TINY_STEP_SECONDS="0.05"'))
     wait_for("the first checkpoint", (user.home / "store/jobs/mover/journal/00000003").exists)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from acting_user import User, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ class Stranger:
         return done.stdout
 
 
+@pytest.mark.long
 def test_a_script_of_ones_own_is_made_durable_reclaimed_and_its_weights_brought_home(
     user: User, tmp_path: Path
 ) -> None:

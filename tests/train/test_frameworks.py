@@ -57,7 +57,9 @@ def check(courier, training, main, seed, num_reclaims):
     assert courier.final() == expected
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name", [FRAMEWORKS[0], *(pytest.param(name, marks=pytest.mark.long) for name in FRAMEWORKS[1:])]
+)
 def test_reclaims_at_random_moments_change_no_bit(start, courier, name):
     check(courier, *start(name), seed=1, num_reclaims=3)
 

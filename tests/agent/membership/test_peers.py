@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from few_or_many import few_or_many
 from made_records import Records
 
 from cloudspot.agent.membership import peers
@@ -419,7 +420,6 @@ def test_nobody_of_before_a_resumption_counts() -> None:
 # --- random histories -------------------------------------------------------------------------------
 
 MAX_NODES = 4
-HISTORIES = 120
 TROUBLE_SECONDS = 350.0
 END_SECONDS = 1500.0
 HOLD_SECONDS = 150.0
@@ -1003,8 +1003,9 @@ PATCHES: dict[str, dict[str, Callable[..., Any]]] = {
 """The shortcuts that are made in the real code; the others are made by the model's nodes."""
 
 
-def test_random_histories_never_split_and_never_idle() -> None:
-    for seed in range(HISTORIES):
+@few_or_many(30, 120)
+def test_random_histories_never_split_and_never_idle(seeds: range) -> None:
+    for seed in seeds:
         assert violations(play(seed)) == [], f"seed {seed}"
 
 

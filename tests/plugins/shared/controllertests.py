@@ -148,6 +148,7 @@ class ControllerTests:
             assert proof.end_reason is EndReason.RECLAIMED
         town.check_end()
 
+    @pytest.mark.long
     def test_a_machine_that_hangs_in_its_boot_is_ended_and_paid_for(self, found):
         town = found()
         live = town.host.truth._node
