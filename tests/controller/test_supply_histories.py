@@ -82,6 +82,7 @@ def test_a_limit_on_cost_holds_but_for_late_looks_and_slow_stops():
     assert share_over_limit(range(150)) < 0.4
 
 
+@pytest.mark.long
 def test_a_limit_on_cost_holds_where_no_driver_is_suspended():
     # Few pass it at all: those whose stop takes longer than it should.
     assert share_over_limit(range(50), is_calm=True) < 0.2

@@ -44,6 +44,7 @@ def test_a_trainer_that_makes_no_step_is_dumped_and_restarted(user: User) -> Non
     assert "hang_on_purpose" in log
 
 
+@pytest.mark.long
 def test_a_job_that_idles_is_saved_and_stopped_with_nothing_attached(user: User) -> None:
     """The nodes find it out and ask for the stop; the script wakes up in time to save where it stood."""
     idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='15'"]

@@ -199,11 +199,11 @@ def markets(tick_hours, num_ticks):
     ("length", "deadline", "overhead"),
     [
         (6.0, 6.5, 0.25),
-        (6.0, 6.31, 0.3),
         (6.0, 7.0, 0.02),
-        (6.0, 9.0, 0.7),
-        (6.0, 12.0, 0.0),
-        (1.0, 12.0, 0.2),
+        pytest.param(6.0, 6.31, 0.3, marks=pytest.mark.long),
+        pytest.param(6.0, 9.0, 0.7, marks=pytest.mark.long),
+        pytest.param(6.0, 12.0, 0.0, marks=pytest.mark.long),
+        pytest.param(1.0, 12.0, 0.2, marks=pytest.mark.long),
     ],
 )
 def test_nobody_is_late_where_on_demand_is_in_time(policy, length, deadline, overhead):

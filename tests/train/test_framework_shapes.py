@@ -132,8 +132,12 @@ def hf_main(tmp_path, *, callbacks=(), data=Words, **arguments):
     ("arguments", "drain_at"),
     [
         ({"gradient_accumulation_steps": 2}, [1, 11, 13, 35]),
-        ({"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 5, "max_steps": 19}, [4, 8, 30]),
-        ({"data": stream_of_words, "max_steps": 19}, [11, 14, 20]),
+        pytest.param(
+            {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 5, "max_steps": 19},
+            [4, 8, 30],
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"data": stream_of_words, "max_steps": 19}, [11, 14, 20], marks=pytest.mark.long),
     ],
 )
 def test_what_the_trainer_of_transformers_logs_and_learns_is_as_undisturbed(
@@ -236,9 +240,9 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
     "arguments",
     [
         {"accumulate_grad_batches": 2},
-        {"val_check_interval": 4, "plateau": "step"},
-        {"plateau": "epoch"},
-        {"data": Stream},
+        pytest.param({"val_check_interval": 4, "plateau": "step"}, marks=pytest.mark.long),
+        pytest.param({"plateau": "epoch"}, marks=pytest.mark.long),
+        pytest.param({"data": Stream}, marks=pytest.mark.long),
         {"accumulate_grad_batches": 2, "max_steps": 13},
     ],
     ids=str,

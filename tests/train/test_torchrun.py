@@ -73,6 +73,7 @@ def test_a_rank_killed_when_it_has_handed_over_is_not_missed(courier, script, un
     assert courier.final() == undisturbed(script, courier, 2)
 
 
+@pytest.mark.long
 def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, script, undisturbed):
     expected = undisturbed(script, courier, 2)
     process = courier.start_torchrun(

@@ -75,13 +75,14 @@ class RebootingAws(EmulatedAws):
 
 
 @pytest.mark.enclosed
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, wait_until, packed):
     # An agent that says what it was given, and ends well.
     console = boot(CloudInitAws(), tmp_path, wait_until, agent_python="/bin/echo", packed=packed)
     assert "-m cloudspot.agent\n" in console, console
 
 
+@pytest.mark.long
 @pytest.mark.enclosed
 def test_a_machine_that_boots_again_without_its_timer_ends_itself(tmp_path, wait_until):
     console = boot(RebootingAws(), tmp_path, wait_until, agent_python="/run/agent")
