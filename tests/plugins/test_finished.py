@@ -28,7 +28,6 @@ def run(*words, cwd, status=0):
     return done.stdout
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_plugin_finished_from_the_scaffold_keeps_every_promise_without_the_source_tree(tmp_path):
     project, wheels, venv = tmp_path / "project", tmp_path / "wheels", tmp_path / "venv"
