@@ -20,8 +20,10 @@ DENIED_SECONDS = 120.0
 """How long a right may be missing: one that was just granted need not take effect at once."""
 
 
-def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
-    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes.
+def insist(
+    call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] = time.sleep
+) -> _T:
+    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes; ``sleep`` takes seconds.
 
     Raises:
         AuthError: for ``DENIED_SECONDS`` every try was denied.
@@ -40,7 +42,7 @@ def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
     waits = retrying.doubling(FIRST_WAIT_SECONDS, most=MAX_WAIT_SECONDS)
     return retrying.retry(
         call,
-        sleep=time.sleep,
+        sleep=sleep,
         waits=retrying.until(deadline, waits),
         kind=(AuthError, TransientError),
         when=may_pass,
