@@ -17,48 +17,18 @@ from pathlib import Path
 import pytest
 from faultstore import DenyingStore, FaultPlan, FaultyStore
 from memorystore import InMemoryStore
+from staged_inputs import CountingStore, contents, staging
 
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, TransientError
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import input_cache, inputs
-from cloudspot.jobstore.input_cache import InputCache, Staging
+from cloudspot.jobstore.input_cache import InputCache
 from cloudspot.jobstore.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
-from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import ObjectPage
 from cloudspot.retrying import retry
 
 LARGE = os.urandom(2 * BLOCK_BYTES + 12345)
-
-
-class CountingStore(WrappedStore):
-    """Counts requests by method and key, and calls ``before`` with each."""
-
-    def __init__(self, inner, before=lambda method, key: None):
-        super().__init__(inner)
-        self.calls, self.before = Counter(), before
-        self._lock = threading.Lock()
-
-    def _call(self, method, key, request):
-        with self._lock:
-            self.calls[method, key] += 1
-        self.before(method, key)
-        return request()
-
-
-@contextmanager
-def no_progress(_total, _here):
-    yield lambda _count: None
-
-
-def staging(**others):
-    given = {
-        "repeat": lambda call: call(),
-        "pause": time.sleep,
-        "open_progress": no_progress,
-        "num_threads": 4,
-    }
-    return Staging(**{**given, **others})
 
 
 @pytest.fixture
@@ -75,10 +45,6 @@ def opened(monkeypatch):
 @pytest.fixture
 def cache(tmp_path):
     return InputCache(tmp_path / "cache")
-
-
-def contents(cache, source, staged):
-    return {file.name: cache.path_of(source, file).read_bytes() for file in staged.files}
 
 
 def test_every_object_is_there_with_its_bytes_and_a_second_staging_fetches_nothing(opened, cache):
@@ -163,7 +129,7 @@ sys.path[:0] = {paths!r}
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import inputs
 from cloudspot.jobstore.input_cache import InputCache
-from test_input_cache import CountingStore, staging
+from staged_inputs import CountingStore, staging
 from cloudspot.local.filestore import FileStore
 
 def before(method, key):
@@ -192,7 +158,7 @@ def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     log, root = tmp_path / "requests", tmp_path / "cache"
 
     def run(kill_after):
-        paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "simulators")]
+        paths = [str(Path(__file__).parents[1] / "simulators")]
         program = KILLED.format(
             paths=paths, log=str(log), kill_after=kill_after, root=f"{tmp_path}/data", cache=str(root),
             num_threads=1,
