@@ -32,7 +32,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     url: str
     """Where it is. A URL that ends with ``/`` is all that lies below it, any other is one object or file:
-    ``"s3://bucket/images/"``, ``"gs://bucket/train.tar"``, ``"file:///data/corpus/"``, or a file of a web
+    ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same of a bucket; or a file of a web
     server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
     credentials."""
     path: str | None = None
@@ -103,7 +103,7 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
 def _check_url(at: FieldPath, one: DataSpec) -> None:
     match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", one.url)
     if match is None:
-        raise FieldError(at, f'"{one.url}" is not a URL; expected one such as s3://bucket/images/')
+        raise FieldError(at, f'"{one.url}" is not a URL; expected one such as file:///data/images/')
     if "@" in match[2]:
         raise FieldError(at, "must not hold credentials; each machine reads it with its own rights")
     if not one.is_http:
@@ -114,7 +114,7 @@ def _check_url(at: FieldPath, one: DataSpec) -> None:
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if _SIGNATURE.fullmatch(name) or CREDENTIAL_NAME.fullmatch(name):
             found = f'has a parameter "{name}", which looks like a credential that anyone could read in the'
-            raise FieldError(at, f"{found} store; use the store's own URL, such as s3://bucket/file")
+            raise FieldError(at, f"{found} store; use the URL of its bucket")
     if one.is_tree or not parts.path.strip("/") or not parts.hostname:
         raise FieldError(at, f'"{one.shown_url}" names no file; a web server has no listing to go by')
 

@@ -474,7 +474,7 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
 
 
 class InputVersion(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/data/<name>``: what the first node has staged of an input, for the others to compare."""
+    """``jobs/<id>/inputs/<name>``: what the first node has staged of an input, for the others to compare."""
 
     version: Sha256
     """Of the names, sizes and versions of all files."""

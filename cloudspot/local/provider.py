@@ -18,7 +18,8 @@ from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import DATA_CACHE, BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.plugin.optionchecks import data_cache_variable
 
 
 class LocalProvider(Provider):
@@ -34,8 +35,6 @@ class LocalProvider(Provider):
         unknown = set(options.capacity) - set(options.zones)
         if unknown:
             raise SpecError(f"providers.local.capacity: no zone {min(unknown)!r} in providers.local.zones")
-        if options.data_cache is not None and not options.data_cache.startswith("/"):
-            raise SpecError(f"providers.local.data_cache: {options.data_cache!r} must be an absolute path")
         self._options = options
 
     def provisioner(self) -> Provisioner:
@@ -52,12 +51,14 @@ class LocalProvider(Provider):
 
     def boot_profile(self) -> BootProfile:
         """Return the submitter's own interpreter, for the agent and the training alike."""
-        path, cache = node_python_path(), self._options.data_cache
-        environment = {} if path is None else {"PYTHONPATH": path}
+        path = node_python_path()
         return BootProfile(
             agent_python=sys.executable,
             train_python=sys.executable,
-            environment=environment if cache is None else {**environment, DATA_CACHE: cache},
+            environment={
+                **({} if path is None else {"PYTHONPATH": path}),
+                **data_cache_variable(self.name, self._options.data_cache),
+            },
             has_cloudspot=True,
         )
 
