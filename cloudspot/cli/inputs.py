@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from cloudspot.cli.screen import output
-from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, StoreMissing, TransientError
+from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, TransientError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.bundle import code_files
-from cloudspot.jobstore.inputs import InputMissing, open_input
+from cloudspot.jobstore.inputs import open_input
 from cloudspot.model import Offer
 from cloudspot.retrying import retry
 
@@ -72,9 +72,9 @@ def _find(name: str, spec: DataSpec, provider: Provider) -> FoundInput:
         files = retry(open_input(spec).wanted, sleep=time.sleep)
     except (AuthError, TransientError) as error:
         return FoundInput(name, spec, unread=f"cannot be read from here ({error})")
-    except (PluginError, StoreMissing):
+    except PluginError:
         raise
-    except (InputMissing, SpecError, CloudspotError) as error:
+    except CloudspotError as error:
         raise SpecError(f"data.{name}.url: {spec.shown_url}: {error}") from error
     return FoundInput(name, spec, len(files), sum(file.size for file in files))
 

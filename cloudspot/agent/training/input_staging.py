@@ -21,6 +21,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError, PluginError, TransientError
 from cloudspot.host.names import SymlinkError, make_parents
 from cloudspot.host.partial_files import partial_directory
+from cloudspot.host.private_directories import make_private
 from cloudspot.jobfile.data import DataSpec, variable_of
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
@@ -102,6 +103,7 @@ class InputStaging:
     def _stage(self, name: str, spec: DataSpec) -> StagedInput:
         began, node = time.monotonic(), self._context.node
         with _told(name, spec):
+            make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
             staged = cache.stage(source, Staging(self._repeat, self._pause, self._progress))
             place(self._context, spec.path_or_default(name), source, cache, staged)

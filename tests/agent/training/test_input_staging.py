@@ -221,6 +221,16 @@ def test_a_symlink_on_the_way_is_not_followed(bench, data, tmp_path):
     assert not list((tmp_path / "outside").iterdir())
 
 
+def test_a_cache_that_others_may_write_to_is_not_used(bench, data):
+    context = bench.life("", **tables(data)).context
+    context.node.data_cache.mkdir(mode=0o777)
+    context.node.data_cache.chmod(0o777)
+    staging = input_staging.InputStaging(context)
+    staging.start()
+    with pytest.raises(LeavingError, match=r"data\.images: .*has mode 777, not 700: it must be private"):
+        staging.finish()
+
+
 def refuse_links(monkeypatch, number):
     """Refuse further names of what is in a cache, and of nothing else."""
     link = os.link
