@@ -21,9 +21,10 @@ DENIED_SECONDS = 120.0
 
 
 def insist(
-    call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] = time.sleep
+    call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] | None = None
 ) -> _T:
-    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes; ``sleep`` takes seconds.
+    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes; ``sleep`` takes seconds (None: this
+    thread's).
 
     Raises:
         AuthError: for ``DENIED_SECONDS`` every try was denied.
@@ -42,7 +43,7 @@ def insist(
     waits = retrying.doubling(FIRST_WAIT_SECONDS, most=MAX_WAIT_SECONDS)
     return retrying.retry(
         call,
-        sleep=sleep,
+        sleep=sleep or time.sleep,
         waits=retrying.until(deadline, waits),
         kind=(AuthError, TransientError),
         when=may_pass,
