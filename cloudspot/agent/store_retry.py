@@ -23,8 +23,9 @@ DENIED_SECONDS = 120.0
 def insist(
     call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] | None = None
 ) -> _T:
-    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes; ``sleep`` takes seconds (None: this
-    thread's).
+    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes.
+
+    ``sleep`` takes seconds; None: it is that of ``time``.
 
     Raises:
         AuthError: for ``DENIED_SECONDS`` every try was denied.
