@@ -424,7 +424,8 @@ class ObjectStore(ABC):
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
-        ``limit`` objects although more follow. Names that are not valid keys are skipped.
+        ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
+        ``ObjectPage.skipped`` by stores that can.
 
         Raises:
             ValueError: ``limit`` is not positive.
@@ -467,9 +468,14 @@ class ObjectStore(ABC):
         Raises:
             StoreRefused: a page leads back to where it began.
         """
+        for page in self.list_pages(prefix, after=after):
+            yield from page.objects
+
+    def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
+        """Yield the pages of that listing; raises as that does."""
         while True:
             page = self.list_page(prefix, after=after)
-            yield from page.objects
+            yield page
             if page.next_after is None:
                 return
             if after is not None and page.next_after <= after:

@@ -288,6 +288,9 @@ class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes."""
     modified_at: datetime
+    etag: str = ""
+    """What the store names these bytes by, such as an entity tag or a generation: the same in a listing and
+    by ``head``, and another one after each put of other bytes. Empty: it has no such name."""
 
 
 class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,6 +299,9 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[ObjectMeta, ...]
     next_after: str | None
     """The ``after`` of the next page; None if this was the last."""
+    skipped: tuple[str, ...] = ()
+    """Names that were passed over: those that are not valid keys, such as what is not ASCII, and symlinks.
+    Some may be told with several pages. What stands for a directory (``folder/``) is not among them."""
 
 
 class LogRecord(Dated, frozen=True, kw_only=True):
@@ -324,6 +330,10 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     """The UTC date of its newest lines."""
     num_bytes: int | None = None
     """None: unknown."""
+
+
+DATA_CACHE: Final = "CLOUDSPOT_DATA_CACHE"
+"""The variable that names, on a machine, the directory in which files of ``[data]`` are kept."""
 
 
 class BootProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,16 +99,16 @@ def open_store(url: str) -> ObjectStore:
     return store
 
 
-def plugin_distributions(provider: str, store_url: str) -> tuple[str, ...]:
-    """Return the distributions, besides cloudspot, that a node of this provider needs for this store.
+def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
+    """Return the distributions, besides cloudspot, that a node of this provider needs for these stores.
 
     Raises:
-        PluginError: one of the two is not installed.
+        PluginError: one of them is not installed.
     """
-    scheme = store_url.partition("://")[0].lower()
+    schemes = dict.fromkeys(url.partition("://")[0].lower() for url in store_urls)
     found = (
         _find(hookspecs.PROVIDER_GROUP, provider, _provider_missing),
-        _find(hookspecs.STORE_GROUP, scheme, _store_missing),
+        *(_find(hookspecs.STORE_GROUP, scheme, _store_missing) for scheme in schemes),
     )
     return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
 
@@ -127,15 +127,15 @@ def distribution_of(name: str) -> tuple[str, str]:
     return declared.distribution, declared.version
 
 
-def driver_distributions(provider: str, store_url: str) -> tuple[str, ...]:
+def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
     """Return those, and what else a driver of any job may need: notifiers and market policies.
 
     Raises:
-        PluginError: the provider or the store's plugin is not installed.
+        PluginError: the provider or a store's plugin is not installed.
     """
     groups = (hookspecs.NOTIFIER_GROUP, hookspecs.POLICY_GROUP)
     others = (declared.distribution for group in groups for declared in _all_declared(group))
-    found = dict.fromkeys((*plugin_distributions(provider, store_url), *others))
+    found = dict.fromkeys((*plugin_distributions(provider, *store_urls), *others))
     return tuple(one for one in found if one != "cloudspot")
 
 

@@ -40,6 +40,7 @@ from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, lasting, launchrequest, loop, refusals, restarts
+from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
@@ -327,7 +328,10 @@ def job_file_regions() -> dict[str, str]:
     """Return a table of fields for each table of the job file."""
     regions = {}
     top = [field for field in _fields(JobSpec) if not _is_table(field)]
-    regions["the job"] = _field_table(JobSpec, "", [field for field in top if field.name != "providers"])
+    regions["the job"] = _field_table(
+        JobSpec, "", tuple(field for field in top if field.name not in {"data", "providers"})
+    )
+    regions["data"] = _field_table(DataSpec, "data.NAME.", _fields(DataSpec))
     for field in _fields(JobSpec):
         if _is_table(field):
             inner = _struct(field.type)

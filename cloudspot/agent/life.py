@@ -22,6 +22,7 @@ from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.training.generation_run import GenerationRun
+from cloudspot.agent.training.input_staging import InputStaging, data_variables
 from cloudspot.agent.training.interpreter import with_interpreter
 from cloudspot.agent.training.preparation import fetch_code, run_setup
 from cloudspot.agent.training.trainer import end_training
@@ -146,7 +147,14 @@ class Life:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
         python = context.job.spec.run.python or context.node.train_python
-        run_setup(context, with_interpreter(environment, python, context.node))
+        inputs = InputStaging(context)
+        inputs.start()
+        try:
+            run_setup(context, with_interpreter(environment, python, context.node), check=inputs.check)
+            inputs.finish()
+        finally:
+            inputs.stop()
+        environment.update(data_variables(context.job.spec.data, context.node))
         self.artifacts.start()
         self.courier.start()
         membership = Membership(context)

@@ -13,6 +13,8 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
+from cloudspot.jobstore.records import StagedInput
+from cloudspot.model import DATA_CACHE
 
 
 class Node:
@@ -28,10 +30,13 @@ class Node:
         train_python: str,
         arena: Path,
         submission_sha256: str,
+        data_cache: Path | None = None,
     ) -> None:
         """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory.
 
-        ``submission_sha256`` is of the submission that the launch was requested for: nothing else is run.
+        ``data_cache`` is where the files of inputs are kept, for all jobs of the machine; None: in
+        ``directory``. ``submission_sha256`` is of the submission that the launch was requested for: nothing
+        else is run.
         """
         self.job_id = job_id
         self.launch = launch
@@ -51,6 +56,8 @@ class Node:
         """Where arena slots go when memory is short."""
         self.staging = directory / "staging"
         """Where checkpoint directories are hard-linked before their upload."""
+        self.data_cache = directory / "data" if data_cache is None else data_cache / "cloudspot-data"
+        """Where the files of inputs are kept, by their content: this user's alone."""
         self.torn = directory / "torn"
         """Where checkpoint directories go that a script has left half-written."""
         self.python_path = directory / "pythonpath"
@@ -77,6 +84,7 @@ class Node:
         """
         try:
             directory = Path(environ["CLOUDSPOT_NODE_DIR"])
+            data_cache = environ.get(DATA_CACHE)
             return cls(
                 job_id=environ["CLOUDSPOT_JOB"],
                 launch=int(environ["CLOUDSPOT_LAUNCH"]),
@@ -86,6 +94,7 @@ class Node:
                 train_python=environ["CLOUDSPOT_TRAIN_PYTHON"],
                 arena=Path(environ.get("CLOUDSPOT_ARENA") or _default_arena(directory)),
                 submission_sha256=environ["CLOUDSPOT_SUBMISSION"],
+                data_cache=Path(data_cache) if data_cache else None,
             )
         except KeyError as error:
             message = f"the agent runs on a node, started by the boot script: {error.args[0]} is not set"
@@ -136,6 +145,10 @@ class NodeMemory(msgspec.Struct, kw_only=True):
 
     code_ready: bool = False
     setup_done: bool = False
+    placed: list[str] = []
+    """The paths at which inputs were put, or are just being put."""
+    staged: tuple[StagedInput, ...] | None = None
+    """The inputs; None: not all of them are there."""
     start_seconds: float | None = None
     """How long it took from the intent of this node's launch until it was first ready."""
     generation: int = 0

@@ -17,6 +17,7 @@ from cloudspot.jobstore.records import (
     LogStanding,
     NodeState,
     Phase,
+    StagedInput,
     Transfer,
     TransferKind,
 )
@@ -68,6 +69,8 @@ class Status:
         """How long before it takes a machine the provider gives notice."""
         self.is_at_risk = False
         """The provider has hinted that it may take the machine."""
+        self.staged: tuple[StagedInput, ...] = ()
+        """The inputs that are on the disk."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
         """Returns how far the log is delivered."""
         self._warnings: dict[str, str] = {}

@@ -20,8 +20,12 @@ DENIED_SECONDS = 120.0
 """How long a right may be missing: one that was just granted need not take effect at once."""
 
 
-def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
+def insist(
+    call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] | None = None
+) -> _T:
     """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes.
+
+    ``sleep`` takes seconds; None: it is that of ``time``.
 
     Raises:
         AuthError: for ``DENIED_SECONDS`` every try was denied.
@@ -40,7 +44,7 @@ def insist(call: Callable[[], _T], *, deadline: float = math.inf) -> _T:
     waits = retrying.doubling(FIRST_WAIT_SECONDS, most=MAX_WAIT_SECONDS)
     return retrying.retry(
         call,
-        sleep=time.sleep,
+        sleep=sleep or time.sleep,
         waits=retrying.until(deadline, waits),
         kind=(AuthError, TransientError),
         when=may_pass,

@@ -132,6 +132,7 @@ def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> Agen
     """
     if provider.boot_profile().has_cloudspot:
         return None
+    urls = (store.url, *(one.url for one in spec.data.values() if not one.is_http))
     if spec.nodes.drive:
-        return make_agent_archive(driver_distributions(provider.name, store.url), drives=True)
-    return make_agent_archive(plugin_distributions(provider.name, store.url))
+        return make_agent_archive(driver_distributions(provider.name, *urls), drives=True)
+    return make_agent_archive(plugin_distributions(provider.name, *urls))

@@ -103,7 +103,9 @@ def remove_abandoned(directory: Path, *, all_names: bool = False) -> None:
             if name is not None or all_names:
                 # Another process may remove it too, or its writer may just have finished it.
                 with suppress(OSError):
-                    _remove_if_abandoned(Path(entry.path), is_of_this_host=bool(name and name[1] == _host()))
+                    _remove_if_abandoned(
+                        Path(entry.path), is_of_this_host=bool(name and name[1] == this_boot())
+                    )
 
 
 def _remove_if_abandoned(path: Path, *, is_of_this_host: bool) -> None:
@@ -148,12 +150,12 @@ def _lock_new(partial: Path, descriptor: int) -> bool:
 
 
 def _new_name() -> str:
-    return f".cloudspot-{_host()}-{os.urandom(8).hex()}.partial"
+    return f".cloudspot-{this_boot()}-{os.urandom(8).hex()}.partial"
 
 
 @cache
-def _host() -> str:
-    """Return a name for this boot of this host: all its processes see each other's locks."""
+def this_boot() -> str:
+    """Return a name for this boot of this host: all its processes see each other's locks and writes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from cloudspot.jobfile.data import DATA_NAME, DATA_PATH, DATA_URL, SHA256
 from cloudspot.jobfile.notify import QUIET_PATTERN, URL_PATTERN
 from cloudspot.jobfile.quantities import MONEY_PATTERN
 from cloudspot.jobfile.spec import (
@@ -39,6 +40,10 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
         "additionalProperties": {"type": "string", "pattern": f"^{LABEL_VALUE}$"},
     },
     ("store",): {"pattern": r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"},
+    ("data",): {"propertyNames": {"pattern": f"^{DATA_NAME}$"}},
+    ("data", "url"): {"pattern": DATA_URL},
+    ("data", "path"): {"pattern": DATA_PATH},
+    ("data", "sha256"): {"pattern": f"^{SHA256}$"},
     ("run",): {"oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}]},
     ("run", "entrypoint"): {"pattern": _INSIDE},
     ("run", "command"): {"minItems": 1},

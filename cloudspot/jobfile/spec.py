@@ -12,6 +12,7 @@ import msgspec
 
 from cloudspot import decoding
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.data import DataSpec, check_data
 from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
@@ -246,6 +247,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
+    data: dict[str, DataSpec] = msgspec.field(default_factory=dict)
+    """A table for each input, ``[data.NAME]``: what every machine has on its disk before the training."""
     spot: SpotSpec = SpotSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     logs: LogsSpec = LogsSpec()
@@ -441,6 +444,7 @@ def _check(spec: JobSpec) -> None:
     ):
         expected = " or ".join(f'"{name}"' for name in SIGNALS)
         raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
+    check_data(spec.data)
     _check_environment(spec.run)
     check_notify(spec.notify)
 

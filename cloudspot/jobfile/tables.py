@@ -212,7 +212,8 @@ def _field_error(message: str, raw: Any, at: Path) -> FieldError:
     text, where = (match[1], match[2]) if match else (message, "")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)
     got = re.search(r", got `(\w+)`$", text)
-    path, value = _follow(raw, [a or b for a, b in _STEP.findall(where)], got[1] if got else "")
+    steps = [a or b for a, b in _STEP.findall(where)]
+    path, value = _follow(raw, steps, got[1] if got else "", missing[1] if missing else "")
     path = (*at, *path)
     if missing:
         return FieldError((*path, missing[1]), "missing; it has no default")
@@ -225,14 +226,26 @@ def _field_error(message: str, raw: Any, at: Path) -> FieldError:
     return FieldError(path, f"{text[:1].lower()}{text[1:]}")
 
 
-def _follow(raw: Any, steps: Sequence[str], got: str) -> tuple[Path, Any]:
-    """Return the path and the value at msgspec's steps, where ``...`` stands for any key of a table."""
+def _follow(raw: Any, steps: Sequence[str], got: str, missing: str) -> tuple[Path, Any]:
+    """Return the path and the value at msgspec's steps, where ``...`` stands for any key of a table.
+
+    The key is the first whose item is of the type that was ``got``, or lacks the field that is ``missing``.
+    """
+
+    def is_it(item: Any, following: Sequence[str]) -> bool:
+        for step in following:
+            if not isinstance(item, Mapping) or step not in item:
+                return False
+            item = item[step]
+        return isinstance(item, Mapping) and missing not in item if missing else _kind(item) == got
+
     path: list[str | int] = []
     value = raw
     for i, step in enumerate(steps):
         if step == "..." and isinstance(value, Mapping):
-            last = i == len(steps) - 1
-            key = next((key for key, item in value.items() if not last or _kind(item) == got), None)
+            key = next((key for key, item in value.items() if is_it(item, steps[i + 1 :])), None)
+            if key is None and i < len(steps) - 1:
+                key = next(iter(value), None)
             if key is None:
                 break
             path.append(key)

@@ -31,7 +31,7 @@ BEATING_SECONDS = 2 * 60.0
 """A heartbeat that has stood still for this long no longer tells what its node does."""
 
 DELIVERING_STATES = frozenset({"draining", "uploading", "ending"})
-RESUMING_STATES = frozenset({"setup", "restoring", "ready"})
+RESUMING_STATES = frozenset({"setup", "staging", "restoring", "ready"})
 """Of a node that has chosen, or is about to choose, the checkpoint from which the next generation resumes."""
 
 

@@ -13,7 +13,8 @@ _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
 _OF_JOB = re.compile(
     rf"""jobs/({JOB_ID.pattern})/(?:
         spec | code | summary | settled | suspicions | journal-copy | secrets(?:\.\d+)?
-        | (?:submissions|agents)/[0-9a-f]{{64}} | journal/\d{{8,}} | told/[^/]+
+        | inputs/[a-z][a-z0-9_-]*(?:\.\d+)? | (?:submissions|agents)/[0-9a-f]{{64}}
+        | journal/\d{{8,}} | told/[^/]+
         | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
         | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
         | manifests/\d{{6,}}-\d{{12,}}
@@ -107,6 +108,11 @@ def secrets(job_id: str, resumption: int) -> str:
     Each resumption (0: none yet) has its own, so that a driver that is late deletes none that are needed.
     """
     return f"jobs/{job_id}/secrets" + (f".{resumption}" if resumption else "")
+
+
+def input_version(job_id: str, name: str, resumption: int) -> str:
+    """Return the key of what the first node has staged of an input; create-only, as in ``secrets``."""
+    return f"jobs/{job_id}/inputs/{name}" + (f".{resumption}" if resumption else "")
 
 
 def is_secret(key: str) -> bool:

@@ -47,10 +47,10 @@ VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
 """How a launch ended of which nothing is live any more; ``left``: its nodes were not needed."""
-NodeState = Literal["setup", "restoring", "ready", "running", "draining", "uploading", "ending"]
+NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected"]
-TransferKind = Literal["restoring", "uploading"]
+TransferKind = Literal["staging", "restoring", "uploading"]
 CheckpointKind = Literal["session", "directory"]
 
 
@@ -382,11 +382,24 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a node's present upload or restore, in bytes."""
+    """The progress of what a node now stages, restores or uploads, in bytes."""
 
     what: TransferKind
     done: Tally
     total: Tally
+
+
+class StagedInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An input of the job that is on a node's disk."""
+
+    name: str
+    num_files: Tally
+    size: Tally
+    """Bytes."""
+    fetched: Tally
+    """How many of them had to be fetched; the others were on the machine."""
+    seconds: Seconds
+    """How long it took, with all waiting."""
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -445,7 +458,9 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     at_risk: bool = False
     """The provider has hinted that it may take the machine, but has given no notice."""
     transfer: Transfer | None = None
-    """What it uploads or restores now, if anything."""
+    """What it stages, restores or uploads now, if anything."""
+    staged: tuple[StagedInput, ...] = ()
+    """The inputs of the job that are on its disk."""
     log: LogStanding | None = None
     """None: unknown to this agent."""
     idle: Idle | None = None
@@ -456,6 +471,16 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     failed: Failed | None = None
     """The newest failure; it tells the other nodes to end that generation too."""
     at: datetime
+
+
+class InputVersion(_Written, frozen=True, kw_only=True):
+    """``jobs/<id>/inputs/<name>``: what the first node has staged of an input, for the others to compare."""
+
+    version: Sha256
+    """Of the names, sizes and versions of all files."""
+    num_files: Tally
+    size: Tally
+    seat: Seat
 
 
 class Notice(_Written, frozen=True, kw_only=True):

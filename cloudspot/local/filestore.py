@@ -132,11 +132,11 @@ class FileStore(ObjectStore):
             check_key(directory[:-1])
         if directory.startswith(STAGING + "/"):
             return ObjectPage(objects=(), next_after=None)
+        skipped: list[str] = []
         with self._translated("list", prefix):
-            found = tuple(islice(self._walk(directory, prefix, after), limit + 1))
-        if len(found) <= limit:
-            return ObjectPage(objects=found, next_after=None)
-        return ObjectPage(objects=found[:limit], next_after=found[limit - 1].key)
+            found = tuple(islice(self._walk(directory, prefix, after, skipped), limit + 1))
+        next_after = found[limit - 1].key if len(found) > limit else None
+        return ObjectPage(objects=found[:limit], next_after=next_after, skipped=tuple(skipped))
 
     def delete(self, key: str) -> None:
         """Remove the object, and directories that it leaves empty; see ObjectStore.
@@ -265,8 +265,13 @@ class FileStore(ObjectStore):
 
     # --- reading --------------------------------------------------------------------------------
 
-    def _walk(self, directory: str, prefix: str, after: str | None) -> Iterator[ObjectMeta]:
-        """Yield the objects below ``directory`` ("" or ending in "/") in byte order of their keys."""
+    def _walk(
+        self, directory: str, prefix: str, after: str | None, skipped: list[str]
+    ) -> Iterator[ObjectMeta]:
+        """Yield the objects below ``directory`` ("" or ending in "/") in byte order of their keys.
+
+        What is no object is noted in ``skipped``.
+        """
         try:
             with os.scandir(self.root / directory) as scan:
                 # By name: a file that is renamed over during the scan may turn up twice.
@@ -276,18 +281,23 @@ class FileStore(ObjectStore):
         # A directory sorts by its name with the slash that its keys go on with: "a-b" < "a/b" < "a0".
         for name in sorted(entries):
             key = directory + name
-            if key == STAGING + "/" or not key.isascii():
+            if key == STAGING + "/":
+                continue
+            if not (key.isascii() and key.isprintable()):
+                skipped.append(key)
                 continue
             if name.endswith("/"):
                 may_match = key.startswith(prefix) or prefix.startswith(key)
                 may_follow = after is None or key > after or after.startswith(key)
                 if may_match and may_follow:
-                    yield from self._walk(key, prefix, after)
+                    yield from self._walk(key, prefix, after, skipped)
             elif key.startswith(prefix) and (after is None or key > after):
                 with suppress(FileNotFoundError):  # Deleted since the scan.
                     status = entries[name].stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         yield _meta(key, status)
+                    else:
+                        skipped.append(key)
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -370,7 +380,9 @@ def _sort_name(entry: os.DirEntry[str]) -> str:
 
 def _meta(key: str, status: os.stat_result) -> ObjectMeta:
     modified_at = datetime.fromtimestamp(status.st_mtime, tz=timezone.utc)
-    return ObjectMeta(key=key, size=status.st_size, modified_at=modified_at)
+    # A file that is put back, with its time, has another time of change.
+    etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
+    return ObjectMeta(key=key, size=status.st_size, modified_at=modified_at, etag=etag)
 
 
 def _sync_file(descriptor: int) -> None:

@@ -76,6 +76,10 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pass_environment: tuple[str, ...] = ()
     """Environment variables to give to machines, such as credentials: they have no role of their own."""
 
+    data_cache: str | None = None
+    """An absolute path: the directory in which machines keep the files of ``[data]``, those of all jobs
+    together, so that a second one fetches nothing. Nothing removes them. If left out: each machine's own."""
+
     @property
     def longest_notice_seconds(self) -> float:
         """The longest notice that this job's machines get, except in drills that name their own."""

@@ -19,6 +19,7 @@ from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.plugin.optionchecks import data_cache_variable
 
 
 class LocalProvider(Provider):
@@ -54,7 +55,10 @@ class LocalProvider(Provider):
         return BootProfile(
             agent_python=sys.executable,
             train_python=sys.executable,
-            environment={} if path is None else {"PYTHONPATH": path},
+            environment={
+                **({} if path is None else {"PYTHONPATH": path}),
+                **data_cache_variable(self.name, self._options.data_cache),
+            },
             has_cloudspot=True,
         )
 

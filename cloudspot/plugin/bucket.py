@@ -43,6 +43,8 @@ class Listed(NamedTuple):
     """Of the object in the bucket: the store's prefix and the key."""
     size: int
     modified_at: datetime
+    etag: str = ""
+    """See ``ObjectMeta``."""
 
 
 class Begun(NamedTuple):
@@ -61,6 +63,8 @@ class Described(NamedTuple):
     modified_at: datetime
     writer: str
     """The writer that its upload named; "" if it named none."""
+    etag: str = ""
+    """See ``ObjectMeta``."""
 
 
 class Body(Protocol):

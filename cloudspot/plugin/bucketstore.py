@@ -128,7 +128,7 @@ class BucketStore(ObjectStore):
     def head(self, key: str) -> ObjectMeta:
         name = self.bucket.full(key)
         found = self.bucket.ask("read", key, lambda client: self.bucket.head(client, name))
-        return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at)
+        return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at, etag=found.etag)
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return a page of objects, at most 1000; see ObjectStore.
@@ -151,11 +151,12 @@ class BucketStore(ObjectStore):
         keys = [one.name[len(ours) :] for one in found]
         return ObjectPage(
             objects=tuple(
-                ObjectMeta(key=key, size=one.size, modified_at=one.modified_at)
+                ObjectMeta(key=key, size=one.size, modified_at=one.modified_at, etag=one.etag)
                 for key, one in zip(keys, found, strict=True)
                 if is_key(key)
             ),
             next_after=None if token is None else keys[-1],
+            skipped=tuple(key for key in keys if not is_key(key) and not key.endswith("/") and key),
         )
 
     def delete(self, key: str) -> None:

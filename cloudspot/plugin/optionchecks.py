@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cloudspot.jobfile.tables import FieldError
+from cloudspot.model import DATA_CACHE
 
 OWN_TAG_PREFIX: Final = "cloudspot-"
 _NUM_SHOWN: Final = 5
@@ -169,3 +170,16 @@ def prices_in(region: str, prices: Mapping[str, float]) -> dict[str, float]:
 def _did_you_mean(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def data_cache_variable(provider: str, path: str | None) -> dict[str, str]:
+    """Return the variable of a boot profile by which machines find ``providers.NAME.data_cache``.
+
+    Raises:
+        FieldError: the path is not absolute.
+    """
+    if path is None:
+        return {}
+    if not path.startswith("/"):
+        raise FieldError(("providers", provider, "data_cache"), f'"{path}" must be an absolute path')
+    return {DATA_CACHE: path}

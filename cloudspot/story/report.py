@@ -13,6 +13,7 @@ from cloudspot.jobstore.records import (
     Commit,
     Finished,
     Generation,
+    Heartbeat,
     Moved,
     Resumed,
     Seat,
@@ -216,7 +217,26 @@ def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
                 "log_tail": [] if last is None else list(last.log_tail),
                 "seconds": round(line.seconds, 3),
                 "spent": round(line.spent, 6),
+                "data": _inputs(own_beat(launch, rank)),
             }
+
+
+def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
+    """Return the inputs that the node has on its disk, and the bytes of the one that it stages."""
+    found: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "files": one.num_files,
+            "bytes": one.size,
+            "fetched_bytes": one.fetched,
+            "seconds": round(one.seconds, 3),
+        }
+        for one in (() if beat is None else beat.staged)
+    ]
+    transfer = None if beat is None else beat.transfer
+    if transfer is not None and transfer.what == "staging":
+        found.append({"name": None, "bytes": transfer.total, "here_bytes": transfer.done})
+    return found
 
 
 def _node_state(launch: LaunchHistory, rank: int) -> str:

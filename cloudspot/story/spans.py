@@ -17,6 +17,7 @@ STATES = (
     "queued",
     "launching",
     "setup",
+    "staging",
     "restoring",
     "starting",
     "training",
@@ -78,6 +79,7 @@ def trained(part: Stretch, at: datetime) -> Iterator[Span]:
 
 
 _NODE_STATES = {
+    "staging": "staging",
     "restoring": "restoring",
     "ready": "restoring",
     "running": "starting",

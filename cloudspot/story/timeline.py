@@ -213,7 +213,7 @@ def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change
 
 def _supply(changes: Sequence[_Change], number: int) -> Iterator[tuple[datetime, str]]:
     """Yield what the job does, and from when on, by the machines alone that came after a generation."""
-    word, num, told = "queued", dict.fromkeys(("setup", "unknown", "launching"), 0), ""
+    word, num, told = "queued", dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
     for at, what, change, first in changes:
         if first <= number:
             continue
@@ -245,6 +245,11 @@ def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | Non
         yield _Change(taken, "claimed", 0, math.inf)
         state = "setup" if phases_of(launch, rank) or first is None else "unknown"
         yield _Change(taken, state, 1, number)
+        staging = next((one.at for one in phases_of(launch, rank) if one.state == "staging"), None)
+        if staging is not None and state == "setup":
+            taken, state = max(taken, staging), "staging"
+            yield _Change(taken, "setup", -1, number)
+            yield _Change(taken, state, 1, number)
         if over is not None:
             yield _Change(max(taken, over), state, -1, number)
 

@@ -151,7 +151,7 @@ def test_what_a_killed_writer_has_left_its_successor_removes_and_a_live_one_keep
 
 
 def test_what_other_hosts_have_left_goes_when_it_is_stale(tmp_path, monkeypatch):
-    monkeypatch.setattr(partial_files, "_host", lambda: "0123abcd")
+    monkeypatch.setattr(partial_files, "this_boot", lambda: "0123abcd")
     for _ in range(2):
         _, descriptor = create_partial(tmp_path)
         os.close(descriptor)

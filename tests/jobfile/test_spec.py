@@ -13,6 +13,7 @@ import pytest
 
 from cloudspot.errors import SpecError
 from cloudspot.jobfile import spec as spec_module
+from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.quantities import Duration, Size
 from cloudspot.jobfile.spec import (
     JobSpec,
@@ -590,7 +591,10 @@ def test_the_reference_names_every_field():
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", reference, re.MULTILINE))
     tables = {"resources", "run", "spot", "checkpoint", "logs", "limits", "notify"}
     documented = {path for path in documented if not path.startswith("providers.")}
-    assert documented | tables == set(field_paths(JobSpec)) | {"providers"}
+    assert documented | tables == set(field_paths(JobSpec)) - {"data"} | {"providers"}
+    assert {f"| `data.NAME.{name}` |" for name in DataSpec.__struct_fields__} <= {
+        found[0] for found in re.finditer(r"^\| `data.NAME.\w+` \|", reference, re.MULTILINE)
+    }
 
 
 def test_the_examples_in_the_reference_are_valid_job_files(load):

@@ -12,7 +12,7 @@ ARGUMENTS = {
     "job_id": JOB, "sha256": "0a" * 32, "resumption": 1, "number": 1, "event": "finished.1", "launch": 1,
     "rank": 0, "instance_id": "us-a/cs.1/2", "generation": 1, "step": 10, "save": SaveId(1, 10, 0),
     "stream": "1-0", "date": "2026-11-24", "first_seq": 1, "writer": "0badcafe",
-    "milliseconds": 1,
+    "milliseconds": 1, "name": "images",
 }  # fmt: skip
 
 
@@ -26,7 +26,12 @@ def keys_of_a_job():
 
 def test_every_key_of_a_job_is_known_as_its():
     found = [key for key in keys_of_a_job() if key.startswith(keys.job_prefix(JOB))]
-    found += [keys.secrets(JOB, 0), keys.stop(JOB, 0), keys.artifacts_prefix(JOB) + "node-2.0/out/a%20b.txt"]
+    found += [
+        keys.secrets(JOB, 0),
+        keys.stop(JOB, 0),
+        keys.input_version(JOB, "a-b_2", 0),
+        keys.artifacts_prefix(JOB) + "node-2.0/out/a%20b.txt",
+    ]
     assert len(found) > 20
     assert {key: keys.job_of(key) for key in found} == dict.fromkeys(found, JOB)
 

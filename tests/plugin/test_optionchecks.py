@@ -2,7 +2,10 @@ import msgspec
 import pytest
 
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.model import DATA_CACHE
 from cloudspot.plugin.optionchecks import NameRule, OptionChecks, ids_in, prices_in, region_of
+from cloudspot.registry import open_provider
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -132,3 +135,21 @@ def test_an_unknown_type_comes_with_the_nearest_if_there_is_one():
     assert str(CHECKS.unknown_type("types", "xyz", ["big"], where="sky-1")) == (
         'providers.cirrus.types: sky-1 has no "xyz"'
     )
+
+
+@pytest.mark.parametrize("name", ["local", "aws", "gcp", "aliyun", "kubernetes"])
+def test_every_provider_tells_its_machines_where_inputs_are_kept(name, monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    regions = {
+        "aws": {"region": "us-east-1"},
+        "aliyun": {"region": "cn-beijing"},
+        "gcp": {"project": "p-12345"},
+    }
+    table = {**regions.get(name, {}), "data_cache": "/mnt/fast"}
+    spec = spec_from_json({"name": "x", "run": {"entrypoint": "t.py"}, "providers": {name: table}})
+    assert open_provider(name, spec).boot_profile().environment[DATA_CACHE] == "/mnt/fast"
+    spec = spec_from_json(
+        {"name": "x", "run": {"entrypoint": "t.py"}, "providers": {name: {**table, "data_cache": "fast"}}}
+    )
+    with pytest.raises(SpecError, match=rf'providers.{name}.data_cache: "fast" must be an absolute path'):
+        open_provider(name, spec).boot_profile()

@@ -30,7 +30,8 @@ class InMemoryStore(ObjectStore):
     def __init__(self, url: str = "memory://test", *, now: Callable[[], datetime] | None = None) -> None:
         self.url = url
         self._now = now or (lambda: datetime.now(timezone.utc))
-        self._objects: dict[str, tuple[bytes, datetime]] = {}
+        self._objects: dict[str, tuple[bytes, datetime, str]] = {}
+        self._num_puts = 0
         self._keys: list[str] = []
         self._lock = threading.Lock()
 
@@ -42,7 +43,8 @@ class InMemoryStore(ObjectStore):
                 bisect.insort(self._keys, key)
             elif if_absent:
                 raise ObjectExists(f"{key} exists already")
-            self._objects[key] = (bytes(data), self._now())
+            self._num_puts += 1
+            self._objects[key] = (bytes(data), self._now(), str(self._num_puts))
 
     def get(self, key: str) -> bytes:
         """Return the object; see ObjectStore."""
@@ -56,8 +58,8 @@ class InMemoryStore(ObjectStore):
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""
-        data, modified_at = self._find(key)
-        return ObjectMeta(key=key, size=len(data), modified_at=modified_at)
+        data, modified_at, etag = self._find(key)
+        return ObjectMeta(key=key, size=len(data), modified_at=modified_at, etag=etag)
 
     def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
         """Return a page of the listing; see ObjectStore."""
@@ -71,8 +73,8 @@ class InMemoryStore(ObjectStore):
             for key in self._keys[first : first + limit + 1]:
                 if not key.startswith(prefix):
                     break
-                data, modified_at = self._objects[key]
-                found.append(ObjectMeta(key=key, size=len(data), modified_at=modified_at))
+                data, modified_at, etag = self._objects[key]
+                found.append(ObjectMeta(key=key, size=len(data), modified_at=modified_at, etag=etag))
         page = tuple(found[:limit])
         return ObjectPage(objects=page, next_after=page[-1].key if len(found) > limit else None)
 
@@ -92,7 +94,7 @@ class InMemoryStore(ObjectStore):
         """Refuse: memory has no address."""
         raise CloudspotError(f"{self.url} cannot presign: nobody else can read memory")
 
-    def _find(self, key: str) -> tuple[bytes, datetime]:
+    def _find(self, key: str) -> tuple[bytes, datetime, str]:
         check_key(key)
         try:
             return self._objects[key]

@@ -86,6 +86,31 @@ def reclaimed_once(records, story, *, notice=50, **changes):
     return records.history(one, two, **{**fields, **changes})
 
 
+def test_what_the_inputs_cost_beyond_the_setup_has_a_state_of_its_own(records, story):
+    beats = [("staging", 0, 12), *life(1, setup=15, run=20, loop=25, over=54)]
+    one = records.launch(1, intent=records.intent(1, at=2), heartbeats={0: story.beat(1, *beats, step=40)})
+    history = records.history(one, generations=(records.generation(1, at=20),))
+    found = timeline(history, records.at(54))
+    assert spans(found, records)[:5] == [
+        ("queued", 0, 2),
+        ("launching", 2, 10),
+        ("setup", 10, 12),
+        ("staging", 12, 15),
+        ("restoring", 15, 20),
+    ]
+    states = [(span.state, (span.start - records.start).total_seconds()) for span in found.nodes[0].spans]
+    assert states[:4] == [("launching", 2), ("setup", 10), ("staging", 12), ("restoring", 15)]
+
+
+def test_the_setup_of_one_node_and_the_inputs_of_another_are_a_setup(records, story):
+    """The state is that of the node that is the furthest behind."""
+    beats = {0: story.beat(1, ("staging", 0, 12)), 1: story.beat(1, ("staging", 0, 18), rank=1)}
+    slots = {rank: records.slot(f"i-1-{rank}", at=10) for rank in (0, 1)}
+    one = records.launch(1, intent=records.intent(1, at=2, num_nodes=2), slots=slots, heartbeats=beats)
+    found = timeline(records.history(one, generations=()), records.at(30))
+    assert spans(found, records)[2:] == [("setup", 10, 18), ("staging", 18, 30)]
+
+
 def test_each_second_of_a_reclaimed_job_is_accounted_for(records, story):
     found = timeline(reclaimed_once(records, story), records.at(1000))
     assert spans(found, records) == [

@@ -340,11 +340,11 @@ class Membership:
         return min(max(own, MIN_HOLD_SECONDS), MAX_HOLD_SECONDS) if asked is None else asked
 
     def _whom_it_waits_for(self, view: View) -> str | None:
-        beats = self._peers.beats()
+        beats, busy_states = self._peers.beats(), peers.PREPARING_STATES | peers.BUSY_STATES
         busy = {
             seat: beat.state
             for seat in sorted(view.standings)
-            if (beat := beats.get(seat)) is not None and beat.state in {"setup", *peers.BUSY_STATES}
+            if (beat := beats.get(seat)) is not None and beat.state in busy_states
         }
         if busy:
             whom = ", ".join(f"node {seat} ({state})" for seat, state in busy.items())

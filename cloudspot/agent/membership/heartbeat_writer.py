@@ -110,6 +110,7 @@ class HeartbeatWriter:
             notice_seconds=status.notice_seconds,
             at_risk=status.is_at_risk,
             transfer=status.transfer,
+            staged=status.staged,
             log=status.log_standing(),
             idle=status.idle,
             warnings=status.warnings,

@@ -40,6 +40,8 @@ MAX_PASS_SECONDS = 5.0
 """The most that one pass adds to a peer's silence: a reader that was stopped itself could hear nothing."""
 
 
+PREPARING_STATES = frozenset({"setup", "staging"})
+"""The states of a node that was in no generation yet, for which nobody knows how long they take."""
 BUSY_STATES = frozenset({"draining", "uploading", "restoring"})
 """The states of a node that lives but is not ready for the next generation."""
 
@@ -314,7 +316,7 @@ def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_co
         return heard
     if beat.state == "ending":
         return Standing.LEAVING
-    if beat.state == "setup" or (heard is Standing.UNKNOWN and not has_come):
+    if beat.state in PREPARING_STATES or (heard is Standing.UNKNOWN and not has_come):
         return Standing.UNKNOWN  # a generation would have to wait for its setup, however long that takes
     return Standing.BUSY if beat.state in BUSY_STATES else Standing.FRESH
 

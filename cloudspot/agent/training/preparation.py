@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
@@ -41,8 +41,10 @@ def fetch_code(context: NodeContext) -> None:
     memory.save(node)
 
 
-def run_setup(context: NodeContext, environment: Mapping[str, str]) -> None:
-    """Have the job's setup done.
+def run_setup(
+    context: NodeContext, environment: Mapping[str, str], *, check: Callable[[], None] = lambda: None
+) -> None:
+    """Have the job's setup done; ``check`` is asked all the while, and raises what ends it.
 
     Raises:
         LeavingError: an order to leave came, or the setup failed.
@@ -51,7 +53,7 @@ def run_setup(context: NodeContext, environment: Mapping[str, str]) -> None:
     if memory.setup_done:
         return
     if command is not None:
-        _run(context, command, environment)
+        _run(context, command, environment, check)
     memory.setup_done = True
     memory.save(node)
 
@@ -61,7 +63,9 @@ def end_setup(node: Node) -> None:
     kill_marked(_SETUP_MARK, str(node.directory))
 
 
-def _run(context: NodeContext, command: str, environment: Mapping[str, str]) -> None:
+def _run(
+    context: NodeContext, command: str, environment: Mapping[str, str], check: Callable[[], None]
+) -> None:
     node = context.node
     end_setup(node)  # of an agent that was killed in the middle
     _log.info("setup: %s", command)
@@ -79,6 +83,7 @@ def _run(context: NodeContext, command: str, environment: Mapping[str, str]) -> 
     try:
         while process.poll() is None:
             context.obey()
+            check()
             context.orders.wait(0.1)
     finally:
         if process.poll() is None:

@@ -29,6 +29,7 @@ _COLORS = {
     "queued": "#dddddd",
     "launching": "#aaaaaa",
     "setup": "#cc79a7",
+    "staging": "#882255",
     "restoring": "#e69f00",
     "starting": "#f0e442",
     "training": "#009e73",

@@ -10,6 +10,7 @@ import click
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
+from cloudspot.cli.inputs import find_inputs
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id, open_job
 from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
 from cloudspot.cli.screen import output
@@ -88,6 +89,7 @@ def fork(
         bundle = code_of(job.store, submission)
     else:
         bundle = _bundle(spec, code_directory)
+    find_inputs(spec, provider)
     environ = with_secrets(spec, {})
     agent = agent_archive(provider, job.store, spec)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from cloudspot.cli.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
 from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.prospects import (
@@ -68,6 +69,8 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.secret_names, os.environ)
+    check_places(spec, prepared.workdir)
+    inputs = find_inputs(spec, prepared.provider)
     bundle = make_bundle(prepared.workdir, entrypoint=spec.run.entrypoint)
     agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
     submission = new_submission(
@@ -77,10 +80,12 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_lost_work(prepared)
     if as_json:
-        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max, prospects))
+        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max, prospects, inputs))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
+    for line in inputs_text(inputs, [launch.offer for launch in planned]):
+        output.echo(line)
     output.echo(f"starts on each node: {_start_text(spec)}")
     output.echo()
     output.echo("offers, in the order in which they are tried:", style="bold")
@@ -157,12 +162,14 @@ def _plan_json(
     submission: Submission,
     most_nodes: int,
     prospects: Prospects,
+    inputs: Sequence[FoundInput],
 ) -> dict[str, Any]:
     return {
         "id": submission.job_id,
         "provider": submission.provider,
         "store": store.url,
         "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
+        "data": inputs_json(inputs),
         "most_machines": MOST_AT_ONCE * most_nodes,
         "forecast": prospects_json(prospects),
         "launches": [

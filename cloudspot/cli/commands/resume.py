@@ -13,6 +13,7 @@ import click
 from cloudspot.cli.completers import complete_providers, complete_stores
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
+from cloudspot.cli.inputs import find_inputs
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.moving import confirm_move, find_resumable, leave_provider, move
 from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
@@ -96,6 +97,7 @@ def resume(
     before = job.spec
     spec, provider = open_pinned(change_job(before, overrides), provider_name or job.provider.name)
     check_code(job, before, spec)
+    find_inputs(spec, provider)
     if not is_adopted:
         _check_adopted(job, provider, history)
     _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)

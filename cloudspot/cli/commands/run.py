@@ -12,6 +12,7 @@ from cloudspot.cli.commands.plan import print_plan
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.unattended import tell_of_drivers
+from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
 from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text
@@ -73,6 +74,8 @@ def run(
     if dry_run:
         print_plan(prepared, name or new_job_id(prepared.spec.name), anyway=anyway, as_json=as_json)
         return
+    check_places(prepared.spec, prepared.workdir)
+    inputs = find_inputs(prepared.spec, prepared.provider)
     # Raises here, before there is a job, if no offer can fit it, or if it has no hope.
     offers = find_offers(prepared.spec, prepared.provider)
     prospects = find_prospects(prepared, offers, anyway=anyway)
@@ -82,6 +85,8 @@ def run(
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
+        for line in inputs_text(inputs, offers):
+            output.echo(line)
         output.echo(prospects_text(prospects, prepared.spec))
     warn_of_lost_work(prepared)  # nothing is launched yet
     if not detach and not prepared.provider.is_this_computer:

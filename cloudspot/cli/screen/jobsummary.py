@@ -21,6 +21,8 @@ from cloudspot.jobstore.records import CheckpointId
 from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
 
+MAX_STAGED = 3
+"""How many nodes have their inputs shown."""
 MAX_TAILS = 4
 """How many failed nodes have their last lines shown: when one fails, all do."""
 
@@ -95,6 +97,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("starts", _starts_text(value["generations"])),
         ("nodes", _nodes_text(value)),
+        ("data", "\n".join(_inputs_texts(value["nodes"]))),
         ("notices", str(len(value["notices"]))),
         ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("last commit", _commit_text(commit)),
@@ -125,6 +128,23 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
     ever = {name for one in generations for name in one["nodes"]}
     coming = f", {len(live - ever)} on the way" if live - ever else ""
     return f"{len(members)} of {value['nodes_max']}{coming}, {total} so far"
+
+
+def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the newest nodes have staged, a line for each node and input."""
+    told = [node for node in nodes if node["data"]]
+    for node in told[-MAX_STAGED:]:
+        for one in node["data"]:
+            size = output.size_text(one["bytes"])
+            if one["name"] is None:
+                yield f"node {node['name']} stages: {output.size_text(one['here_bytes'])} of {size} here"
+                continue
+            fetched = output.size_text(one["fetched_bytes"]) if one["fetched_bytes"] else "nothing"
+            took = output.duration_text(one["seconds"])
+            files = f"{one['files']} file" + ("" if one["files"] == 1 else "s")
+            yield f"node {node['name']}: {one['name']}, {files}, {size}; fetched {fetched} in {took}"
+    if len(told) > MAX_STAGED:
+        yield f"and {len(told) - MAX_STAGED} more nodes; --json has them all"
 
 
 def _commit_text(commit: Mapping[str, Any] | None) -> str:

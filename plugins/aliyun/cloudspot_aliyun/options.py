@@ -85,6 +85,9 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
     """The image's Python for setup and training where the job names none."""
+    data_cache: str | None = None
+    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
+    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
     role: str = DEFAULT_ROLE
     """Name of the RAM role that the machines have: it gives them the bucket, and the right to end
     themselves."""

@@ -136,7 +136,8 @@ class OssBucket(Bucket):
         answer = client.head_object(name)
         writer = str(answer.headers.get(WRITER, ""))
         modified_at = _moment(told(answer.last_modified, "a time"))
-        return Described(told(answer.content_length, "a size"), modified_at, writer)
+        etag = str(answer.etag or "").strip('"')
+        return Described(told(answer.content_length, "a size"), modified_at, writer, etag)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
@@ -154,7 +155,10 @@ class OssBucket(Bucket):
         answer = client.list_objects_v2(
             prefix=prefix, start_after=after or "", continuation_token=token or "", max_keys=limit
         )
-        found = [Listed(one.key, one.size, _moment(one.last_modified)) for one in answer.object_list]
+        found = [
+            Listed(one.key, one.size, _moment(one.last_modified), str(one.etag or "").strip('"'))
+            for one in answer.object_list
+        ]
         return found, str(answer.next_continuation_token) if answer.is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:

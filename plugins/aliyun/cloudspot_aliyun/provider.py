@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
 from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
@@ -45,7 +46,10 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
-            environment={"ALIBABA_CLOUD_REGION_ID": region},
+            environment={
+                "ALIBABA_CLOUD_REGION_ID": region,
+                **data_cache_variable(self.name, self._options.data_cache),
+            },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),

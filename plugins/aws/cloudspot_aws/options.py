@@ -93,6 +93,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     train_python: str | None = None
     """The image's Python for setup and training where the job names none; left out: the Deep Learning AMI's,
     or ``"python3"`` with an image of your own."""
+    data_cache: str | None = None
+    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
+    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
     instance_profile: str = DEFAULT_INSTANCE_PROFILE
     """Name or ARN of the instance profile whose role the machines have: it gives them the bucket and the
     logs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
 from cloudspot_aws.options import AwsOptions, check_options, options_in
@@ -37,7 +38,11 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python_or_default,
-            environment={"AWS_REGION": region, "AWS_DEFAULT_REGION": region},
+            environment={
+                "AWS_REGION": region,
+                "AWS_DEFAULT_REGION": region,
+                **data_cache_variable(self.name, self._options.data_cache),
+            },
             shutdown_command="shutdown -h now",
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),

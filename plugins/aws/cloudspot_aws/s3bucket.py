@@ -109,10 +109,10 @@ class S3Bucket(Bucket):
 
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(Bucket=self.name, Key=name)
-        told(answer.get("ETag"), "an ETag")
+        etag = told(answer.get("ETag"), "an ETag")
         writer = answer.get("Metadata", {}).get(WRITER, "")
         size = told(answer.get("ContentLength"), "a size")
-        return Described(size, told(answer.get("LastModified"), "a time"), writer)
+        return Described(size, told(answer.get("LastModified"), "a time"), writer, etag.strip('"'))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         # S3 tells no checksum of a range, and botocore would compute one for nothing.
@@ -137,7 +137,10 @@ class S3Bucket(Bucket):
         given = {name: value for name, value in start.items() if value is not None}
         answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **given)
         is_truncated = told(answer.get("IsTruncated"), "whether more follows")
-        found = [Listed(one["Key"], one["Size"], one["LastModified"]) for one in answer.get("Contents", ())]
+        found = [
+            Listed(one["Key"], one["Size"], one["LastModified"], one.get("ETag", "").strip('"'))
+            for one in answer.get("Contents", ())
+        ]
         return found, answer.get("NextContinuationToken", "") if is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:

@@ -41,9 +41,9 @@ _CHANGED = "match calculated"
 _NOT_MET = "conditionNotMet"
 """The one reason for a 412 that is about a write's own condition; another is orgPolicyConstraintFailed.
 Source: Cloud Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
-_OBJECT = "size,updated,metadata"
+_OBJECT = "size,updated,generation,metadata"
 # An empty listing has its kind and nothing else.
-_LISTED = "kind,items(name,size,updated),nextPageToken"
+_LISTED = "kind,items(name,size,updated,generation),nextPageToken"
 _CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
 _KINDS: Mapping[int, type[CloudspotError]] = {
     HTTPStatus.GONE: UploadGone,
@@ -109,7 +109,8 @@ class GcsBucket(Bucket):
 
     def head(self, client: Any, name: str) -> Described:
         found = fields_of(self.send("GET", self._path(name), params={"fields": _OBJECT}))
-        return Described(*_size_and_time(found), str((found.get("metadata") or {}).get(WRITER, "")))
+        writer = str((found.get("metadata") or {}).get(WRITER, ""))
+        return Described(*_size_and_time(found), writer, str(found.get("generation", "")))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         headers = {"Accept-Encoding": "identity"}
@@ -147,7 +148,10 @@ class GcsBucket(Bucket):
         }
         listing = fields_of(self.send("GET", self._path(), params=asked))
         told(listing.get("kind"), "its kind")
-        found = [Listed(one["name"], *_size_and_time(one)) for one in listing.get("items", ())]
+        found = [
+            Listed(one["name"], *_size_and_time(one), str(one.get("generation", "")))
+            for one in listing.get("items", ())
+        ]
         return found, listing.get("nextPageToken")
 
     def delete(self, client: Any, name: str) -> None:

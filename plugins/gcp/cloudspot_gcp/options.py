@@ -94,6 +94,9 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
     """The image's Python for setup and training where the job names none."""
+    data_cache: str | None = None
+    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
+    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
     service_account: str = DEFAULT_SERVICE_ACCOUNT
     """The service account that the machines are: it gives them the bucket and the logs. Its name in the
     project, or its whole address."""

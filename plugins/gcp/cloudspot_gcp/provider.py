@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
 from cloudspot_gcp.options import GcpOptions, check_options
 
@@ -34,7 +35,10 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
-            environment={"GOOGLE_CLOUD_PROJECT": project},
+            environment={
+                "GOOGLE_CLOUD_PROJECT": project,
+                **data_cache_variable(self.name, self._options.data_cache),
+            },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),

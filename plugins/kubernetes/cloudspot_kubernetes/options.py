@@ -78,6 +78,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The image's Python that has cloudspot."""
     train_python: str = "python3"
     """The image's Python for setup and training where the job names none."""
+    data_cache: str | None = None
+    """An absolute path: the directory in which pods keep the files of ``[data]``, such as a volume that pods
+    of a node share. If left out: below the agent's own directory."""
     types: dict[str, PodType] = msgspec.field(default_factory=dict)
     """The kinds of pods by name, such as ``types.a10 = {cpus = 8, memory = "30GiB", spot_price = 0.4}``."""
     currency: Literal["USD", "CNY", "EUR", "JPY"] = "USD"

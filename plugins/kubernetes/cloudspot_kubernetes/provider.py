@@ -9,6 +9,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
+from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_kubernetes.notice import PodNoticeSource, node_identity
 from cloudspot_kubernetes.options import KubernetesOptions, check_options, require_complete
 
@@ -38,6 +39,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         return BootProfile(
             agent_python=self._options.agent_python,
             train_python=self._options.train_python,
+            environment=data_cache_variable(self.name, self._options.data_cache),
             shutdown_command=SHUTDOWN,
             has_cloudspot=True,
         )

@@ -1,0 +1,250 @@
+"""Has the inputs of ``[data]`` on the node's disk, beside the setup and before the training starts."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeVar
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.node import Node
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import AuthError, CloudspotError, PluginError, TransientError
+from cloudspot.host.names import SymlinkError, make_parents
+from cloudspot.host.partial_files import partial_directory
+from cloudspot.host.private_directories import make_private
+from cloudspot.jobfile.data import DataSpec, variable_of
+from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.input_cache import InputCache, Staged, Staging
+from cloudspot.jobstore.inputs import Input, open_input
+from cloudspot.jobstore.records import InputVersion, StagedInput, new_nonce
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+SILENT_SECONDS = 300.0
+"""How long a request of an input may fail before its node gives up."""
+LEAVE_SECONDS = 5.0
+"""How long a node that leaves waits for requests under way."""
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class InputStaging:
+    """The inputs of the job on this node, one after the other, each by many threads."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._specs = context.job.spec.data
+        self._stopped = threading.Event()
+        self._failed: Leaving | None = None
+        self._thread = threading.Thread(target=self._run, name="staging", daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless all inputs are there, from an earlier agent of this machine."""
+        staged = self._context.memory.staged
+        if staged is not None:
+            self._context.status.staged = staged
+        elif self._specs:
+            self._thread.start()
+
+    def check(self) -> None:
+        """Raise LeavingError if an input cannot be had."""
+        if self._failed is not None:
+            raise LeavingError(self._failed)
+
+    def finish(self) -> None:
+        """Wait until all inputs are there.
+
+        Raises:
+            LeavingError: an order to leave came, or an input cannot be had.
+        """
+        if self._thread.is_alive():
+            self._context.status.state = "staging"
+        while self._thread.is_alive():
+            self._context.obey()
+            self._context.orders.wait(0.1)
+        self.check()
+
+    def stop(self) -> None:
+        """End the staging where it stands; the next agent of this machine goes on there."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        context, found = self._context, list[StagedInput]()
+        try:
+            for name, spec in self._specs.items():
+                found.append(self._stage(name, spec))
+                context.status.staged = tuple(found)
+        except _Stopped:
+            return
+        except _InputError as error:
+            _log.error("%s", error)
+            self._failed = Leaving("failed", str(error), exit_code=1)
+            return
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the node waiting for ever
+            _log.exception("the inputs cannot be staged")
+            self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
+            return
+        context.memory.staged = tuple(found)
+        context.memory.save(context.node)
+
+    def _stage(self, name: str, spec: DataSpec) -> StagedInput:
+        began, node = time.monotonic(), self._context.node
+        with _told(name, spec):
+            make_private(node.data_cache)
+            source, cache = open_input(spec), InputCache(node.data_cache)
+            staged = cache.stage(source, Staging(self._repeat, self._pause, self._progress))
+            place(self._context, spec.path_or_default(name), source, cache, staged)
+        self._compare(name, staged)
+        found = StagedInput(
+            name=name,
+            num_files=len(staged.files),
+            size=staged.num_bytes,
+            fetched=staged.fetched_bytes,
+            seconds=time.monotonic() - began,
+        )
+        text = "staged data.%s: %d file(s), %d bytes, %d of them fetched, in %.1f s"
+        _log.info(text, name, found.num_files, found.size, found.fetched, found.seconds)
+        return found
+
+    @contextmanager
+    def _progress(self, total: int, here: int) -> Iterator[Callable[[int], None]]:
+        with self._context.status.transferring("staging", total) as add:
+            add(here)
+            yield add
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise _Stopped
+
+    def _repeat(self, request: Callable[[], _T]) -> _T:
+        def attempt() -> _T:
+            if self._stopped.is_set():
+                raise _Stopped
+            return request()
+
+        deadline = time.monotonic() + SILENT_SECONDS
+        return self._context.insist(attempt, deadline=deadline, sleep=self._pause)
+
+    def _compare(self, name: str, staged: Staged) -> None:
+        """Warn if another node of the job has staged something else under the URL."""
+        context = self._context
+        key = keys.input_version(context.job_id, name, context.job.submission.resumption)
+        ours = InputVersion(
+            at=datetime.now(timezone.utc),
+            writer=new_nonce(),
+            version=staged.version,
+            num_files=len(staged.files),
+            size=staged.num_bytes,
+            seat=context.seat,
+        )
+        stands = self._repeat(lambda: create(context.store, key, codec.encode(ours)))
+        first = ours if stands is None else codec.decode(stands, InputVersion, key=key)
+        if first.version != ours.version:
+            there, here = (f"{one.num_files} files of {one.size} bytes" for one in (first, ours))
+            text = f"data.{name} differs from that of node {first.seat}: {there} there, {here} here"
+            text += "; someone has written to its URL"
+            _log.warning("%s", text)
+            context.status.warn(f"data.{name}", text)
+
+
+def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
+    """Return the variables that tell the training where its inputs are."""
+    return {variable_of(name): str(node.work / spec.path_or_default(name)) for name, spec in specs.items()}
+
+
+def place(context: NodeContext, path: str, source: Input, cache: InputCache, staged: Staged) -> None:
+    """Have the staged files at the path, as further names of those in the cache.
+
+    Raises:
+        CloudspotError: something else is there, or the names of two files are one on this disk.
+        OSError: the disk refuses.
+    """
+    node, memory = context.node, context.memory
+    if path.startswith("/"):
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        target = make_parents(node.work, path)
+    if path in memory.placed:
+        _remove(target)  # an earlier agent was killed before it had noted that all inputs are there
+    elif os.path.lexists(target):
+        raise CloudspotError(f"{target} is there already; name another path, or leave it out of the code")
+    else:
+        memory.placed.append(path)
+        memory.save(node)
+    if not source.spec.is_tree:
+        _link(cache.path_of(source, staged.files[0]), target)
+        return
+    with partial_directory(target.parent) as partial:
+        above, directory = "", partial
+        for file in staged.files:
+            parent, _, name = file.name.rpartition("/")
+            try:
+                if parent != above:
+                    above, directory = parent, make_parents(partial, file.name).parent
+                _link(cache.path_of(source, file), directory / name)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise CloudspotError(
+                    f"{source.describe(file)} has the name of another object, or lies below one: a disk "
+                    "cannot hold both"
+                ) from error
+        partial.rename(target)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        target.symlink_to(file)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class _Stopped(Exception):
+    """The node leaves."""
+
+
+class _InputError(Exception):
+    """An input cannot be had; the text is for people."""
+
+
+@contextmanager
+def _told(name: str, spec: DataSpec) -> Iterator[None]:
+    """Turn whatever ends the staging of an input into one line: which one, why, and what to do."""
+    failed = functools.partial("data.{}: {}: {}".format, name, spec.shown_url)
+    try:
+        yield
+    except AuthError as error:
+        raise _InputError(failed(f"{error}; grant the right to read it to the machines' role")) from error
+    except TransientError as error:
+        raise _InputError(failed(f"no answer for {SILENT_SECONDS:.0f} s: {error}")) from error
+    except PluginError as error:
+        raise _InputError(failed(f"{error} (on this machine's image)")) from error
+    except SymlinkError as error:
+        raise _InputError(failed(f"{error.strerror}; name another path")) from error
+    except CloudspotError as error:
+        raise _InputError(failed(str(error))) from error
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        what = f"{error.strerror or error}" + ("; ask for more with resources.disk" if full else "")
+        raise _InputError(failed(f"the disk refuses: {what}")) from error

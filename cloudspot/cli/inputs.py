@@ -1,0 +1,114 @@
+"""What a job's ``[data]`` comes to, found out before anything is bought."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudspot.cli.screen import output
+from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, TransientError
+from cloudspot.interfaces import Provider
+from cloudspot.jobfile.amounts import money_text
+from cloudspot.jobfile.data import DataSpec
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.bundle import code_files
+from cloudspot.jobstore.inputs import open_input
+from cloudspot.model import Offer
+from cloudspot.retrying import retry
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class FoundInput:
+    """An input as it shows from here."""
+
+    name: str
+    spec: DataSpec
+    num_files: int = 0
+    num_bytes: int = 0
+    unread: str = ""
+    """Why it cannot be read from here; empty if it was."""
+
+
+def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
+    """List the job's inputs with the submitter's own rights, and warn of those that only machines may read.
+
+    Raises:
+        SpecError: there is nothing under a URL, or what is there cannot be staged.
+        PluginError: no plugin for its scheme is installed.
+    """
+    found = tuple(_find(name, one, provider) for name, one in spec.data.items())
+    for one in found:
+        if one.unread:
+            output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either fails")
+    num_bytes = sum(one.num_bytes for one in found)
+    if 0 < spec.resources.disk < num_bytes:
+        there = f"resources.disk is {output.size_text(spec.resources.disk)}"
+        output.warn(f"data: the inputs have {output.size_text(num_bytes)}, and {there}; ask for more")
+    return found
+
+
+def check_places(spec: JobSpec, workdir: Path) -> None:
+    """Raise SpecError if an input would lie where the code in the directory has something."""
+    code = code_files(workdir) if spec.data else ()
+    for name, one in spec.data.items():
+        path = one.path_or_default(name)
+        for file in code:
+            if f"{file}/".startswith(f"{path}/") or f"{path}/".startswith(f"{file}/"):
+                raise SpecError(
+                    f'data.{name}.path: the code has the file "{file}" there; name another path, or leave '
+                    "the file out with .cloudspotignore"
+                )
+
+
+def _find(name: str, spec: DataSpec, provider: Provider) -> FoundInput:
+    if spec.scheme == "file" and not provider.is_this_computer:
+        return FoundInput(name, spec, unread="is on each machine's own disk, so it was not checked here")
+    try:
+        files = retry(open_input(spec).wanted, sleep=time.sleep)
+    except (AuthError, TransientError) as error:
+        return FoundInput(name, spec, unread=f"cannot be read from here ({error})")
+    except PluginError:
+        raise
+    except CloudspotError as error:
+        raise SpecError(f"data.{name}.url: {spec.shown_url}: {error}") from error
+    return FoundInput(name, spec, len(files), sum(file.size for file in files))
+
+
+def _where(found: FoundInput) -> str:
+    return f"data.{found.name}: {found.spec.shown_url}"
+
+
+def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield a line for each input, and one of what each new machine fetches."""
+    for one in found:
+        size = f"{one.num_files} file(s), {output.size_text(one.num_bytes)}"
+        yield f"{_where(one)}: {'not read from here' if one.unread else size}"
+    if not found:
+        return
+    known = "" if all(not one.unread for one in found) else " and what could not be read from here"
+    num_bytes = sum(one.num_bytes for one in found)
+    text = f"each new machine fetches {output.size_text(num_bytes)}{known} before it trains"
+    dearest = max(offers, key=lambda offer: offer.transfer_price_per_gib)
+    if dearest.transfer_price_per_gib:
+        price = money_text(num_bytes / _GIB * dearest.transfer_price_per_gib, dearest.currency)
+        text += f", for up to {price} if it is away from the bucket's region"
+    yield f"{text}; what a store charges to read elsewhere's data is not known here"
+
+
+def inputs_json(found: Sequence[FoundInput]) -> list[dict[str, Any]]:
+    """Return the inputs for ``--json``; null stands for what could not be read from here."""
+    return [
+        {
+            "name": one.name,
+            "url": one.spec.shown_url,
+            "files": None if one.unread else one.num_files,
+            "bytes": None if one.unread else one.num_bytes,
+            "unread": one.unread or None,
+        }
+        for one in found
+    ]

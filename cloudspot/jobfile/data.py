@@ -1,0 +1,129 @@
+"""``[data.NAME]``: inputs named by URL, which each machine has on its disk before the training starts."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import msgspec
+
+from cloudspot.host.names import is_safe_name
+from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError
+from cloudspot.jobfile.tables import Path as FieldPath
+
+DATA_NAME: Final = "[a-z][a-z0-9_-]{0,31}"
+DATA_URL: Final = r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"
+DATA_PATH: Final = r"^(?!~)(?!(?:.*/)?\.\.(?:/|$)).+$"
+SHA256: Final = "[0-9a-f]{64}"
+_HTTP: Final = ("http", "https")
+_SIGNATURE: Final = re.compile(r"(?i)(.*(signature|credential|token)|sig|se|policy)")
+"""Parameters of URLs that are signed for whoever has them."""
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[data.NAME]``: an input of the training, named by a URL.
+
+    The name has up to 32 lower-case letters, digits, hyphens and underscores, and begins with a letter.
+    """
+
+    url: str
+    """Where it is. A URL that ends with ``/`` is all that lies below it, any other is one object or file:
+    ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same of a bucket; or a file of a web
+    server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
+    credentials."""
+    path: str | None = None
+    """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
+    working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
+    ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds it as an absolute path."""
+    sha256: str | None = None
+    """The hash of one file, in hexadecimal: what differs is not used."""
+
+    @property
+    def scheme(self) -> str:
+        """The URL's scheme."""
+        return self.url.partition("://")[0]
+
+    @property
+    def is_http(self) -> bool:
+        """Whether a web server has it, and no store."""
+        return self.scheme in _HTTP
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is a directory of files, and not one file."""
+        return self.url.endswith("/")
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its query, which need not be for everyone's eyes."""
+        return urlunsplit(urlsplit(self.url)._replace(query="", fragment="")) if self.is_http else self.url
+
+    def path_or_default(self, name: str) -> str:
+        """Return the path of the input of that name."""
+        return posixpath.normpath(self.path or f"data/{name}")
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable in which the training finds the path of an input."""
+    return f"CLOUDSPOT_DATA_{name.upper().replace('-', '_')}"
+
+
+def check_data(inputs: Mapping[str, DataSpec]) -> None:
+    """Refuse what is well typed but wrong.
+
+    Raises:
+        FieldError: the message names the field, and shows no URL that may hold a password.
+    """
+    names: dict[str, str] = {}
+    for name, one in inputs.items():
+        at = ("data", name)
+        if not re.fullmatch(DATA_NAME, name):
+            found = f'"{name}" must be up to 32 lower-case letters, digits, "-" and "_", such as "images"'
+            raise FieldError(("data",), found)
+        if (other := names.setdefault(variable_of(name), name)) != name:
+            raise FieldError(at, f"has the variable {variable_of(name)} of data.{other}; rename one of them")
+        _check_url((*at, "url"), one)
+        _check_path((*at, "path"), one)
+        if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
+            raise FieldError((*at, "sha256"), f'expected 64 hexadecimal digits, got "{one.sha256[:70]}"')
+        if one.sha256 is not None and one.is_tree:
+            raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
+    paths = sorted((f"{one.path_or_default(name)}/", name) for name, one in inputs.items())
+    for (path, name), (below, other) in pairwise(paths):
+        if below.startswith(path):
+            raise FieldError(
+                ("data", other, "path"), f'"{below[:-1]}" is where data.{name} goes; name another'
+            )
+
+
+def _check_url(at: FieldPath, one: DataSpec) -> None:
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", one.url)
+    if match is None:
+        raise FieldError(at, f'"{one.url}" is not a URL; expected one such as file:///data/images/')
+    if "@" in match[2]:
+        raise FieldError(at, "must not hold credentials; each machine reads it with its own rights")
+    if not one.is_http:
+        if not one.is_tree and not (match[3] or "").strip("/"):
+            raise FieldError(at, f'"{one.url}" names no object; for all that lies below it: "{one.url}/"')
+        return
+    parts = urlsplit(one.url)
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if _SIGNATURE.fullmatch(name) or CREDENTIAL_NAME.fullmatch(name):
+            found = f'has a parameter "{name}", which looks like a credential that anyone could read in the'
+            raise FieldError(at, f"{found} store; use the URL of its bucket")
+    if one.is_tree or not parts.path.strip("/") or not parts.hostname:
+        raise FieldError(at, f'"{one.shown_url}" names no file; a web server has no listing to go by')
+
+
+def _check_path(at: FieldPath, one: DataSpec) -> None:
+    if one.path is None:
+        return
+    path = posixpath.normpath(one.path)
+    is_plain = is_safe_name(path.removeprefix("/")) and ".." not in one.path.split("/")
+    if not one.path or not is_plain or path.startswith(("~", "//")) or path == ".":
+        found = f'"{one.path}" must be a path below the working directory, such as "data/images", or absolute'
+        raise FieldError(at, found)

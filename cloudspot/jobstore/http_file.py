@@ -1,0 +1,147 @@
+"""One file of a web server, read in ranges on the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from urllib.error import HTTPError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import cloudspot
+from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
+
+PIECE_BYTES = 1 << 20
+TIMEOUT_SECONDS = 30.0
+"""How long a server may say nothing."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_MISSING = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+@dataclass(frozen=True)
+class HttpHead:
+    """What an answer says of the whole file."""
+
+    size: int | None
+    """None: it does not say."""
+    version: str
+    """The entity tag, or else the time of the last change; empty: neither."""
+    seconds: int
+    """The time of the last change, since 1970; 0: unknown."""
+    has_ranges: bool
+
+
+class HttpFile:
+    """A file under a URL. Thread-safe. No message shows the URL's query."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.shown = urlunsplit(urlsplit(url)._replace(query="", fragment=""))
+        self._opener = build_opener(_SafeRedirects())
+
+    def head(self) -> HttpHead:
+        """Ask for the first byte, since servers may answer HEAD otherwise than GET; raises as ``opened``."""
+        with self.opened((0, 1)) as (head, _):
+            return head
+
+    @contextmanager
+    def opened(self, span: tuple[int, int] | None) -> Iterator[tuple[HttpHead, Iterator[bytes]]]:
+        """Lend an answer: what it says, and its bytes in pieces.
+
+        ``span`` is a start and a length; a server without ranges sends the whole file all the same, as
+        ``HttpHead.has_ranges`` tells. None asks for the whole file.
+
+        Raises:
+            ObjectMissing: there is no such file.
+            AuthError: the server wants credentials.
+            TransientError: the server is unwell, or the connection broke, also while pieces are read.
+            CloudspotError: it answers with another error.
+        """
+        headers = {"User-Agent": f"cloudspot/{cloudspot.__version__}", "Accept-Encoding": "identity"}
+        if span is not None:
+            headers["Range"] = f"bytes={span[0]}-{span[0] + span[1] - 1}"
+        try:
+            answer = self._opener.open(Request(self.url, headers=headers), timeout=TIMEOUT_SECONDS)  # noqa: S310 - the job file allows http and https alone
+        except HTTPError as error:
+            with error:
+                if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or span != (0, 1):
+                    raise self._error(error) from error
+                head = HttpHead(0, _version(error.headers), _seconds(error.headers), has_ranges=False)
+            yield head, iter(())
+            return
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+        with answer:
+            yield self._read_head(answer, span), self._pieces(answer)
+
+    def _read_head(self, answer: http.client.HTTPResponse, span: tuple[int, int] | None) -> HttpHead:
+        headers = answer.headers
+        if headers.get("Content-Encoding", "identity") != "identity":
+            raise CloudspotError(f"{self.shown}: the server sends it compressed only; put it into a store")
+        if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
+            match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+            if match is None or int(match[1]) != span[0]:
+                raise CloudspotError(f"{self.shown}: the server answered with another range than asked for")
+            return HttpHead(int(match[3]), _version(headers), _seconds(headers), has_ranges=True)
+        if span is not None and span[0] > 0:
+            raise CloudspotError(f"{self.shown}: the server has ranges at times only; put it into a store")
+        length = headers.get("Content-Length", "")
+        size = int(length) if length.isdecimal() else None
+        return HttpHead(size, _version(headers), _seconds(headers), has_ranges=False)
+
+    def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        try:
+            while piece := answer.read(PIECE_BYTES):
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> TransientError:
+        return TransientError(f"{self.shown} cannot be read: {getattr(error, 'reason', None) or error}")
+
+    def _error(self, error: HTTPError) -> CloudspotError:
+        text = f"{self.shown} answered {error.code} {error.reason}"
+        if error.code in _MISSING:
+            return ObjectMissing(text)
+        if error.code in _DENIED:
+            return AuthError(f"{text}; a web server's file must be readable without credentials")
+        if error.code in _PASSING or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return TransientError(text)
+        return CloudspotError(text)
+
+
+class _SafeRedirects(HTTPRedirectHandler):
+    """Follows a redirection, but never from https to less."""
+
+    def redirect_request(
+        self,
+        req: Request,
+        fp: object,
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> Request | None:
+        scheme = urlsplit(newurl).scheme
+        if scheme != "https" and (req.type == "https" or scheme != "http"):
+            raise CloudspotError(f"{req.host} redirects to {scheme}://, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+
+
+def _version(headers: Message) -> str:
+    return str(headers.get("ETag") or headers.get("Last-Modified") or "")
+
+
+def _seconds(headers: Message) -> int:
+    try:
+        return max(0, int(parsedate_to_datetime(headers.get("Last-Modified", "")).timestamp()))
+    except (TypeError, ValueError):
+        return 0

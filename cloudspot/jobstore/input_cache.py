@@ -1,0 +1,314 @@
+"""Files of inputs on this machine's disk, named by their content: fetched once, for all jobs and generations.
+
+``objects/`` holds the files that are whole; each appears by a rename, synced, and is never written again.
+``inputs/<hash of a URL>/`` holds the lock of whoever stages that input, and large files under way: behind
+its bytes, such a file has one byte for each block, which is 1 once the block is there. So a killed process
+leaves what the next one goes on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.host.locks import try_lock
+from cloudspot.host.partial_files import this_boot, whole_file
+from cloudspot.jobstore.chunks import write_at
+from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, version_of_all
+from cloudspot.jobstore.parallel import each
+
+T = TypeVar("T")
+
+NUM_THREADS = 16
+NUM_ROUNDS = 3
+"""How often an input that changes meanwhile is listed."""
+LOCK_SECONDS = 0.2
+"""Between two looks whether another process still stages the same input."""
+_GIB = 2**30
+
+
+class Repeat(Protocol):
+    """Makes a request, again and again where it fails in passing; raises what ends the staging."""
+
+    def __call__(self, request: Callable[[], T], /) -> T:
+        """Return what the request returns."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How an input is brought here."""
+
+    repeat: Repeat
+    pause: Callable[[float], None]
+    """Waits for some seconds; raises what ends the staging."""
+    open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
+    """Is told the bytes of the input, and those that are here; lends what is told further ones."""
+    num_threads: int = NUM_THREADS
+
+
+@dataclass(frozen=True)
+class Staged:
+    """An input that is here whole."""
+
+    files: Sequence[Wanted]
+    num_bytes: int
+    fetched_bytes: int
+    """What had to be fetched for it."""
+    version: str
+    """See ``version_of_all``."""
+
+
+class InputCache:
+    """The cache in a directory, which several processes of this machine may share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path_of(self, source: Input, file: Wanted) -> Path:
+        """Return where the file is, once it is here."""
+        name = source.content_key(file)
+        return self.root / "objects" / name[:2] / name
+
+    def has(self, source: Input, file: Wanted) -> bool:
+        """Return whether the file is here whole, and nobody has written to it since."""
+        try:
+            status = os.lstat(self.path_of(source, file))
+        except FileNotFoundError:
+            return False
+        return status.st_size == file.size and status.st_mtime_ns == _mtime_ns(file)
+
+    def stage(self, source: Input, staging: Staging) -> Staged:
+        """Have every file of the input here, all in the versions of one listing.
+
+        One process at a time stages an input. What is here is not fetched again.
+
+        Raises:
+            InputMissing: there is nothing under its URL.
+            InputChanged: it changes all the time.
+            CorruptData: a file has another hash than the job file says.
+            CloudspotError: some of it cannot be had, or the disk has too little room.
+            OSError: the disk refuses.
+        """
+        own = self.root / "inputs" / hashlib.sha256(source.spec.url.encode()).hexdigest()[:32]
+        own.mkdir(parents=True, exist_ok=True)
+        num_fetched, why = 0, ""
+        with _waited_lock(own / "lock", staging.pause):
+            files = staging.repeat(source.wanted)
+            for _ in range(NUM_ROUNDS):
+                try:
+                    num_fetched += self._fetch(source, files, own, staging)
+                    is_whole = True
+                except (InputChanged, ObjectMissing) as error:
+                    is_whole, why = False, str(error)
+                now = staging.repeat(source.wanted)
+                version = version_of_all(files)
+                if is_whole and version == version_of_all(now):
+                    for left in own.glob("*.part"):
+                        left.unlink()  # of versions that are no more
+                    num_bytes = sum(file.size for file in files)
+                    return Staged(files, num_bytes, num_fetched, version)
+                gone, new = set(files).difference(now), set(now).difference(files)
+                for file in gone:
+                    # Perhaps a mixture, or the bytes of a later version.
+                    self.path_of(source, file).unlink(missing_ok=True)
+                if gone or new:
+                    why = f"{source.describe(min(gone | new))} has changed since it was listed"
+                files = now
+        raise InputChanged(f"{why}, and so it went {NUM_ROUNDS} times: let it stand still, or name a copy")
+
+    def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
+        """Fetch what is missing; return how many bytes that were."""
+        missing = [_fetched(self, source, own, file) for file in files if not self.has(source, file)]
+        num_left = sum(one.num_left_bytes for one in missing)
+        _check_room(self.root, num_left)
+        total = sum(file.size for file in files)
+        with staging.open_progress(total, total - num_left) as progress:
+            tasks = (task for one in missing for task in one.tasks(staging.repeat, progress))
+            try:
+                _work(tasks, num_threads=staging.num_threads)
+            finally:
+                for one in missing:
+                    one.close()
+        return num_left
+
+
+class _Small:
+    """A file that one request brings."""
+
+    def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
+        self.num_left_bytes = file.size
+        self._target, self._own, self._source, self._file = target, own, source, file
+
+    def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
+        def fetch() -> None:
+            repeat(self._fetch)
+            progress(self._file.size)
+
+        yield fetch
+
+    def close(self) -> None:
+        pass
+
+    def _fetch(self) -> None:
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        found = hashlib.sha256()
+        with whole_file(self._target, mode=0o444, beside=self._own / "lock") as target:
+
+            def write(_at: int, view: memoryview) -> None:
+                target.write(view)
+                if self._source.spec.sha256 is not None:
+                    found.update(view)
+
+            self._source.read(self._file, 0, self._file.size, write)
+            _check_hash(self._source, self._file, found.hexdigest())
+            target.flush()
+            _settle(target.fileno(), self._file)
+
+
+class _Large:
+    """A file in blocks, which lies beside the lock until all of them are there."""
+
+    def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
+        self._target, self._source, self._file = target, source, file
+        # What another boot has written may not all have reached the disk.
+        self._part = own / f"{target.name}.{this_boot()}.part"
+        self._block = BLOCK_BYTES if source.has_ranges else file.size
+        self._num_blocks = -(-file.size // self._block)
+        self._left = self._read_left()
+        self.num_left_bytes = sum(map(self._size, self._left))
+        self._descriptor = -1
+        self._noting = threading.Lock()
+
+    def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
+        """Yield what fetches a block; the file is open until all of these have run, or ``close``."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._part, flags, 0o600)
+        if not self._left:
+            yield self._finish
+            return
+        os.ftruncate(self._descriptor, self._file.size + self._num_blocks)
+
+        def task(number: int) -> None:
+            repeat(lambda: self._fetch(number))
+            with self._noting:
+                os.pwrite(self._descriptor, b"\1", self._file.size + number)
+                self._left.discard(number)
+                is_last = not self._left
+            if is_last:
+                self._finish()
+            progress(self._size(number))
+
+        for number in sorted(self._left):
+            yield lambda number=number: task(number)  # type: ignore[misc]
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _size(self, number: int) -> int:
+        return min(self._block, self._file.size - number * self._block)
+
+    def _read_left(self) -> set[int]:
+        """Return the blocks that are not there yet."""
+        try:
+            with self._part.open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                if length == self._file.size:
+                    return set()  # cut to its length: only its rename was missing
+                file.seek(self._file.size)
+                marks = file.read(self._num_blocks)
+        except FileNotFoundError:
+            marks = b""
+        return {number for number in range(self._num_blocks) if marks[number : number + 1] != b"\1"}
+
+    def _fetch(self, number: int) -> None:
+        def write(at: int, view: memoryview) -> None:
+            write_at(self._descriptor, view, at)
+
+        self._source.read(self._file, number * self._block, self._size(number), write)
+
+    def _finish(self) -> None:
+        os.ftruncate(self._descriptor, self._file.size)
+        if self._source.spec.sha256 is not None:
+            found, at = hashlib.sha256(), 0
+            while data := os.pread(self._descriptor, BLOCK_BYTES, at):
+                found.update(data)
+                at += len(data)
+            try:
+                _check_hash(self._source, self._file, found.hexdigest())
+            except CorruptData:
+                self._part.unlink()
+                raise
+        _settle(self._descriptor, self._file)
+        os.fchmod(self._descriptor, 0o444)
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._part.replace(self._target)
+        self.close()
+
+
+def _fetched(cache: InputCache, source: Input, own: Path, file: Wanted) -> _Small | _Large:
+    kind = _Small if file.size <= BLOCK_BYTES else _Large
+    return kind(cache.path_of(source, file), own, source, file)
+
+
+def _work(tasks: Iterator[Callable[[], None]], *, num_threads: int) -> None:
+    """Run the tasks in some threads; after an error no further one is begun."""
+    taking, has_failed = threading.Lock(), threading.Event()
+
+    def work(_number: int) -> None:
+        while not has_failed.is_set():
+            try:
+                with taking:
+                    task = next(tasks, None)
+                if task is None:
+                    return
+                task()
+            except BaseException:
+                has_failed.set()
+                raise
+
+    each(work, range(num_threads), num_threads=num_threads)
+
+
+def _settle(descriptor: int, file: Wanted) -> None:
+    """Have the bytes on the disk, and the time by which a later change shows."""
+    os.fsync(descriptor)
+    os.utime(descriptor, ns=(_mtime_ns(file), _mtime_ns(file)))
+
+
+def _mtime_ns(file: Wanted) -> int:
+    return file.seconds * 10**9
+
+
+def _check_hash(source: Input, file: Wanted, found: str) -> None:
+    expected = source.spec.sha256
+    if expected is not None and found != expected:
+        raise CorruptData(f"{source.describe(file)} has the sha256 {found}, and not {expected}")
+
+
+def _check_room(root: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(root).free
+    if num_bytes > free:
+        raise CloudspotError(
+            f"no space left on the disk of {root}: {num_bytes / _GIB:.1f} GiB are to come, and "
+            f"{free / _GIB:.1f} GiB are free; ask for more with resources.disk"
+        )
+
+
+@contextmanager
+def _waited_lock(path: Path, pause: Callable[[float], None]) -> Iterator[None]:
+    while True:
+        with try_lock(path) as is_free:
+            if is_free:
+                yield
+                return
+        pause(LOCK_SECONDS)

@@ -1,0 +1,291 @@
+"""The inputs of [data] on a node: where the training finds them, beside the setup, and what goes wrong."""
+
+import errno
+import os
+import re
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from faultstore import DenyingStore
+from memorystore import InMemoryStore
+
+from cloudspot.agent import store_retry
+from cloudspot.agent.leaving import LeavingError
+from cloudspot.agent.training import input_staging
+from cloudspot.jobstore import codec, inputs, keys
+from cloudspot.jobstore.records import Heartbeat, InputVersion
+from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.local.filestore import FileStore
+from cloudspot.model import PreemptionNotice
+
+JOB = "digits-1"
+SHOW = """
+import os
+from pathlib import Path
+for name in sorted(os.environ):
+    if name.startswith("CLOUDSPOT_DATA_"):
+        root = Path(os.environ[name])
+        found = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+        print(name, "is", root)
+        for path in found:
+            print("file", path.relative_to(Path.cwd()), path.read_text())
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    store = FileStore(f"file://{tmp_path}/data")
+    store.put("images/a/one", b"1")
+    store.put("images/two", b"22")
+    store.put("labels.csv", b"333")
+    return store
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(input_staging, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(store_retry, "DENIED_SECONDS", 0.2)
+
+
+def tables(data, **more):
+    return {
+        "run": {"command": ["python", "-u", "train.py"], "launcher": "none", **more.pop("run", {})},
+        "data": {
+            "images": {"url": f"{data.url}/images/"},
+            "the-labels": {"url": f"{data.url}/labels.csv", "path": "labels/all.csv"},
+            **more,
+        },
+    }
+
+
+def beat(bench):
+    return codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
+
+
+def test_the_training_finds_each_input_at_its_path_and_by_its_variable(bench, data):
+    life = bench.life(SHOW, **tables(data, run={"setup": 'test -z "${CLOUDSPOT_DATA_IMAGES:-}"'}))
+    life.run()
+    record = bench.exit_record()
+    assert record.outcome == "succeeded", record.detail
+    work = life.context.node.work
+    lines = bench.log(life)
+    assert f"CLOUDSPOT_DATA_IMAGES is {work}/data/images" in lines
+    assert f"CLOUDSPOT_DATA_THE_LABELS is {work}/labels/all.csv" in lines
+    told = [line for line in lines if line.startswith("file ")]
+    assert told == ["file data/images/a/one 1", "file data/images/two 22", "file labels/all.csv 333"]
+    assert [(one.name, one.num_files, one.size, one.fetched) for one in beat(bench).staged] == [
+        ("images", 2, 3, 3),
+        ("the-labels", 1, 3, 3),
+    ]
+
+
+def test_an_absolute_path_and_another_file_system_work_too(bench, data, tmp_path, monkeypatch):
+    refuse_links(monkeypatch, errno.EXDEV)
+    target = tmp_path / "elsewhere" / "images"
+    life = bench.life("", **tables(data, images={"url": f"{data.url}/images/", "path": str(target)}))
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert (target / "a" / "one").read_bytes() == b"1"
+    assert (target / "a" / "one").is_symlink()
+
+
+def test_inputs_are_staged_beside_the_setup_and_then_in_a_phase_of_their_own(
+    bench, data, monkeypatch, wait_until
+):
+    released = threading.Event()
+    stage = input_staging.InputCache.stage
+
+    def slow(self, *given):
+        assert released.wait(30)
+        return stage(self, *given)
+
+    monkeypatch.setattr(input_staging.InputCache, "stage", slow)
+    life = bench.life("", **tables(data, run={"setup": "echo set up"}))
+    thread = threading.Thread(target=life.run, daemon=True)
+    thread.start()
+    wait_until(lambda: life.context.status.state == "staging")
+    assert "set up" in (life.context.node.logs / "setup.log").read_text()
+    released.set()
+    thread.join(30)
+    phases = [one.state for one in beat(bench).phases]
+    assert phases[:3] == ["staging", "restoring", "running"]
+
+
+def test_a_second_agent_and_a_second_node_of_the_machine_fetch_nothing(bench, data):
+    life = bench.life("", **tables(data))
+    life.run()
+    cache = life.context.node.data_cache
+    # The same machine again: its memory tells that all is there.
+    data.delete("labels.csv")
+    again = input_staging.InputStaging(life.context)
+    again.start()
+    again.finish()
+    data.put("labels.csv", b"333")
+    # Another node with the same cache, as a provider's option names it.
+    other = bench.life("", launch=2, machine="other", **tables(data))
+    other.context.node.data_cache = cache
+    staging = input_staging.InputStaging(other.context)
+    staging.start()
+    staging.finish()
+    staging.stop()
+    assert [(one.name, one.fetched) for one in other.context.status.staged] == [
+        ("images", 0),
+        ("the-labels", 3),
+    ]
+    assert (other.context.node.work / "data/images/two").read_bytes() == b"22"
+
+
+def test_an_agent_that_was_killed_before_it_had_noted_the_end_places_the_inputs_again(bench, data):
+    life = bench.life("", **tables(data))
+    context = life.context
+    stopped = context.node.work / "data" / "images"
+    stopped.mkdir(parents=True)
+    (stopped / "half").write_text("x")
+    context.memory.placed.append("data/images")
+    staging = input_staging.InputStaging(context)
+    staging.start()
+    staging.finish()
+    assert sorted(path.name for path in stopped.iterdir()) == ["a", "two"]
+
+
+def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
+    bench.life("", **tables(data)).run()
+    first = codec.decode(bench.store.get(keys.input_version(JOB, "images", 0)), InputVersion)
+    assert (first.num_files, first.size, str(first.seat)) == (2, 3, "1.0")
+    data.put("images/three", b"4444")
+    other = bench.life("", launch=2, machine="other", **tables(data)).context
+    staging = input_staging.InputStaging(other)
+    staging.start()
+    staging.finish()
+    assert other.status.warnings == (
+        (
+            "data.images differs from that of node 1.0: 2 files of 3 bytes there, 3 files of 7 bytes here; "
+            "someone has written to its URL"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail"),
+    [
+        ("missing", r"data\.images: memory://data/images/: there are no objects below it"),
+        ("denied", r"data\.images: memory://data/images/: access denied.*; grant the right to read it"),
+        ("out", r"data\.images: memory://data/images/: no answer for 0 s: out"),
+        ("full", r"data\.images: memory://data/images/: the disk refuses: No space left.*resources\.disk"),
+        ("nested", r"data\.images: memory://data/images/: .* a disk cannot hold both"),
+        ("taken", r"data\.images: memory://data/images/: .*work/data/images is there already"),
+        ("plugin", r"data\.images: nowhere://x/: no installed plugin opens nowhere:// URLs"),
+    ],
+)
+def test_what_cannot_be_staged_fails_in_a_line_that_names_it(bench, monkeypatch, fault, detail):
+    store = InMemoryStore("memory://data/images")
+    if fault != "missing":
+        store.put("one", b"1")
+    opened = store
+    if fault == "denied":
+        opened = DenyingStore(store, lambda method, _key: method == "list_page")
+    elif fault == "out":
+        opened = FailingStore(store)
+    elif fault == "full":
+        refuse_links(monkeypatch, errno.ENOSPC)
+    elif fault == "nested":
+        store.put("one/below", b"1")
+    url = "nowhere://x/" if fault == "plugin" else "memory://data/images/"
+    if fault != "plugin":
+        monkeypatch.setattr(inputs, "open_store", lambda _url: opened)
+    if fault == "taken":
+        (bench.root / "code" / "data").mkdir(parents=True)
+        (bench.root / "code" / "data" / "images").write_text("came with the code")
+    life = bench.life("", run={"setup": "sleep 60"}, data={"images": {"url": url}})
+    began = time.monotonic()
+    life.run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent, record.generation) == ("failed", 1, False, 0)
+    assert re.match(detail, record.detail), record.detail
+    assert time.monotonic() - began < 30  # the setup was ended
+
+
+def test_a_symlink_on_the_way_is_not_followed(bench, data, tmp_path):
+    context = bench.life("", **tables(data)).context
+    (tmp_path / "outside").mkdir()
+    (context.node.work / "data").symlink_to(tmp_path / "outside")
+    staging = input_staging.InputStaging(context)
+    staging.start()
+    with pytest.raises(
+        LeavingError, match=r"data\.images: .* is a symlink, which is not followed; name another"
+    ):
+        staging.finish()
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(bench, data):
+    context = bench.life("", **tables(data)).context
+    context.node.data_cache.mkdir(mode=0o777)
+    context.node.data_cache.chmod(0o777)
+    staging = input_staging.InputStaging(context)
+    staging.start()
+    with pytest.raises(LeavingError, match=r"data\.images: .*has mode 777, not 700: it must be private"):
+        staging.finish()
+
+
+def refuse_links(monkeypatch, number):
+    """Refuse further names of what is in a cache, and of nothing else."""
+    link = os.link
+
+    def refuse(source, target, **others):
+        if "/objects/" in str(source):
+            raise OSError(number, os.strerror(number))
+        link(source, target, **others)
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+class FailingStore(WrappedStore):
+    def _call(self, method, key, request):
+        raise input_staging.TransientError("out")
+
+
+def test_a_notice_ends_the_staging_at_once(bench, monkeypatch, wait_until):
+    store = InMemoryStore("memory://data")
+    store.put("one", b"1")
+    monkeypatch.setattr(input_staging, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(inputs, "open_store", lambda _url: FailingStore(store))
+    life = bench.life("", data={"images": {"url": "memory://data/"}})
+    thread = threading.Thread(target=life.run, daemon=True)
+    thread.start()
+    wait_until(lambda: life.context.status.state == "staging")
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=60)
+    bench.provider.notices.notice = PreemptionNotice(deadline=deadline)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert bench.exit_record().outcome == "drained"
+
+
+def test_a_setup_that_fails_ends_the_staging(bench, data):
+    bench.life("", **tables(data, run={"setup": "exit 9"})).run()
+    assert bench.exit_record().exit_code == 9
+    assert not [thread for thread in threading.enumerate() if thread.name == "staging"]
+
+
+def test_hostile_names_never_leave_the_directory(bench, monkeypatch, tmp_path):
+    """A store that does not keep to the rules of keys, as one of a plugin's might."""
+
+    class Hostile(InMemoryStore):
+        def list_page(self, prefix, *, after=None, limit=1000):
+            page = super().list_page(prefix, after=after, limit=limit)
+            evil = inputs.ObjectMeta(key="../../evil", size=1, modified_at=datetime.now(timezone.utc))
+            return type(page)(objects=(evil, *page.objects), next_after=None)
+
+        def get(self, key):
+            return b"1"
+
+    store = Hostile("memory://data")
+    store.put("one", b"1")
+    monkeypatch.setattr(inputs, "open_store", lambda _url: store)
+    bench.life("", data={"images": {"url": "memory://data/"}}).run()
+    assert bench.exit_record().outcome == "failed"
+    assert "'../../evil'" in bench.exit_record().detail
+    assert not list(Path(tmp_path).rglob("evil"))
