@@ -332,7 +332,7 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     """None: unknown."""
 
 
-DATA_CACHE: Final = "CLOUDSPOT_DATA_CACHE"
+DATA_CACHE: Final = "CLOUDSPOT_INPUT_CACHE"
 """The variable that names, on a machine, the directory in which files of ``[data]`` are kept."""
 
 

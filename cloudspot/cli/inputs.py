@@ -41,6 +41,13 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
         SpecError: there is nothing under a URL, or what is there cannot be staged.
         PluginError: no plugin for its scheme is installed.
     """
+    for name, data in spec.data.items():
+        path = data.path_or_default(name)
+        if path.startswith("/") and provider.is_this_computer:
+            raise SpecError(
+                f'data.{name}.path: "{path}" would be one place for all machines on this computer; name a '
+                "path below the working directory"
+            )
     found = tuple(_find(name, one, provider) for name, one in spec.data.items())
     for one in found:
         if one.unread:

@@ -101,16 +101,24 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
 
 
 def _check_url(at: FieldPath, one: DataSpec) -> None:
+    if "@" in one.url.partition("://")[2].partition("/")[0]:
+        raise FieldError(at, "must not hold credentials; each machine reads it with its own rights")
     match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", one.url)
     if match is None:
         raise FieldError(at, f'"{one.url}" is not a URL; expected one such as file:///data/images/')
-    if "@" in match[2]:
-        raise FieldError(at, "must not hold credentials; each machine reads it with its own rights")
     if not one.is_http:
         if not one.is_tree and not (match[3] or "").strip("/"):
             raise FieldError(at, f'"{one.url}" names no object; for all that lies below it: "{one.url}/"')
+        if one.scheme == "file" and not one.is_tree and "/" not in (match[3] or "").strip("/"):
+            raise FieldError(at, f'"{one.url}" lies in the root directory; put it into a directory')
         return
-    parts = urlsplit(one.url)
+    if not re.fullmatch(r"[!-~]+", one.url):
+        raise FieldError(at, "must be printable ASCII without spaces; write other characters as %C3%A4")
+    try:
+        parts = urlsplit(one.url)
+        _ = parts.port
+    except ValueError as error:
+        raise FieldError(at, f"is not a URL that can be asked for: {error}") from None
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if _SIGNATURE.fullmatch(name) or CREDENTIAL_NAME.fullmatch(name):
             found = f'has a parameter "{name}", which looks like a credential that anyone could read in the'

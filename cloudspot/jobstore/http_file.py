@@ -88,7 +88,8 @@ class HttpFile:
             raise CloudspotError(f"{self.shown}: the server sends it compressed only; put it into a store")
         if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
             match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-            if match is None or int(match[1]) != span[0]:
+            found = None if match is None else (int(match[1]), int(match[2]) + 1)
+            if match is None or found != (span[0], min(sum(span), int(match[3]))):
                 raise CloudspotError(f"{self.shown}: the server answered with another range than asked for")
             return HttpHead(int(match[3]), _version(headers), _seconds(headers), has_ranges=True)
         if span is not None and span[0] > 0:

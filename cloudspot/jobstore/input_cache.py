@@ -2,8 +2,8 @@
 
 ``objects/`` holds the files that are whole; each appears by a rename, synced, and is never written again.
 ``inputs/<hash of a URL>/`` holds the lock of whoever stages that input, and large files under way: behind
-its bytes, such a file has one byte for each block, which is 1 once the block is there. So a killed process
-leaves what the next one goes on with.
+its bytes, such a file has one byte for each block, which is 1 once the block is there; its name tells how
+long a block is. So a killed process leaves what the next one goes on with.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Staging:
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
     """Is told the bytes of the input, and those that are here; lends what is told further ones."""
     num_threads: int = NUM_THREADS
+    place: Callable[[Staged], None] = lambda _staged: None
+    """Is called once all is here, while nobody else stages the input and could remove a version."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,10 @@ class InputCache:
                 now = staging.repeat(source.wanted)
                 version = version_of_all(files)
                 if is_whole and version == version_of_all(now):
-                    for left in own.glob("*.part"):
-                        left.unlink()  # of versions that are no more
                     num_bytes = sum(file.size for file in files)
-                    return Staged(files, num_bytes, num_fetched, version)
+                    staged = Staged(files, num_bytes, num_fetched, version)
+                    staging.place(staged)
+                    return staged
                 gone, new = set(files).difference(now), set(now).difference(files)
                 for file in gone:
                     # Perhaps a mixture, or the bytes of a later version.
@@ -127,6 +129,10 @@ class InputCache:
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
         """Fetch what is missing; return how many bytes that were."""
         missing = [_fetched(self, source, own, file) for file in files if not self.has(source, file)]
+        parts = {one.part for one in missing if isinstance(one, _Large)}
+        for left in own.glob("*.part"):
+            if left not in parts:
+                left.unlink()  # of a version that is no more, or of an earlier boot
         num_left = sum(one.num_left_bytes for one in missing)
         _check_room(self.root, num_left)
         total = sum(file.size for file in files)
@@ -178,9 +184,9 @@ class _Large:
 
     def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
         self._target, self._source, self._file = target, source, file
-        # What another boot has written may not all have reached the disk.
-        self._part = own / f"{target.name}.{this_boot()}.part"
         self._block = BLOCK_BYTES if source.has_ranges else file.size
+        # What another boot has written may not all have reached the disk.
+        self.part = own / f"{target.name}.{self._block}.{this_boot()}.part"
         self._num_blocks = -(-file.size // self._block)
         self._left = self._read_left()
         self.num_left_bytes = sum(map(self._size, self._left))
@@ -190,10 +196,12 @@ class _Large:
     def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
         """Yield what fetches a block; the file is open until all of these have run, or ``close``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self._part, flags, 0o600)
+        self._descriptor = os.open(self.part, flags, 0o600)
         if not self._left:
             yield self._finish
             return
+        if len(self._left) == self._num_blocks:
+            os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, self._file.size + self._num_blocks)
 
         def task(number: int) -> None:
@@ -220,12 +228,12 @@ class _Large:
     def _read_left(self) -> set[int]:
         """Return the blocks that are not there yet."""
         try:
-            with self._part.open("rb") as file:
+            with self.part.open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
                 if length == self._file.size:
                     return set()  # cut to its length: only its rename was missing
                 file.seek(self._file.size)
-                marks = file.read(self._num_blocks)
+                marks = file.read() if length == self._file.size + self._num_blocks else b""
         except FileNotFoundError:
             marks = b""
         return {number for number in range(self._num_blocks) if marks[number : number + 1] != b"\1"}
@@ -246,12 +254,12 @@ class _Large:
             try:
                 _check_hash(self._source, self._file, found.hexdigest())
             except CorruptData:
-                self._part.unlink()
+                self.part.unlink()
                 raise
         _settle(self._descriptor, self._file)
         os.fchmod(self._descriptor, 0o444)
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._part.replace(self._target)
+        self.part.replace(self._target)
         self.close()
 
 

@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore, is_key
@@ -110,6 +111,8 @@ class _StoreInput(Input):
         base, _, self._key = spec.url.rpartition("/")
         if spec.is_tree:
             base, self._key = spec.url.rstrip("/"), ""
+        elif spec.scheme == "file":
+            self._key = unquote(self._key)
         self.store: ObjectStore = open_store(base)
         self._own = threading.local()
 
@@ -194,6 +197,8 @@ class _HttpInput(Input):
                 raise InputChanged(f"{self.describe(file)} has changed since it was listed")
             at = start
             for piece in pieces:
+                if at + len(piece) > start + length:
+                    raise TransientError(f"{self.describe(file)}: the answer has more bytes than asked for")
                 with memoryview(piece) as view:
                     sink(at, view)
                 at += len(piece)

@@ -35,6 +35,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # A directory that another process removes as empty between our mkdir and our link is made anew; each
 # further round needs such a removal in the same few microseconds.
+_PAGE_SIZE = 1000
 _NUM_TRIES = 50
 
 
@@ -127,16 +128,30 @@ class FileStore(ObjectStore):
         """Return a page of the objects under ``prefix``; see ObjectStore."""
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")
+        skipped: list[str] = []
+        with self._translated("list", prefix):
+            found = tuple(islice(self._below(prefix, after, skipped), limit + 1))
+        next_after = found[limit - 1].key if len(found) > limit else None
+        return ObjectPage(objects=found[:limit], next_after=next_after, skipped=tuple(skipped))
+
+    def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
+        """Yield pages of one walk; see ObjectStore. A walk for each would read large directories anew."""
+        skipped: list[str] = []
+        with self._translated("list", prefix):
+            below = self._below(prefix, after, skipped)
+            while found := tuple(islice(below, _PAGE_SIZE)):
+                yield ObjectPage(objects=found, next_after=found[-1].key, skipped=tuple(skipped))
+                skipped.clear()
+        if skipped:
+            yield ObjectPage(objects=(), next_after=None, skipped=tuple(skipped))
+
+    def _below(self, prefix: str, after: str | None, skipped: list[str]) -> Iterator[ObjectMeta]:
         directory = prefix[: prefix.rfind("/") + 1]
         if directory:
             check_key(directory[:-1])
         if directory.startswith(STAGING + "/"):
-            return ObjectPage(objects=(), next_after=None)
-        skipped: list[str] = []
-        with self._translated("list", prefix):
-            found = tuple(islice(self._walk(directory, prefix, after, skipped), limit + 1))
-        next_after = found[limit - 1].key if len(found) > limit else None
-        return ObjectPage(objects=found[:limit], next_after=next_after, skipped=tuple(skipped))
+            return iter(())
+        return self._walk(directory, prefix, after, skipped)
 
     def delete(self, key: str) -> None:
         """Remove the object, and directories that it leaves empty; see ObjectStore.

@@ -156,7 +156,12 @@ class BucketStore(ObjectStore):
                 if is_key(key)
             ),
             next_after=None if token is None else keys[-1],
-            skipped=tuple(key for key in keys if not is_key(key) and not key.endswith("/") and key),
+            # Services' consoles make empty objects that stand for directories.
+            skipped=tuple(
+                key
+                for key, one in zip(keys, found, strict=True)
+                if not is_key(key) and not (one.size == 0 and (not key or key.endswith("/")))
+            ),
         )
 
     def delete(self, key: str) -> None:

@@ -93,6 +93,12 @@ def test_a_file_url_is_not_looked_up_here_for_machines_elsewhere(with_data, monk
     assert found["unread"] == "is on each machine's own disk, so it was not checked here"
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_machines_on_this_computer_take_no_absolute_path(with_data, command):
+    done = with_data.run(command, str(with_data.job_file), "--set", "data.images.path=/in", status=2)
+    assert 'data.images.path: "/in" would be one place for all machines on this computer' in done.stderr
+
+
 def test_an_input_that_is_larger_than_the_disk_is_warned_of(with_data):
     done = with_data.run("plan", str(with_data.job_file), "--set", "resources.disk=1KiB")
     assert "the inputs have 3.0 KiB, and resources.disk is 1.0 KiB; ask for more" in done.stderr

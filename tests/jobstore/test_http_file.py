@@ -1,9 +1,13 @@
 """Inputs that a web server has: a real one on loopback, with and without ranges, and servers that misbehave."""
 
+import contextlib
+import functools
 import hashlib
 import os
 import re
 import threading
+import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -15,6 +19,7 @@ from cloudspot.jobstore import http_file
 from cloudspot.jobstore.http_file import HttpFile
 from cloudspot.jobstore.input_cache import InputCache
 from cloudspot.jobstore.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
+from cloudspot.retrying import retry
 
 LARGE = os.urandom(2 * BLOCK_BYTES + 777)
 
@@ -97,6 +102,67 @@ def test_a_large_file_comes_in_blocks(server, cache):
         (BLOCK_BYTES, 2 * BLOCK_BYTES - 1),
         (2 * BLOCK_BYTES, len(LARGE) - 1),
     ]
+
+
+class Killed(Exception):
+    """Stands for the end of the agent."""
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_what_is_there_counts_only_for_who_reads_it_in_the_same_blocks(server, cache, has_ranges):
+    """An agent is killed after some blocks, and for the next one the server has ranges no more, or now does."""
+    server.data, server.has_ranges = LARGE, has_ranges
+
+    @contextmanager
+    def dying(_total, _here):
+        def add(_count):
+            raise Killed
+
+        yield add
+
+    with pytest.raises(Killed):
+        cache.stage(open_input(spec(server)), staging(num_threads=1, open_progress=dying))
+    server.has_ranges = not has_ranges
+    source = open_input(spec(server))
+    assert contents(cache, source, cache.stage(source, staging())) == {"": LARGE}
+
+
+def test_an_answer_with_more_bytes_than_asked_for_is_not_taken(server, cache):
+    """It would lie over the block behind it, which is there already."""
+    server.data, taken = LARGE, []
+
+    def answer(handler):
+        asked = (BLOCK_BYTES, 2 * BLOCK_BYTES - 1)
+        if taken or handler.headers["Range"] != "bytes={}-{}".format(*asked):
+            return False
+        taken.append(handler)
+        while not (left := list(cache.root.rglob("*.part"))) or left[0].read_bytes()[-1] != 1:
+            time.sleep(0.05)
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {asked[0]}-{asked[1]}/{len(LARGE)}")
+        for name, value in server.told:
+            handler.send_header(name, value)
+        handler.end_headers()
+        with contextlib.suppress(ConnectionError):
+            handler.wfile.write(b"x" * (asked[1] - asked[0] + 1 + BLOCK_BYTES))
+        handler.close_connection = True
+        return True
+
+    server.answer = answer
+    source = open_input(spec(server))
+    repeat = functools.partial(retry, sleep=lambda _seconds: None)
+    assert contents(cache, source, cache.stage(source, staging(repeat=repeat))) == {"": LARGE}
+    assert len(taken) == 1
+
+
+def test_an_answer_with_another_end_than_asked_for_is_refused(server, cache):
+    def answer(handler):
+        handler.say(206, b"he", ("Content-Range", "bytes 0-1/5"))
+        return True
+
+    server.answer = answer
+    with pytest.raises(CloudspotError, match="another range than asked for"):
+        cache.stage(open_input(spec(server)), staging())
 
 
 def test_a_file_that_changes_between_two_blocks_is_staged_again_whole(server, cache):

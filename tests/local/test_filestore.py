@@ -404,3 +404,20 @@ def test_a_presigned_url_names_the_file(store):
     parts = urlsplit(store.presign_get("a/b c", seconds=1))
     assert parts.scheme == "file"
     assert Path(unquote(parts.path)).read_bytes() == b"hello"
+
+
+def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
+    store = FileStore(f"file://{tmp_path}/store")
+    monkeypatch.setattr(filestore, "_PAGE_SIZE", 3)
+    names = [f"k{number}" for number in range(7)]
+    for name in names:
+        store.put(name, b"")
+    (store.root / "k9").symlink_to(tmp_path)
+    scans = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scans.append(path) or scandir(path))
+    pages = list(store.list_pages(""))
+    assert [one.key for page in pages for one in page.objects] == names
+    assert [name for page in pages for name in page.skipped] == ["k9"]
+    assert len([path for path in scans if str(path).rstrip("/") == str(store.root)]) == 1
+    assert [one.key for page in store.list_pages("k", after="k4") for one in page.objects] == ["k5", "k6"]

@@ -26,14 +26,14 @@ from cloudspot.jobfile.data import DataSpec, variable_of
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.input_cache import InputCache, Staged, Staging
-from cloudspot.jobstore.inputs import Input, open_input
+from cloudspot.jobstore.inputs import Input, open_input, version_of_all
 from cloudspot.jobstore.records import InputVersion, StagedInput, new_nonce
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 SILENT_SECONDS = 300.0
-"""How long a request of an input may fail before its node gives up."""
+"""How long a request of an input may fail, from its first failure, before its node gives up."""
 LEAVE_SECONDS = 5.0
 """How long a node that leaves waits for requests under way."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -87,6 +87,8 @@ class InputStaging:
             for name, spec in self._specs.items():
                 found.append(self._stage(name, spec))
                 context.status.staged = tuple(found)
+            context.memory.staged = tuple(found)
+            context.memory.save(context.node)
         except _Stopped:
             return
         except _InputError as error:
@@ -96,18 +98,19 @@ class InputStaging:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the node waiting for ever
             _log.exception("the inputs cannot be staged")
             self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
-            return
-        context.memory.staged = tuple(found)
-        context.memory.save(context.node)
 
     def _stage(self, name: str, spec: DataSpec) -> StagedInput:
         began, node = time.monotonic(), self._context.node
         with _told(name, spec):
             make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
-            staged = cache.stage(source, Staging(self._repeat, self._pause, self._progress))
-            place(self._context, spec.path_or_default(name), source, cache, staged)
-        self._compare(name, staged)
+            put = functools.partial(place, self._context, spec.path_or_default(name), source, cache)
+            staging = Staging(self._repeat, self._pause, self._progress, place=put)
+            staged = cache.stage(source, staging)
+        try:
+            self._compare(name, spec, staged)
+        except CloudspotError as error:
+            _log.warning("whether other nodes have the same data.%s is not known: %s", name, error)
         found = StagedInput(
             name=name,
             num_files=len(staged.files),
@@ -130,22 +133,36 @@ class InputStaging:
             raise _Stopped
 
     def _repeat(self, request: Callable[[], _T]) -> _T:
+        """Make the request, and again for ``SILENT_SECONDS`` after it first failed, however long it takes."""
+        failed_at: float | None = None
+
         def attempt() -> _T:
+            nonlocal failed_at
             if self._stopped.is_set():
                 raise _Stopped
-            return request()
+            try:
+                return request()
+            except TransientError as error:
+                now = time.monotonic()
+                failed_at = now if failed_at is None else failed_at
+                if now - failed_at >= SILENT_SECONDS:
+                    raise CloudspotError(f"it has failed for {now - failed_at:.0f} s: {error}") from error
+                raise
 
-        deadline = time.monotonic() + SILENT_SECONDS
-        return self._context.insist(attempt, deadline=deadline, sleep=self._pause)
+        return self._context.insist(attempt, sleep=self._pause)
 
-    def _compare(self, name: str, staged: Staged) -> None:
+    def _compare(self, name: str, spec: DataSpec, staged: Staged) -> None:
         """Warn if another node of the job has staged something else under the URL."""
         context = self._context
         key = keys.input_version(context.job_id, name, context.job.submission.resumption)
+        version = staged.version
+        if spec.scheme == "file":
+            # Each machine may have a copy of its own, whose files have other times.
+            version = version_of_all([file._replace(version="") for file in staged.files])
         ours = InputVersion(
             at=datetime.now(timezone.utc),
             writer=new_nonce(),
-            version=staged.version,
+            version=version,
             num_files=len(staged.files),
             size=staged.num_bytes,
             seat=context.seat,
@@ -236,8 +253,6 @@ def _told(name: str, spec: DataSpec) -> Iterator[None]:
         yield
     except AuthError as error:
         raise _InputError(failed(f"{error}; grant the right to read it to the machines' role")) from error
-    except TransientError as error:
-        raise _InputError(failed(f"no answer for {SILENT_SECONDS:.0f} s: {error}")) from error
     except PluginError as error:
         raise _InputError(failed(f"{error} (on this machine's image)")) from error
     except SymlinkError as error:

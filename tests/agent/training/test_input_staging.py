@@ -15,6 +15,7 @@ from memorystore import InMemoryStore
 from cloudspot.agent import store_retry
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.agent.training import input_staging
+from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, inputs, keys
 from cloudspot.jobstore.records import Heartbeat, InputVersion
 from cloudspot.jobstore.wrapped_store import WrappedStore
@@ -151,6 +152,20 @@ def test_an_agent_that_was_killed_before_it_had_noted_the_end_places_the_inputs_
     assert sorted(path.name for path in stopped.iterdir()) == ["a", "two"]
 
 
+def test_a_copy_of_each_machines_own_is_the_same_input(bench, data):
+    bench.life("", **tables(data)).run()
+    for key in ("images/a/one", "images/two"):
+        path = data.root / key
+        copy = path.with_suffix(".copy")
+        copy.write_bytes(path.read_bytes())
+        copy.rename(path)
+    other = bench.life("", launch=2, machine="other", **tables(data)).context
+    staging = input_staging.InputStaging(other)
+    staging.start()
+    staging.finish()
+    assert other.status.warnings == ()
+
+
 def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
     bench.life("", **tables(data)).run()
     first = codec.decode(bench.store.get(keys.input_version(JOB, "images", 0)), InputVersion)
@@ -173,7 +188,7 @@ def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
     [
         ("missing", r"data\.images: memory://data/images/: there are no objects below it"),
         ("denied", r"data\.images: memory://data/images/: access denied.*; grant the right to read it"),
-        ("out", r"data\.images: memory://data/images/: no answer for 0 s: out"),
+        ("out", r"data\.images: memory://data/images/: it has failed for 0 s: out"),
         ("full", r"data\.images: memory://data/images/: the disk refuses: No space left.*resources\.disk"),
         ("nested", r"data\.images: memory://data/images/: .* a disk cannot hold both"),
         ("taken", r"data\.images: memory://data/images/: .*work/data/images is there already"),
@@ -264,10 +279,49 @@ def test_a_notice_ends_the_staging_at_once(bench, monkeypatch, wait_until):
     assert bench.exit_record().outcome == "drained"
 
 
-def test_a_setup_that_fails_ends_the_staging(bench, data):
-    bench.life("", **tables(data, run={"setup": "exit 9"})).run()
+def test_a_setup_that_fails_ends_the_staging(bench, monkeypatch):
+    store = InMemoryStore("memory://data")
+    asked = threading.Event()
+
+    class Asked(FailingStore):
+        def _call(self, method, key, request):
+            asked.set()
+            super()._call(method, key, request)
+
+    monkeypatch.setattr(input_staging, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(inputs, "open_store", lambda _url: Asked(store))
+    bench.life("", data={"images": {"url": "memory://data/"}}, run={"setup": "sleep 1; exit 9"}).run()
+    assert asked.is_set()
     assert bench.exit_record().exit_code == 9
     assert not [thread for thread in threading.enumerate() if thread.name == "staging"]
+
+
+def test_a_request_that_takes_long_and_breaks_is_made_again(bench, monkeypatch):
+    """The time counts from the first failure, not from the beginning of the request."""
+    store = InMemoryStore("memory://data")
+    store.put("one", b"1")
+    moments = iter([0.0])
+
+    class BreaksOnce(WrappedStore):
+        def _call(self, method, key, request):
+            if method == "get" and next(moments, None) is not None:
+                time.sleep(1.5 * input_staging.SILENT_SECONDS)
+                raise input_staging.TransientError("broke")
+            return request()
+
+    monkeypatch.setattr(input_staging, "SILENT_SECONDS", 0.4)
+    monkeypatch.setattr(inputs, "open_store", lambda _url: BreaksOnce(store))
+    bench.life("", data={"images": {"url": "memory://data/"}}).run()
+    assert bench.exit_record().outcome == "succeeded"
+
+
+def test_a_store_of_the_job_that_refuses_the_note_ends_no_node(bench, data, monkeypatch):
+    def refused(*_arguments):
+        raise CloudspotError("no right to write")
+
+    monkeypatch.setattr(input_staging, "create", refused)
+    bench.life("", **tables(data)).run()
+    assert bench.exit_record().outcome == "succeeded"
 
 
 def test_hostile_names_never_leave_the_directory(bench, monkeypatch, tmp_path):
