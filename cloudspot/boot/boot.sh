@@ -87,7 +87,7 @@ fi
 # that cannot run must not keep a paid machine: ten short runs in a row end the machine, and so do fifty of any
 # length. SIGTERM to this loop stops the agent, which then saves and leaves.
 run_agent() {
-    local agent=0 delay=1 num_runs=0 num_short_runs=0 started status stopped=no ended=no
+    local agent=0 delay=1 num_runs=0 num_short_runs=0 started status again stopped=no ended=no
     trap 'stopped=yes; kill -TERM "$agent" 2>/dev/null' TERM
     while [ "$stopped" = no ]; do
         num_runs=$((num_runs + 1))
@@ -96,6 +96,11 @@ run_agent() {
         agent=$!
         # A signal ends the waiting, not the agent.
         while wait "$agent"; status=$?; [ "$status" -gt 128 ] && kill -0 "$agent" 2>/dev/null; do :; done
+        if [ "$status" -gt 128 ]; then # of the signal, perhaps, and the agent has ended by now
+            wait "$agent" 2>/dev/null
+            again=$?
+            [ "$again" -eq 127 ] || status=$again
+        fi
         if [ "$status" -eq 0 ]; then
             ended=yes
             break

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import resource
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cloudspot import boot
 from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script
 from cloudspot.errors import CloudspotError
 from cloudspot.model import BootProfile
@@ -291,6 +293,32 @@ def test_where_no_agent_will_run_any_more_the_end_is_told_to_nobody(machine, sta
     program = machine.directory / "node" / "on-shutdown"
     subprocess.run([program, "--seconds", "20", "--source", "hook"], check=True, timeout=30)
     assert not (machine.directory / "arguments").exists()
+
+
+QUICK_AGENT = """\
+#!/bin/sh
+trap 'kill $!; exit 0' TERM
+{sleep} 1000 >/dev/null 2>&1 &
+touch {directory}/serves
+wait
+"""
+LATE_LOOK = 'kill() { builtin kill "$@"; local status=$?; read -rt 0.3 <> <(:); return $status; }\n'
+"""After a signal to the agent the loop goes on when the agent has ended already."""
+
+
+def test_an_agent_that_ends_at_once_when_it_is_stopped_is_not_taken_for_one_that_failed(tmp_path, wait_until):
+    agent, script = tmp_path / "agent", (Path(boot.__file__).parent / "boot.sh").read_text()
+    agent.write_text(QUICK_AGENT.format(directory=tmp_path, sleep=shutil.which("sleep")))
+    agent.chmod(0o755)
+    (loop,) = re.findall(r"^run_agent\(\) \{$.*?^\}$", script, re.DOTALL | re.MULTILINE)
+    environment = {**os.environ, "CLOUDSPOT_AGENT_PYTHON": str(agent), "CLOUDSPOT_NODE_DIR": str(tmp_path)}
+    words = ["bash", "-c", f"{LATE_LOOK}{loop}\nrun_agent"]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        wait_until((tmp_path / "serves").exists)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
+    assert (tmp_path / "agent-ended").exists()
 
 
 def test_of_an_agent_that_was_stopped_and_failed_the_end_is_told(machine):
