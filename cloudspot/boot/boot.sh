@@ -96,7 +96,7 @@ run_agent() {
         agent=$!
         # A signal ends the waiting, not the agent.
         while wait "$agent"; status=$?; [ "$status" -gt 128 ] && kill -0 "$agent" 2>/dev/null; do :; done
-        if [ "$status" -gt 128 ]; then # of the signal, perhaps, and the agent has ended by now
+        if [ "$status" -gt 128 ]; then # perhaps that of the signal, while the agent has ended: ask again
             wait "$agent" 2>/dev/null
             again=$?
             [ "$again" -eq 127 ] || status=$again

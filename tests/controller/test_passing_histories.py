@@ -10,6 +10,7 @@ import os
 from contextlib import suppress
 
 import pytest
+from few_or_many import few_or_many
 from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pass_often, play
 from simnodes import Script
 from simulation import Odds
@@ -24,20 +25,22 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting
 from cloudspot.jobstore.suspicions import read_suspicions, write_suspicions
 
-NUM_HISTORIES = 40
+NUM_HISTORIES = 100
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 
 
+@few_or_many(40, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
-def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers):
-    results = [play(seed, drivers=drivers) for seed in range(NUM_HISTORIES)]
+def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
+    results = [play(seed, drivers=drivers) for seed in seeds]
     assert sum(one.num_launches for one in results) > 2 * len(results)
     assert sum(one.num_generations for one in results) > 1.15 * len(results)
 
 
+@few_or_many(40, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
-def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers):
-    results = [play(seed, drivers=drivers, **SILENCES) for seed in range(NUM_HISTORIES)]
+def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers, seeds):
+    results = [play(seed, drivers=drivers, **SILENCES) for seed in seeds]
     # One that hangs for ever takes its hour.
     assert sum(one.seconds > 3600 for one in results) > 0.2 * len(results)
 
