@@ -14,7 +14,7 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore import codec, keys, launches, manifests
 from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, Seat, new_nonce
 from cloudspot.train import handoff as files
@@ -603,4 +603,21 @@ def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, mon
     assert thread.is_alive()
     bench.put_part(1, 40)
     thread.join(10.0)
+    assert bench.commits() == (bench.id(1, 40),)
+
+
+def test_the_last_part_counts_even_if_it_comes_just_after_an_attempt_to_commit(bench, make, monkeypatch):
+    """The survivor saw that no part was missing any more, and left without the commit."""
+    first, _ = make(2, min=1, max=2)
+    bench.put_part(0, 40)
+    commit_whole = manifests.commit_whole
+
+    def attempt(*args, **options):
+        commit = commit_whole(*args, **options)
+        if commit is None:
+            bench.put_part(1, 40)
+        return commit
+
+    monkeypatch.setattr(manifests, "commit_whole", attempt)
+    first.membership.await_commit(40)
     assert bench.commits() == (bench.id(1, 40),)
