@@ -29,12 +29,11 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
     checkpoint = CheckpointId(current.number, step)
     peers.ask()
     end = time.monotonic() + COMMIT_SECONDS
+    seems_whole = False
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
-        # In this order: a node that is gone now has put its parts before, or never will; and what is missing
-        # is looked at before the attempt to commit, which may otherwise be over when the last part comes.
+        # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
-        missing = _missing_parts(context, checkpoint, current)
         try:
             commit = context.insist(
                 lambda: manifests.commit_whole(
@@ -47,6 +46,10 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         if commit is not None:
             context.status.committed = max(commit.id, context.status.committed or commit.id)
             return
+        missing = _missing_parts(context, checkpoint, current)
+        if not missing and not seems_whole:
+            seems_whole = True  # the last part came after the attempt to commit: once more
+            continue
         if missing <= gone:
             return
         if time.monotonic() >= end and not any(peers.has_notice(seat) for seat in missing - gone):

@@ -16,7 +16,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches, manifests
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, Seat, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, SaveId, Seat, new_nonce
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -621,3 +621,22 @@ def test_the_last_part_counts_even_if_it_comes_just_after_an_attempt_to_commit(b
     monkeypatch.setattr(manifests, "commit_whole", attempt)
     first.membership.await_commit(40)
     assert bench.commits() == (bench.id(1, 40),)
+
+
+def test_a_drain_of_which_a_part_is_malformed_is_given_up_and_not_waited_for(bench, make, caplog):
+    first, _ = make(2, min=1, max=2)
+    bench.put_part(0, 40)
+    bench.store.put(keys.part(JOB, SaveId(1, 40, 0), 0), b"{")
+    first.membership.await_commit(40)
+    assert bench.commits() == ()
+    assert "checkpoint 1-40 is given up" in caplog.text
+
+
+def test_a_malformed_part_of_one_save_keeps_no_other_of_the_same_step_from_being_committed(bench, make):
+    first, _ = make(2, min=1, max=2)
+    bench.put_part(0, 40, number=2)
+    bench.store.put(keys.part(JOB, SaveId(1, 40, 2), 0), b"{")
+    for rank in range(2):
+        bench.put_part(rank, 40, number=1)
+    first.membership.await_commit(40)
+    assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
