@@ -7,9 +7,12 @@ prepares the account, submits the job, and only looks on from then on; it prints
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from acting_user import COMMAND, JOBS, User
 from isolated_machines import needs_isolated_machines
 from unattended_clouds import CLOUDS
 
+from cloudspot.jobstore.standing_drivers import list_drivers
 from cloudspot.local.home import state_home
+from cloudspot.registry import open_store
 
 RUNNING_CLOUDS = [
     pytest.param(
@@ -31,6 +36,11 @@ RUNNING_CLOUDS = [
 ]
 RECLAIMS = ("launch=1,rank=0,after_steps=30,notice=30", "launch=2,rank=0,after_steps=60,notice=30")
 ENDED = {"succeeded", "failed", "stopped"}
+DEPLOYERS = {
+    "function": COMMAND,
+    "second": [sys.executable, str(Path(__file__).with_name("second_function.py"))],
+}
+"""The command lines that deploy a function each, by the word for it in a preparation."""
 
 pytestmark = [
     pytest.mark.soak,
@@ -109,17 +119,32 @@ def test_function_and_nodes_together_buy_no_machine_twice(user: User, cloud: str
     check_done(seen)
 
 
+@pytest.mark.parametrize("cloud", RUNNING_CLOUDS)
+def test_two_functions_and_the_nodes_buy_no_machine_twice(user: User, cloud: str) -> None:
+    """Both functions run every minute and at each notice, beside the node that has it."""
+    seen = look_on(user, f"two-{cloud}", preparation="function second nodes", drive=True, cloud=cloud)
+    check_done(seen)
+    assert len([one for one in seen["drivers"] if one.startswith("function cloudspot-driver-")]) == 2
+    assert seen["left"] == []
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_passes_that_are_killed_at_each_of_their_calls_bring_a_job_through(user: User, cloud: str) -> None:
     """The code that a function runs, killed before and after its first call, its second, and so on."""
     seen = look_on(user, f"killed-{cloud}", preparation="killed", cloud=cloud, timeout=700)
     check_done(seen)
     assert seen["num_kills"] > 50
+    assert seen["whole_passes"], "no pass was short enough for each of its calls to have had its turn"
 
 
-def be_killed(name: str, seconds: float) -> int:
-    """Make passes each of which dies at a later call than the one before, until the job has ended."""
+def be_killed(name: str, seconds: float) -> tuple[int, list[int]]:
+    """Make passes each of which dies at a later call than the one before, until the job has ended.
+
+    Returns how many were killed; and, for each time that one was not, since it makes no more calls than that, at
+    how many calls the ones before it were killed.
+    """
     end, num_kills, number = time.monotonic() + seconds, 0, 0
+    whole_passes: list[int] = []
     killed = [sys.executable, str(Path(__file__).with_name("killed_at_call.py"))]
     is_done = False
     while time.monotonic() < end and not is_done:
@@ -131,47 +156,53 @@ def be_killed(name: str, seconds: float) -> int:
             num_kills += done.returncode == -9
             was_short = was_short or done.returncode == 0
         if was_short:  # The pass makes fewer calls; the next one dies at its first again.
+            whole_passes.append(number - 1)
             number = 0
         is_done = json.loads(cloudspot("show", name, "--json"))["state"] in ENDED
-    return num_kills
+    return num_kills, whole_passes
 
 
 def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str) -> None:
     """Do what the module's docstring says."""
-    if "function" in preparation:
-        cloudspot("driver", "deploy", "--provider", cloud, "--every", "1m", "--yes")
+    deployers = [program for word, program in DEPLOYERS.items() if word in preparation]
+    for program in deployers:
+        cloudspot("driver", "deploy", "--provider", cloud, "--every", "1m", "--yes", program=program)
     if "nodes" in preparation:
         CLOUDS[cloud].let_nodes_drive()
     job = str(JOBS / "tiny" / "job.toml")
     submitted = cloudspot("run", job, "--name", name, "--provider", cloud, "--detach", *arguments)
-    num_kills = be_killed(name, float(timeout)) if preparation == "killed" else 0
+    num_kills, whole_passes = be_killed(name, float(timeout)) if preparation == "killed" else (0, [])
     end = time.monotonic() + float(timeout)
     show: dict[str, Any] = {}
     while time.monotonic() < end and show.get("state") not in ENDED:
         time.sleep(2.0)
         show = json.loads(cloudspot("show", name, "--json"))
+    drivers = list_drivers(open_store(os.environ["CLOUDSPOT_STORE"]), datetime.now(timezone.utc), cloud)
     left: list[str] = []
-    if "function" in preparation:
-        cloudspot("driver", "remove", "--provider", cloud)
-        left = [one for one in CLOUDS[cloud].names() if "driver" in one]
-        again = cloudspot("driver", "remove", "--provider", cloud)
+    for program in deployers:
+        cloudspot("driver", "remove", "--provider", cloud, program=program)
+    for program in deployers:
+        left += [one for one in CLOUDS[cloud].names() if "driver" in one]
+        again = cloudspot("driver", "remove", "--provider", cloud, program=program)
         left += [again] if again.startswith("removed") else []
     result = {
         "show": show,
         "log": cloudspot("logs", name),
         "machines": len(list((state_home() / "sandboxes").glob("*/state/machines/*"))),
         "submitted": submitted,
+        "drivers": [one.who for one in drivers],
         "left": left,
         "num_kills": num_kills,
+        "whole_passes": whole_passes,
     }
     print(json.dumps(result))
 
 
-def cloudspot(*arguments: str) -> str:
+def cloudspot(*arguments: str, program: Sequence[str] = COMMAND) -> str:
     """Return what the command prints, its warnings too unless it prints JSON."""
     errors = None if "--json" in arguments else subprocess.STDOUT
     done = subprocess.run(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, check=False
+        [*program, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, check=False
     )
     assert done.returncode == 0, (arguments, done.stdout[-4000:])
     return done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from cloudspot.cli.following.follow import follow
@@ -10,6 +12,10 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
 from cloudspot.controller.ownership import adopt, check_adopted
 from cloudspot.errors import NotAdopted
+from cloudspot.retrying import doubling, retry, until
+
+WAIT_SECONDS = 60.0
+"""For how long a store that does not answer is asked for the job."""
 
 
 @click.command("attach")
@@ -34,11 +40,22 @@ def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, st
     could put one there. With --adopt, it goes on here from its newest checkpoint. It is refused for ten
     minutes after a node of it last reported, since the job must not run twice.
     """
-    job = open_job(store_url, job_id)
-    job.check_not_moved()
+    job = _find(store_url, job_id)
     if is_adopted:
         _adopt(job)
     ctx.exit(follow(job, is_plain=is_plain))
+
+
+def _find(store_url: str | None, job_id: str) -> Job:
+    """Return the job, after an outage of the store too: a driver must not be missing because of one."""
+
+    def find() -> Job:
+        job = open_job(store_url, job_id)
+        job.check_not_moved()
+        return job
+
+    waits = until(time.monotonic() + WAIT_SECONDS, doubling(1.0, most=10.0))
+    return retry(find, sleep=time.sleep, waits=waits, on_wait=lambda error: output.warn(str(error)))
 
 
 def _adopt(job: Job) -> None:

@@ -1,11 +1,15 @@
 """The attached loop, on jobs that end at once; the rest is shown end to end."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from jobclock import at
 
+from cloudspot.cli import jobs as jobs_module
+from cloudspot.cli.commands import attach as attach_module
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.following import follow as follow_module
 from cloudspot.cli.following.follow import FOLDED, follow
@@ -18,6 +22,7 @@ from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.retrying import until
 from cloudspot.story.events import diff
 
 
@@ -226,6 +231,40 @@ def test_a_store_that_does_not_answer_at_first_is_waited_for(jobs, monkeypatch, 
     assert follow(job, is_plain=True) == 0
     assert slept[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert "warning: no answer" in capsys.readouterr().err
+
+
+def test_attach_waits_for_a_store_that_does_not_answer_at_first(jobs, monkeypatch, capsys):
+    """A driver that began within an outage of seconds gave up, and left the job to nobody."""
+    job_id, slept = jobs.reclaimed_and_finished(), []
+
+    def open_store(url):
+        if len(slept) < 3:
+            raise TransientError("no answer")
+        return jobs.store
+
+    monkeypatch.setattr(jobs_module, "open_named_store", open_store)
+    monkeypatch.setattr(attach_module.time, "sleep", slept.append)
+    done = CliRunner().invoke(attach_module.attach, [job_id], standalone_mode=False)
+    assert slept[:3] == [1.0, 2.0, 4.0]
+    assert done.output.count("warning: no answer") == 3
+    assert done.return_value == 0
+
+
+def test_attach_gives_up_on_a_store_that_does_not_answer_for_a_minute(jobs, monkeypatch):
+    now = [0.0]
+
+    def open_store(url):
+        raise TransientError("no answer")
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(jobs_module, "open_named_store", open_store)
+    monkeypatch.setattr(attach_module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    monkeypatch.setattr(attach_module, "until", partial(until, clock=lambda: now[0]))
+    done = CliRunner().invoke(attach_module.attach, ["new-1"], standalone_mode=False)
+    assert isinstance(done.exception, TransientError)
+    assert now == [attach_module.WAIT_SECONDS]
 
 
 def test_an_ended_job_is_summed_up_where_the_store_answers_the_second_time(jobs, monkeypatch, capsys):

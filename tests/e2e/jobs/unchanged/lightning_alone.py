@@ -54,7 +54,8 @@ def main(epochs):
             ModelCheckpoint(
                 "checkpoints",
                 filename="{step}",
-                every_n_train_steps=500,
+                # Never an epoch's last step: a Lightning that is stopped there makes some steps twice.
+                every_n_train_steps=499,
                 save_top_k=-1,
                 save_on_exception=True,
             )
