@@ -134,14 +134,15 @@ def test_passes_that_are_killed_at_each_of_their_calls_bring_a_job_through(user:
     seen = look_on(user, f"killed-{cloud}", preparation="killed", cloud=cloud, timeout=700)
     check_done(seen)
     assert seen["num_kills"] > 50
-    assert seen["whole_passes"], "no pass was short enough for each of its calls to have had its turn"
+    # At least once, each call of a pass has had its turn: a pass of a live job makes more calls than this.
+    assert max(seen["whole_passes"], default=0) > 25
 
 
 def be_killed(name: str, seconds: float) -> tuple[int, list[int]]:
     """Make passes each of which dies at a later call than the one before, until the job has ended.
 
-    Returns how many were killed; and, for each time that one was not, since it makes no more calls than that, at
-    how many calls the ones before it were killed.
+    Whenever a pass makes fewer calls than it would have died at, the next one dies at its first call again. Returns
+    how many passes were killed, and at how many calls each of these rounds had killed one.
     """
     end, num_kills, number = time.monotonic() + seconds, 0, 0
     whole_passes: list[int] = []
@@ -155,7 +156,7 @@ def be_killed(name: str, seconds: float) -> tuple[int, list[int]]:
             assert done.returncode in {-9, 0}, (number, when, done.stdout[-4000:], done.stderr[-4000:])
             num_kills += done.returncode == -9
             was_short = was_short or done.returncode == 0
-        if was_short:  # The pass makes fewer calls; the next one dies at its first again.
+        if was_short:
             whole_passes.append(number - 1)
             number = 0
         is_done = json.loads(cloudspot("show", name, "--json"))["state"] in ENDED
@@ -171,6 +172,7 @@ def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str)
         CLOUDS[cloud].let_nodes_drive()
     job = str(JOBS / "tiny" / "job.toml")
     submitted = cloudspot("run", job, "--name", name, "--provider", cloud, "--detach", *arguments)
+    began = datetime.now(timezone.utc)
     num_kills, whole_passes = be_killed(name, float(timeout)) if preparation == "killed" else (0, [])
     end = time.monotonic() + float(timeout)
     show: dict[str, Any] = {}
@@ -190,7 +192,7 @@ def main(cloud: str, name: str, preparation: str, timeout: str, *arguments: str)
         "log": cloudspot("logs", name),
         "machines": len(list((state_home() / "sandboxes").glob("*/state/machines/*"))),
         "submitted": submitted,
-        "drivers": [one.who for one in drivers],
+        "drivers": [one.who for one in drivers if one.at > began],
         "left": left,
         "num_kills": num_kills,
         "whole_passes": whole_passes,

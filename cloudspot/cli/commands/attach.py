@@ -15,7 +15,7 @@ from cloudspot.errors import NotAdopted
 from cloudspot.retrying import doubling, retry, until
 
 WAIT_SECONDS = 60.0
-"""For how long a store that does not answer is asked for the job."""
+"""For how long a store that does not answer at the start is asked for the job."""
 
 
 @click.command("attach")
@@ -33,7 +33,8 @@ def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, st
     """Follow and drive a job that is already submitted.
 
     The second half of `run`: relaunches after a reclaim, prints events and the log, and exits when the
-    job ends. Several may be attached at once. Ctrl-C detaches.
+    job ends. Several may be attached at once. Ctrl-C detaches. If the store does not answer at the start,
+    it is asked again for a minute.
 
     A machine of the provider local is processes of the computer that drives the job. So a job of it is
     driven only from where it was submitted, by the same user, or adopted: whoever can write to the store
@@ -47,7 +48,7 @@ def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, st
 
 
 def _find(store_url: str | None, job_id: str) -> Job:
-    """Return the job, after an outage of the store too: a driver must not be missing because of one."""
+    """Return the job once the store answers: a short outage must not leave a job without a driver."""
 
     def find() -> Job:
         job = open_job(store_url, job_id)
@@ -55,7 +56,9 @@ def _find(store_url: str | None, job_id: str) -> Job:
         return job
 
     waits = until(time.monotonic() + WAIT_SECONDS, doubling(1.0, most=10.0))
-    return retry(find, sleep=time.sleep, waits=waits, on_wait=lambda error: output.warn(str(error)))
+    return retry(
+        find, sleep=time.sleep, waits=waits, on_wait=lambda error: output.warn(f"{error}; trying again")
+    )
 
 
 def _adopt(job: Job) -> None:

@@ -54,7 +54,7 @@ def main(epochs):
             ModelCheckpoint(
                 "checkpoints",
                 filename="{step}",
-                # Never an epoch's last step: a Lightning that is stopped there makes some steps twice.
+                # Never on an epoch's last step: stopped at such a save, Lightning 2.6.6 makes some steps twice.
                 every_n_train_steps=499,
                 save_top_k=-1,
                 save_on_exception=True,
