@@ -33,6 +33,7 @@ SAMPLES = {
     "event": "reclaimed-1-0",
     "shared": f"code/{'ab' * 32}",
     "save": SaveId(7, 7, 7),
+    "base": CheckpointId(7, 7),
 }
 
 FUNCTIONS = {

@@ -36,20 +36,29 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
     for part in manifest.parts:
         start = 0
         for number, chunk in enumerate(part.chunks):
-            key = keys.chunk(job_id, part.save, part.rank, number)
+            home = chunk.home
+            key = (
+                keys.chunk(job_id, part.save, part.rank, number)
+                if home is None
+                else keys.chunk(job_id, home.save, home.rank, home.number)
+            )
             found.append(StoredChunk(key, chunk, part, start))
             start += chunk.size
     return found
 
 
 def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:
-    """Check by a listing that the chunks are there and as long as the manifest says.
+    """Check by listings that the chunks are there and as long as the manifest says.
 
     Raises:
         CorruptData: one is missing or has another size.
     """
-    prefix = keys.save_prefix(job_id, manifest.save)
-    sizes = {meta.key: meta.size for meta in store.list_objects(prefix)}
+    homes = {chunk.home.save for part in manifest.parts for chunk in part.chunks if chunk.home is not None}
+    sizes = {
+        meta.key: meta.size
+        for save in (manifest.save, *sorted(homes))
+        for meta in store.list_objects(keys.save_prefix(job_id, save))
+    }
     for stored in chunks:
         size = sizes.get(stored.key)
         if size is None:

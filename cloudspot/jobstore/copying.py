@@ -174,7 +174,7 @@ def plan_copy(
         journal=tuple(copied.pop(key) for key in journal),
         objects=tuple(copied.values()),
         checkpoint=None if best is None else best.id,
-        chunks=tuple(CopiedObject(one.key, one.chunk.size, chunk=one) for one in chunks),
+        chunks=tuple({one.key: CopiedObject(one.key, one.chunk.size, chunk=one) for one in chunks}.values()),
         manifests=tuple(CopiedObject(key, found[key]) for key in manifests),
         skipped=skipped,
     )

@@ -89,4 +89,5 @@ def _renumbered(manifest: Manifest) -> Manifest:
 def _of_generation_0(part: Part) -> Part:
     # By Python's own writer, as the trainer: the state may hold infinity.
     seal = None if part.seal is None else json.dumps({**read_seal(part).raw, "generation": 0, "round": 0})
-    return msgspec.structs.replace(part, generation=0, round=0, seal=seal)
+    chunks = tuple(msgspec.structs.replace(chunk, home=None) for chunk in part.chunks)
+    return msgspec.structs.replace(part, generation=0, round=0, seal=seal, chunks=chunks)

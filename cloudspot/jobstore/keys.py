@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from cloudspot.jobstore.records import SaveId
+from cloudspot.jobstore.records import CheckpointId, SaveId
 
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
@@ -18,7 +18,9 @@ _OF_JOB = re.compile(
         | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
         | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
         | manifests/\d{{6,}}-\d{{12,}}
-        | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:parts/\d{{4,}}|chunks/\d{{4,}}/\d{{6,}})
+        | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:
+            parts/\d{{4,}} | chunks/\d{{4,}}/\d{{6,}} | bases/\d{{4,}}/\d{{6,}}-\d{{12,}}
+        )
         | logs/\d+-\d+/\d{{4}}-\d\d-\d\d/\d{{12,}} | artifacts/[\w.~%/-]+
     )""",
     re.ASCII | re.VERBOSE,
@@ -247,6 +249,11 @@ def part(job_id: str, save: SaveId, rank: int) -> str:
 def chunk(job_id: str, save: SaveId, rank: int, number: int) -> str:
     """Return the key of chunk ``number`` of a rank's part, counted from 0."""
     return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}"
+
+
+def base_mark(job_id: str, save: SaveId, rank: int, base: CheckpointId) -> str:
+    """Return the key of the mark that a rank's part of a save may name chunks of the checkpoint ``base``."""
+    return save_prefix(job_id, save) + f"bases/{rank:04d}/{base.generation:06d}-{base.step:012d}"
 
 
 def logs_prefix(job_id: str) -> str:

@@ -118,6 +118,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         step=manifest.step,
         kind=manifest.kind,
         size=manifest.size,
+        shared=sum(chunk.size for part in manifest.parts for chunk in part.chunks if chunk.home is not None),
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),

@@ -1,7 +1,12 @@
-"""Upload the parts of a checkpoint: chunks first, so that a part's record never lacks one."""
+"""Upload the parts of a checkpoint: chunks first, so that a part's record never lacks one.
+
+Chunks are cut where what changes meets what does not, so that what stays the same from save to save makes the
+same chunks, which are not sent again (``shared_chunks``).
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +25,14 @@ from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Chunk, File, Part, SaveId, new_nonce
+from cloudspot.jobstore.shared_chunks import Sharing
 from cloudspot.jobstore.stored_records import create_record, find_record
 
 CHUNK_BYTES = 64 << 20
 """Large enough to make a request worth its latency, small enough to send several at once."""
 NUM_THREADS = 4
+MIN_FILE_BYTES = 8 << 20
+"""Files of this size or more have chunks of their own."""
 
 
 def upload_part(
@@ -38,6 +46,8 @@ def upload_part(
     data: memoryview,
     seal: bytes,
     sealed_at: datetime,
+    cuts: Sequence[int] = (),
+    sharing: Sharing | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     is_repeated: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
@@ -50,8 +60,9 @@ def upload_part(
     ``rank`` is the global one, ``num_parts`` the world size without the ``relieved``, ``sealed_at`` UTC.
     ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
     even after an error.
-    ``progress`` is called from several threads with the bytes of each chunk that is done; all chunks but the
-    last have ``chunk_bytes``. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
+    ``cuts`` are offsets, ascending, at which a chunk begins; between them, chunks have ``chunk_bytes``. What
+    ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
+    each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
     looked for first.
 
     Raises:
@@ -73,7 +84,17 @@ def upload_part(
     )
     with _forgetting_frames():
         read = partial(_lend_view, data)
-        return _upload(store, job_id, part, read, chunk_bytes, num_threads, progress, is_repeated=is_repeated)
+        return _upload(
+            store,
+            job_id,
+            part,
+            read,
+            chunk_runs(len(data), cuts, chunk_bytes),
+            num_threads,
+            progress,
+            sharing=sharing,
+            is_repeated=is_repeated,
+        )
 
 
 def upload_directory(
@@ -88,6 +109,7 @@ def upload_directory(
     directory: str,
     sealed_at: datetime,
     check: Callable[[], None] = lambda: None,
+    sharing: Sharing | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
@@ -118,9 +140,45 @@ def upload_directory(
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    return _upload(
-        store, job_id, part, partial(_lend_files, root, files), chunk_bytes, num_threads, progress, check
+    ends = list(itertools.accumulate(file.size for file in files))
+    cuts = sorted(
+        {
+            cut
+            for file, end in zip(files, ends, strict=True)
+            if file.size >= MIN_FILE_BYTES
+            for cut in (end - file.size, end)
+        }
     )
+    return _upload(
+        store,
+        job_id,
+        part,
+        partial(_lend_files, root, files),
+        chunk_runs(part.size, cuts, chunk_bytes),
+        num_threads,
+        progress,
+        check,
+        sharing=sharing,
+    )
+
+
+def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
+    """Return the start and the length of each chunk of a part of ``size`` bytes, in order.
+
+    A chunk begins at each of ``cuts``, and after ``chunk_bytes``. Cuts that are not in order, or not within
+    the part, are left out.
+    """
+    if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
+    starts = [0]
+    for cut in cuts:
+        if starts[-1] < cut < size:
+            starts.append(cut)
+    return [
+        (start, min(chunk_bytes, end - start))
+        for first, end in itertools.pairwise([*starts, size])
+        for start in range(first, end, chunk_bytes)
+    ]
 
 
 def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
@@ -192,30 +250,31 @@ def _upload(
     job_id: str,
     part: Part,
     read: _Read,
-    chunk_bytes: int,
+    runs: Sequence[tuple[int, int]],
     num_threads: int,
     progress: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
     *,
+    sharing: Sharing | None,
     is_repeated: bool = True,
 ) -> Part:
-    if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
-        raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
     store = patient(store)
     key = keys.part(job_id, part.save, part.rank)
     # Once the record stands, its chunks are never written again: a commit may name them.
     found = find_record(store, key, Part) if is_repeated else None
 
     def carry(number: int) -> Chunk:
-        start = number * chunk_bytes
-        with read(start, min(chunk_bytes, part.size - start)) as data:
+        with read(*runs[number]) as data:
+            content = len(data), xxh3_128(data)
+            home = None
             if found is None:
-                store.put(keys.chunk(job_id, part.save, part.rank, number), data)
+                home = None if sharing is None else sharing.home(content)
+                if home is None:
+                    store.put(keys.chunk(job_id, part.save, part.rank, number), data)
             progress(len(data))
-            return Chunk(size=len(data), xxh3_128=xxh3_128(data))
+            return Chunk(size=content[0], xxh3_128=content[1], home=home)
 
-    num_chunks = -(-part.size // chunk_bytes)
-    chunks = each(carry, range(num_chunks), num_threads=num_threads)
+    chunks = each(carry, range(len(runs)), num_threads=num_threads)
     check()
     part = msgspec.structs.replace(part, chunks=tuple(chunks))
     if found is not None:
@@ -232,7 +291,8 @@ def _same(standing: Part, ours: Part, key: str) -> Part:
 
 
 def _content(part: Part) -> tuple[object, ...]:
-    return part.kind, part.ranks, part.chunks, part.seal, part.files, part.directory
+    chunks = tuple((chunk.size, chunk.xxh3_128) for chunk in part.chunks)
+    return part.kind, part.ranks, chunks, part.seal, part.files, part.directory
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 
 # --- submission ---------------------------------------------------------------------------------
 
-FORMAT = 3
+FORMAT = 4
 """The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
 
 
@@ -293,6 +293,8 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """Bytes."""
     sealed_at: datetime
     """When the training had handed over the first part; what it did later is repeated after a restart."""
+    shared: Tally = 0
+    """Bytes of it that earlier checkpoints hold too, and that were not sent again."""
 
     @property
     def id(self) -> CheckpointId:
@@ -541,12 +543,29 @@ class Exit(_Written, frozen=True, kw_only=True):
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkHome(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a chunk that was sent with an earlier save of the job."""
+
+    generation: OrdinalOrZero
+    step: Tally
+    round: OrdinalOrZero
+    rank: Rank
+    number: Tally
+
+    @property
+    def save(self) -> SaveId:
+        """Name the save that sent it."""
+        return SaveId(self.generation, self.step, self.round)
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of a part's bytes, stored as one object."""
 
     size: Tally
     xxh3_128: str
     """Hex."""
+    home: ChunkHome | None = None
+    """Where it is, if an earlier save sent the same bytes; None: it was sent with its part."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.delivering import BEATING_SECONDS, may_resume
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Heartbeat, JournalRecord, Manifest, SaveId
+from cloudspot.jobstore.records import CheckpointId, Commit, Heartbeat, JournalRecord, Manifest, SaveId
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import ObjectMeta
 
@@ -23,6 +24,7 @@ ORPHAN_GRACE_SECONDS = 600.0
 commit of theirs that is on its way must not name what is gone."""
 _CHECKPOINT = re.compile(r"(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
 _SAVE = re.compile(rf"{_CHECKPOINT.pattern}-(\d{{6}}|[1-9]\d{{6,8}})", re.ASCII)
+_MARK = re.compile(rf"{_SAVE.pattern}/bases/\d{{4,}}/{_CHECKPOINT.pattern}", re.ASCII)
 
 
 def standing_checkpoints(
@@ -52,12 +54,14 @@ def collect(
     committed, and what was uploaded and never committed. Nothing is deleted while the lineage has no commit,
     or while a node may be about to resume: what it has chosen may be among the others.
 
-    It costs two listings, and for each checkpoint that goes one more and the deletions. ``with_orphans``:
-    look also for what has no manifest, which costs a listing for each checkpoint.
+    It costs two listings, and if checkpoints go, another, and for each of them one more and the deletions.
+    Manifests are read of the checkpoints that stay if they share chunks. ``with_orphans``: look also for what
+    has no manifest, which costs a listing for each checkpoint.
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
-    interrupts this, no manifest lacks a chunk; the next call finishes the work. Safe to run anywhere,
-    any number of times at once.
+    interrupts this, no manifest lacks a chunk; the next call finishes the work. Chunks that a checkpoint that
+    stays shares are kept; while a save that may still be committed may name chunks of one that goes, no chunk
+    is deleted. Safe to run anywhere, any number of times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
@@ -79,35 +83,80 @@ def collect(
         return ()
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
-    for checkpoint in doomed:
-        _delete_contents(store, _contents_prefix(job_id, checkpoint))
-    if not with_orphans:
+    contents = {_contents_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
+    if with_orphans:
+        useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
+        contents |= _orphans(store, job_id, manifests, newest, useless_before)
+    if not contents:
+        return ()
+    # After the manifests: a save that has put its mark by then is listed here, and one that puts it later
+    # finds no manifest of what goes.
+    is_named = not _marked(store, job_id, newest) <= kept
+    spared = None if is_named else _shared(store, job_id, kept, records)
+    if spared is None:
         return tuple(sorted(doomed))
-    useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
+    gone = {one for prefix, one in contents.items() if _delete_contents(store, prefix, spared)}
+    return tuple(sorted(gone.difference(manifests).union(doomed)))
+
+
+def _orphans(
+    store: ObjectStore,
+    job_id: str,
+    manifests: Collection[CheckpointId],
+    newest: CheckpointId,
+    useless_before: datetime,
+) -> dict[str, CheckpointId]:
+    """Return the saves, by their prefix, that no commit will name any more, and whose they are."""
     stored = tuple(stored_saves(store, job_id))
     num_saves = Counter(save.checkpoint for save in stored)
-    orphans = []
+    found = {}
     for save in stored:
-        checkpoint = save.checkpoint
+        checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
         # Of several saves of a step, the one that was whole first has the manifest.
         may_go = num_saves[checkpoint] > 1 if checkpoint in manifests else checkpoint < newest
-        if not may_go:
-            continue
-        objects = store.list_objects(keys.save_prefix(job_id, save))
-        if any(meta.modified_at >= useless_before for meta in objects):
-            continue
-        if checkpoint not in manifests:
-            orphans.append(checkpoint)
-        elif not _is_superseded(store, job_id, save):
-            continue
-        _delete_contents(store, keys.save_prefix(job_id, save))
-    return tuple(sorted({*doomed, *orphans}))
+        if (
+            may_go
+            and all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
+            and (checkpoint not in manifests or _is_superseded(store, job_id, save))
+        ):
+            found[prefix] = checkpoint
+    return found
 
 
 def _is_superseded(store: ObjectStore, job_id: str, save: SaveId) -> bool:
     """Return whether another save of its step is the one that the manifest names."""
     manifest = find_record(store, keys.manifest(job_id, save.generation, save.step), Manifest)
     return manifest is not None and manifest.save != save
+
+
+def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[CheckpointId]:
+    """Return the checkpoints of which saves may name chunks that are newer than ``newest``.
+
+    Older ones are not committed any more: their marks mean nothing.
+    """
+    prefix = keys.checkpoints_prefix(job_id)
+    after = _contents_prefix(job_id, newest) + "~"
+    matches = (
+        _MARK.fullmatch(meta.key.removeprefix(prefix)) for meta in store.list_objects(prefix, after=after)
+    )
+    return {CheckpointId(int(match[4]), int(match[5])) for match in matches if match is not None}
+
+
+def _shared(
+    store: ObjectStore, job_id: str, kept: Collection[CheckpointId], journal: Sequence[JournalRecord]
+) -> frozenset[str] | None:
+    """Return the keys of the chunks that those of these checkpoints name that share any.
+
+    None: one of them is gone. Newer checkpoints have taken its place meanwhile, and may name its chunks.
+    """
+    sharing = [one.id for one in journal if isinstance(one, Commit) and one.id in kept and one.shared > 0]
+    found = each(
+        lambda one: find_record(store, keys.manifest(job_id, one.generation, one.step), Manifest), sharing
+    )
+    standing = [manifest for manifest in found if manifest is not None]
+    if len(standing) < len(found):
+        return None
+    return frozenset(stored.key for manifest in standing for stored in stored_chunks(job_id, manifest))
 
 
 def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> bool:
@@ -159,8 +208,12 @@ def _contents_prefix(job_id: str, checkpoint: CheckpointId) -> str:
     return f"{keys.checkpoints_prefix(job_id)}{checkpoint.generation:06d}-{checkpoint.step:012d}-"
 
 
-def _delete_contents(store: ObjectStore, prefix: str) -> None:
-    """Delete part records, then chunks: a part record never stands without its chunks."""
-    found = [meta.key for meta in store.list_objects(prefix)]
+def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -> bool:
+    """Delete part records, then chunks: a part record never stands without its chunks.
+
+    Return whether there was anything that is not spared.
+    """
+    found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for key in sorted(found, key=lambda key: "/parts/" not in key):
         store.delete(key)
+    return bool(found)

@@ -56,6 +56,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: Tally
     plan: str
     items: tuple[Item, ...]
+    cuts: tuple[Tally, ...] = ()
+    """Offsets at which a run of items that are trained, or of those that are not, begins."""
     objects: Any = None
     rank_states: dict[str, Any]
     """The JSON state of this rank and of those that it has relieved, by rank."""

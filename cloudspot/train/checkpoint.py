@@ -75,6 +75,7 @@ def take(objects: Mapping[str, Any]) -> State:
     tensors: dict[str, Any] = {}
     trees: dict[str, Json] = {}
     pinned: set[str] = set()
+    frozen: set[str] = set()
     models = []
     for name, tracked in objects.items():
         inner = unwrap(tracked)
@@ -88,6 +89,9 @@ def take(objects: Mapping[str, Any]) -> State:
             pinned.update(
                 f"{name}/{escape(buffer)}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
+            frozen.update(
+                f"{name}/{escape(key)}" for key, one in inner.named_parameters() if not one.requires_grad
+            )
     items = []
     for name, tensor in tensors.items():
         shards: tuple[Shard, ...] = ()
@@ -100,6 +104,7 @@ def take(objects: Mapping[str, Any]) -> State:
                 shape=tuple(tensor.shape),
                 itemsize=tensor.element_size(),
                 pinned=name in pinned and not shards,
+                is_frozen=name in frozen,
                 shards=shards,
             )
         )

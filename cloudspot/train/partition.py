@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cloudspot.train.boxes import Box
+
+OWN_CHUNK_BYTES = 8 << 20
+"""Frozen items of this size or more have chunks of their own."""
 
 
 class Shard(NamedTuple):
@@ -38,6 +42,8 @@ class Item:
     """Bytes of one element."""
     pinned: bool = False
     """Rank 0's is written: it is a buffer of the model, in which ranks may differ."""
+    is_frozen: bool = False
+    """It is not trained, so it is probably the same in each save; only where it lies depends on that."""
     shards: tuple[Shard, ...] = ()
     """The boxes that make up a DTensor; empty if it is none or has no elements: every rank holds all."""
 
@@ -162,14 +168,33 @@ def _spread(
         shares[rank].append(Placement(item, 0))
     parts, part_bytes = [], []
     for share in shares:
-        # Wide elements first: every offset is a multiple of its element size, and there are no holes.
+        # Wide elements first: every offset is a multiple of its element size, and there are no holes. Among
+        # those of one width, what is not trained lies together.
         placements, offset = [], 0
-        for each in sorted(share, key=lambda p: (-p.item.itemsize, p.item.name, p.box or ())):
+        for each in sorted(share, key=_place_in_part):
             placements.append(replace(each, offset=offset))
             offset += each.nbytes
         parts.append(tuple(placements))
         part_bytes.append(offset)
     return Plan(tuple(parts), tuple(part_bytes), _digest(parts, takers), takers)
+
+
+def _place_in_part(placement: Placement) -> tuple[Any, ...]:
+    item = placement.item
+    return -item.itemsize, not item.is_frozen, item.name, placement.box or ()
+
+
+def cuts(placements: Sequence[Placement]) -> list[int]:
+    """Return where a part's chunks are to be cut, ascending, so that what is frozen makes the same chunks.
+
+    That is where frozen items meet others, and around each large frozen one, wherever that lies.
+    """
+    found = set()
+    for before, after in itertools.pairwise(placements):
+        is_large = any(one.item.is_frozen and one.nbytes >= OWN_CHUNK_BYTES for one in (before, after))
+        if before.item.is_frozen != after.item.is_frozen or is_large:
+            found.add(after.offset)
+    return sorted(found)
 
 
 def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:

@@ -14,7 +14,7 @@ from cloudspot.train.boundary_marks import Description
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.handover import HandOver
-from cloudspot.train.partition import Item, Placement, Plan, plan
+from cloudspot.train.partition import Item, Placement, Plan, cuts, plan
 from cloudspot.train.save_order import INTERVAL, MAX_BYTES, SaveOrder
 from cloudspot.train.tree import Json, tensor_bytes
 
@@ -167,6 +167,7 @@ class Saver:
                 "slot": str(slot.path),
                 "nbytes": nbytes,
                 "items": [placement.to_json() for placement in placements],
+                "cuts": cuts(placements),
                 "stall_seconds": time.monotonic() - started,
             }
             if must_grow and order.kind == INTERVAL:

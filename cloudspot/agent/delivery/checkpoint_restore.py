@@ -16,6 +16,7 @@ from cloudspot.host.names import find_symlink
 from cloudspot.jobstore import fetching, manifests, retention
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
+from cloudspot.jobstore.shared_chunks import ChunkContent, contents
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Restored:
     directory_name: str | None = None
     """For a script's own checkpoint: its directory, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
+    contents: frozenset[ChunkContent] = frozenset()
+    """What its chunks hold."""
 
 
 def restore_newest(context: NodeContext) -> Restored:
@@ -113,7 +116,8 @@ def restore_this(
 
 def _fetch(context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...]) -> Restored:
     node = context.node
-    restored = Restored(manifest.id, skipped=skipped)
+    held = contents([chunk for part in manifest.parts for chunk in part.chunks])
+    restored = Restored(manifest.id, skipped=skipped, contents=held)
     if manifest.kind == "directory":
         _check_directories(context, manifest)
         name = manifest.parts[0].directory or ""

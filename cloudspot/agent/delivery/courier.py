@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
+from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
@@ -70,9 +71,10 @@ class Courier:
         self._busy = threading.Lock()
         """Held while anything is being uploaded."""
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._sent = SentChunks(context)
         self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
-            self._directories = DirectoryUploads(context)
+            self._directories = DirectoryUploads(context, self._sent)
         self._may_seal = context.memory.trainer_pid != 0
         """Whether a trainer may run that can still seal something."""
         self._has_committed = False
@@ -93,6 +95,7 @@ class Courier:
             self._kinds.clear()
             self._may_seal = True
             self._num_nodes = len(generation.members)
+            self._sent.begin(restored.contents)
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
                 self._directories.begin(restored)
@@ -274,6 +277,8 @@ class Courier:
                     data=data,
                     seal=raw,
                     sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
+                    cuts=seal.cuts,
+                    sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
                     is_repeated=name.taken,
                 )
@@ -281,6 +286,7 @@ class Courier:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
+        self._sent.note(part)
         self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
         waited = 0.0
         if yields:

@@ -19,6 +19,7 @@ from cloudspot.agent.delivery.checkpoint_directories import (
     stage,
 )
 from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import keys, manifests, parts
@@ -44,10 +45,11 @@ class DirectoryUploads:
     step only tells the order.
     """
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, sent: SentChunks) -> None:
         spec = context.job.spec.checkpoint
         assert spec.directory is not None
         self._context = context
+        self._sent = sent
         self._store = context.store
         self._node = node = context.node
         self._status = context.status
@@ -191,7 +193,7 @@ class DirectoryUploads:
 
         try:
             with self._status.transferring("uploading", sum(file.size for file in table)) as progress:
-                parts.upload_directory(
+                part = parts.upload_directory(
                     self._store,
                     self._node.job_id,
                     save,
@@ -202,8 +204,10 @@ class DirectoryUploads:
                     directory=directory.name,
                     sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
                     check=check,
+                    sharing=self._sent.sharing(save, 0),
                     progress=progress,
                 )
+            self._sent.note(part)
             committed = commit(save, taken_at)
             if committed is not None and committed.id != save.checkpoint:
                 return False  # a later one was committed meanwhile

@@ -1,0 +1,35 @@
+"""What this node knows to be in the bucket: a save that holds some of it again need not send all."""
+
+from __future__ import annotations
+
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import Part, SaveId
+from cloudspot.jobstore.shared_chunks import ChunkContent, Sharing, contents
+
+
+class SentChunks:
+    """The contents of the chunks that were restored, and of the last part that each rank has sent."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._restored: frozenset[ChunkContent] = frozenset()
+        self._sent: dict[int, frozenset[ChunkContent]] = {}
+
+    def begin(self, restored: frozenset[ChunkContent]) -> None:
+        """Begin a generation with what it was restored from; ranks may have moved."""
+        self._restored = restored
+        self._sent.clear()
+
+    def note(self, part: Part) -> None:
+        """Note that a part was sent."""
+        self._sent[part.rank] = contents(part.chunks)
+
+    def sharing(self, save: SaveId, rank: int) -> Sharing | None:
+        """Return what a rank's part of a save may share; None: nothing was committed yet."""
+        context = self._context
+        base = head(context.journal.known)
+        if base is None:
+            return None
+        likely = self._restored.union(*self._sent.values())
+        return Sharing(context.store, context.job_id, save, rank, base=base, likely=likely)

@@ -1,0 +1,460 @@
+"""Chunks that a save does not send again, and that nobody deletes while a checkpoint that counts names them."""
+
+import random
+import threading
+from datetime import datetime, timezone
+
+import made_journal
+import pytest
+from few_or_many import few_or_many
+from memorystore import InMemoryStore
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore import fetching, forking, keys, manifests, parts, retention, shared_chunks
+from cloudspot.jobstore.chunks import stored_chunks
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head, newest_generation
+from cloudspot.jobstore.parts import chunk_runs
+from cloudspot.jobstore.records import CheckpointId, Commit, Origin, SaveId
+from cloudspot.jobstore.shared_chunks import Sharing
+from cloudspot.jobstore.stored_records import read_record
+from cloudspot.jobstore.wrapped_store import WrappedStore
+
+AT = datetime(2026, 11, 25, tzinfo=timezone.utc)
+C = CheckpointId
+BLOCK = 1000
+
+
+class Everything:
+    """What may be in the base."""
+
+    def __contains__(self, content):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1)
+
+
+def sharing(store, save, rank=0, base=None, likely=None):
+    base = base or head(Journal(store, "x").read())
+    return Sharing(store, "x", save, rank, base=base, likely=Everything() if likely is None else likely)
+
+
+def put(store, checkpoints, checkpoint, blocks, **options):
+    """Save a checkpoint of one rank that consists of these blocks, each a chunk, and commit it."""
+    data = b"".join(letter.encode() * BLOCK for letter in blocks)
+    save = SaveId(checkpoint.generation, checkpoint.step, 0)
+    if "sharing" not in options and head(Journal(store, "x").read()) is not None:
+        options["sharing"] = sharing(store, save)
+    return checkpoints.session(store, checkpoint, [data], chunk_bytes=BLOCK, **options)
+
+
+def chunk_keys(store):
+    return [meta.key for meta in store.list_objects("jobs/x/checkpoints/") if "/chunks/" in meta.key]
+
+
+def blocks_of(store, manifest, tmp_path):
+    fetching.fetch(store, "x", manifest, tmp_path / str(manifest.id))
+    data = (tmp_path / str(manifest.id) / "part-0.bin").read_bytes()
+    return "".join(chr(byte) for byte in data[::BLOCK])
+
+
+@pytest.fixture
+def two_saves(store, checkpoints):
+    """Two committed checkpoints, of which the second has one block of three that is new."""
+    checkpoints.generation(store, 1)
+    return put(store, checkpoints, C(1, 10), "abc"), put(store, checkpoints, C(1, 20), "abd")
+
+
+def test_what_an_earlier_checkpoint_holds_is_not_sent_again(store, two_saves, tmp_path):
+    assert len(chunk_keys(store)) == 3 + 1
+    commits = [one for one in Journal(store, "x").read() if isinstance(one, Commit)]
+    assert [one.shared for one in commits] == [0, 2 * BLOCK]
+    assert blocks_of(store, two_saves[1], tmp_path) == "abd"
+    fetching.verify(store, "x", two_saves[1])
+
+
+def test_a_chunk_is_found_wherever_it_moves_and_named_where_it_was_sent_first(store, checkpoints, two_saves):
+    third = put(store, checkpoints, C(1, 30), "dxba")
+    homes = [chunk.home and (chunk.home.step, chunk.home.number) for chunk in third.parts[0].chunks]
+    assert homes == [(20, 2), None, (10, 1), (10, 0)]
+
+
+def test_nothing_is_asked_for_where_nothing_is_likely_to_be_there(store, checkpoints, two_saves):
+    asked = sharing(store, SaveId(1, 30, 0), likely={(BLOCK, "0" * 32)})
+    third = put(store, checkpoints, C(1, 30), "abd", sharing=asked)
+    assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
+    assert not any("/bases/" in meta.key for meta in store.list_objects(keys.save_prefix("x", third.save)))
+
+
+def test_small_chunks_are_sent(store, checkpoints, two_saves, monkeypatch):
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", BLOCK + 1)
+    third = put(store, checkpoints, C(1, 30), "abd")
+    assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
+
+
+def test_everything_is_sent_if_the_base_is_gone(store, checkpoints, two_saves, tmp_path):
+    asked = sharing(store, SaveId(1, 30, 0), base=C(1, 10))
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
+    third = put(store, checkpoints, C(1, 30), "abd", sharing=asked)
+    assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
+    assert blocks_of(store, third, tmp_path) == "abd"
+
+
+def test_what_a_checkpoint_that_stays_names_outlives_the_one_it_came_with(store, checkpoints, two_saves):
+    """And no longer than that."""
+    journal = Journal(store, "x")
+    assert retention.collect(store, journal, "x", 1) == (C(1, 10),)
+    fetching.verify(store, "x", two_saves[1])
+    assert len(chunk_keys(store)) == 2 + 1
+    third = put(store, checkpoints, C(1, 30), "bef")
+    retention.collect(store, journal, "x", 1, orphan_grace_seconds=-60.0)
+    fetching.verify(store, "x", third)
+    assert len(chunk_keys(store)) == 1 + 2
+    put(store, checkpoints, C(1, 40), "xyz")
+    assert retention.collect(store, journal, "x", 1, orphan_grace_seconds=-60.0) == (C(1, 10), C(1, 30))
+    assert len(chunk_keys(store)) == 3
+
+
+def test_no_chunk_goes_while_a_save_that_may_be_committed_may_name_it(store, checkpoints, two_saves):
+    base = sharing(store, SaveId(1, 30, 0), base=C(1, 10))
+    put(store, checkpoints, C(1, 30), "abc", sharing=base, commit=False)
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
+    third = checkpoints.session(
+        store, C(1, 30), [b"a" * BLOCK + b"b" * BLOCK + b"c" * BLOCK], chunk_bytes=BLOCK
+    )
+    assert third.parts[0].chunks[2].home.step == 10
+    fetching.verify(store, "x", third)
+
+
+def test_an_upload_that_is_repeated_is_the_same_part_wherever_its_chunks_are(store, checkpoints, two_saves):
+    third = put(store, checkpoints, C(1, 30), "abd", commit=False, sharing=None)
+    assert third is None
+    again = put(store, checkpoints, C(1, 30), "abd")
+    assert [chunk.home for chunk in again.parts[0].chunks] == [None] * 3
+
+
+@pytest.mark.parametrize("home", [C(1, 20), C(1, 30), C(2, 1)])
+def test_a_part_that_names_a_chunk_of_no_earlier_checkpoint_is_refused(home, store, two_saves, checkpoints):
+    key = keys.part("x", SaveId(1, 20, 0), 0)
+    text = store.get(key).replace(b'"step":10', b'"step":%d' % home.step)
+    text = text.replace(b'"home":{"generation":1', b'"home":{"generation":%d' % home.generation)
+    store.put(key, text)
+    part = read_record(store, key, parts.Part)
+    assert part.chunks[0].home.save.checkpoint == home
+    with pytest.raises(CorruptData, match="which is no earlier one"):
+        parts.check_part(part)
+
+
+def test_a_fork_has_all_chunks_of_its_own(store, two_saves):
+    copied = forking.bring_checkpoint(store, Origin(job_id="x", checkpoint=C(1, 20)), two_saves[1], "new")
+    manifest = manifests.read_manifest(store, "new", copied)
+    fetching.verify(store, "new", manifest)
+    assert all(key.startswith("jobs/new/") for key in (one.key for one in stored_chunks("new", manifest)))
+
+
+@pytest.mark.parametrize(
+    ("size", "cuts", "starts"),
+    [
+        (0, [], []),
+        (10, [], [0, 4, 8]),
+        (10, [2, 5], [0, 2, 5, 9]),
+        (10, [0, 2, 2, 1, 10, 11], [0, 2, 6]),
+    ],
+)
+def test_chunks_begin_at_each_cut_and_after_so_many_bytes(size, cuts, starts):
+    runs = chunk_runs(size, cuts, 4)
+    assert [start for start, _ in runs] == starts
+    assert sum(length for _, length in runs) == size
+    assert all(0 < length <= 4 for _, length in runs)
+
+
+def test_large_files_have_chunks_of_their_own(store, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "MIN_FILE_BYTES", 2 * BLOCK)
+    checkpoints.generation(store, 1)
+    made = []
+    for step, word in ((10, "first"), (20, "of another length")):
+        root = tmp_path / f"checkpoint-{step}"
+        root.mkdir()
+        (root / "a.json").write_text(word)
+        (root / "base.bin").write_bytes(b"b" * 3 * BLOCK)
+        (root / "z.json").write_text(word)
+        base = {} if step == 10 else {"sharing": sharing(store, SaveId(1, step, 0))}
+        made.append(checkpoints.directory(store, C(1, step), root, root.name, chunk_bytes=10 * BLOCK, **base))
+    assert [chunk.size for chunk in made[0].parts[0].chunks] == [5, 3 * BLOCK, 5]
+    assert [chunk.home is not None for chunk in made[1].parts[0].chunks] == [False, True, False]
+
+
+# --- random histories -------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """A process ends between two of its requests."""
+
+
+class Actor(threading.Thread):
+    """A process that makes one request at a time, when it is its turn."""
+
+    def __init__(self, act, store, note, *, is_slow):
+        super().__init__(daemon=True)
+        self._act, self._store, self._note, self.is_slow = act, store, note, is_slow
+        self._turn, self._done = threading.Event(), threading.Event()
+        self._is_killed, self.is_over, self.error = False, False, None
+
+    def run(self):
+        try:
+            self._wait()
+            self._act(_TurnStore(self._store, self._wait_again, self._note))
+        except (Killed, manifests.Superseded):
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
+            self.error = error
+        self.is_over = True
+        self._done.set()
+
+    def go(self, *, kill=False):
+        """Let it make its next request."""
+        self._done.clear()
+        self._is_killed = kill
+        self._turn.set()
+        self._done.wait()
+
+    def _wait_again(self):
+        self._done.set()
+        self._wait()
+
+    def _wait(self):
+        self._turn.wait()
+        self._turn.clear()
+        if self._is_killed:
+            raise Killed
+
+
+class _TurnStore(WrappedStore):
+    def __init__(self, inner, wait, note):
+        super().__init__(inner)
+        self._wait_for_turn, self._note = wait, note
+
+    def _call(self, method, key, request):
+        self._wait_for_turn()
+        self._note(method, key)
+        return request()
+
+
+class History:
+    """A job of two ranks, whose nodes save, commit, collect, stall and die at random."""
+
+    def __init__(self, seed, checkpoints, *, keep):
+        self.rng, self.seals, self.keep = random.Random(seed), checkpoints.seals, keep
+        self.store = InMemoryStore()
+        self.actors = []
+        self.generation = 0
+        self.num_commits = self.num_shared = 0
+        self._journal = Journal(self.store, "x")
+        self._wholes = {}
+        self._may_lack = False
+
+    def data(self, save, rank):
+        """A rank's state: blocks that change now and then, and often to what they were before."""
+        rng = random.Random(f"{save.generation} {save.step} {rank}")
+        return b"".join(rng.choice(f"{rank}aaab").encode() * 50 for _ in range(4))
+
+    def start(self, act, *, is_slow):
+        actor = Actor(act, self.store, self.note, is_slow=is_slow)
+        self.actors.append(actor)
+        actor.start()
+
+    def note(self, method, key):
+        """Note a request: a deletion and a commit are what may leave a checkpoint without a chunk."""
+        self._may_lack = self._may_lack or method == "delete" or "/journal/" in key
+
+    def resume(self):
+        """Start the next generation; the nodes of the one before may go on."""
+        journal = Journal(self.store, "x")
+        base = next(iter(retention.standing_checkpoints(self.store, "x", journal.read())), None)
+        self.generation += 1
+        made_journal.start_generation(self.store, self.generation, base)
+        first = 0 if base is None else base.step
+        for rank in range(2):
+            self.start(self.train(self.generation, first, rank), is_slow=self.rng.random() < 0.2)
+
+    def train(self, generation, first, rank):
+        def act(store):
+            journal = Journal(store, "x")
+            for step in range(first + 1, first + 30):
+                save = SaveId(generation, step, 0)
+                datas = [self.data(save, one) for one in range(2)]
+                base = head(journal.known)
+                shares = base and Sharing(store, "x", save, rank, base=base, likely=Everything())
+                parts.upload_part(
+                    store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
+                    seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
+                    chunk_bytes=50, num_threads=1, is_repeated=False,
+                )  # fmt: skip
+                commit = manifests.try_commit(store, journal, "x", save)
+                if commit is not None and commit.id == save.checkpoint:
+                    self.num_commits += 1
+                    self.num_shared += commit.shared > 0
+                    grace = self.rng.choice((-3600.0, 3600.0))
+                    self.start(
+                        lambda other, grace=grace: retention.collect(
+                            other, Journal(other, "x"), "x", self.keep, orphan_grace_seconds=grace
+                        ),
+                        is_slow=self.rng.random() < 0.5,
+                    )
+
+        return act
+
+    def run(self, num_turns):
+        """Give that many turns; return what was found wrong, or None."""
+        self.resume()
+        for _ in range(num_turns):
+            self.actors = [one for one in self.actors if not one.is_over]
+            if not self.actors or self.rng.random() < 0.004:
+                self.resume()
+            quick = [one for one in self.actors if not one.is_slow or self.rng.random() < 0.03]
+            actor = self.rng.choice(quick or self.actors)
+            if self.rng.random() < 0.005:
+                actor.is_slow = not actor.is_slow
+            actor.go(kill=self.rng.random() < 0.002)
+            problem = actor.error or self.lacking()
+            if problem is not None:
+                return str(problem)
+        return None
+
+    def lacking(self):
+        """Return what a checkpoint that counts lacks, or None."""
+        store = self.store
+        if not self._may_lack:
+            return None
+        self._may_lack = False
+        for meta in store.list_objects(keys.manifests_prefix("x")):
+            if meta.key not in self._wholes:
+                manifest = read_record(store, meta.key, manifests.Manifest)
+                self._wholes[meta.key] = manifest.id, [one.key for one in stored_chunks("x", manifest)]
+        there = set(store._keys)
+        committed = {one.id for one in self._journal.read() if isinstance(one, Commit)}
+        for key, (checkpoint, chunks) in self._wholes.items():
+            if key in there and checkpoint in committed and not there.issuperset(chunks):
+                return f"{checkpoint} lacks {sorted(set(chunks) - there)}"
+        return None
+
+    def end(self):
+        """End all, and collect; return what is stored, and what the checkpoints that stay name."""
+        for actor in self.actors:
+            while not actor.is_over:
+                actor.go(kill=True)
+        journal = Journal(self.store, "x")
+        newest = newest_generation(journal.read())
+        last = max((save.step for save in retention.stored_saves(self.store, "x")), default=0)
+        save = SaveId(newest.number, last + 1, 0)
+        for rank in range(2):
+            parts.upload_part(
+                self.store, "x", save, rank=rank, num_parts=2, data=memoryview(b""),
+                seal=self.seals(save, [b"", b""])[rank], sealed_at=AT,
+            )  # fmt: skip
+        assert manifests.try_commit(self.store, journal, "x", save) is not None
+        retention.collect(self.store, journal, "x", self.keep, orphan_grace_seconds=-3600.0)
+        named = set()
+        for checkpoint in retention.standing_checkpoints(self.store, "x", journal.read()):
+            manifest = manifests.read_manifest(self.store, "x", checkpoint)
+            fetching.verify(self.store, "x", manifest)
+            named |= {one.key for one in stored_chunks("x", manifest)}
+        return set(chunk_keys(self.store)), named
+
+
+def play(seed, checkpoints):
+    history = History(seed, checkpoints, keep=1 + seed % 2)
+    problem = history.run(1500)
+    return history, problem
+
+
+@few_or_many(12, 400)
+def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(seeds, checkpoints):
+    num_shared = 0
+    for seed in seeds:
+        history, problem = play(seed, checkpoints)
+        assert problem is None, f"seed {seed}: {problem}"
+        num_shared += history.num_shared
+        stored, named = history.end()
+        assert stored == named, f"seed {seed}"
+    assert num_shared > 5 * len(seeds)
+
+
+def put_no_mark(monkeypatch):
+    claim = Sharing._claim
+
+    class Unmarked(WrappedStore):
+        def put(self, key, data, *, if_absent=False):
+            assert "/bases/" in key
+
+    def mutant(self):
+        self._store, store = Unmarked(self._store), self._store
+        try:
+            return claim(self)
+        finally:
+            self._store = store
+
+    monkeypatch.setattr(Sharing, "_claim", mutant)
+
+
+def look_before_the_mark(monkeypatch):
+    claim = Sharing._claim
+
+    def mutant(self):
+        base = self._base
+        manifest = shared_chunks.find_record(
+            self._store, keys.manifest("x", base.generation, base.step), manifests.Manifest
+        )
+        claim(self)
+        return {} if manifest is None else shared_chunks.homes(manifest)
+
+    monkeypatch.setattr(Sharing, "_claim", mutant)
+
+
+def list_the_marks_before_the_manifests_go(monkeypatch):
+    list_manifests, marked = retention._list_manifests, retention._marked
+    seen = threading.local()
+
+    class Earlier(InMemoryStore):
+        def list_objects(self, prefix, *, after=None):
+            return (meta for meta in seen.marks if meta.key > (after or ""))
+
+    def mutant(store, job_id):
+        seen.marks = list(store.list_objects(keys.checkpoints_prefix(job_id)))
+        return list_manifests(store, job_id)
+
+    monkeypatch.setattr(retention, "_list_manifests", mutant)
+    monkeypatch.setattr(retention, "_marked", lambda _, job_id, newest: marked(Earlier(), job_id, newest))
+
+
+def heed_no_mark(monkeypatch):
+    monkeypatch.setattr(retention, "_marked", lambda *_: set())
+
+
+def spare_nothing(monkeypatch):
+    monkeypatch.setattr(retention, "_shared", lambda *_: frozenset())
+
+
+def go_on_although_what_was_to_stay_is_gone(monkeypatch):
+    shared = retention._shared
+    monkeypatch.setattr(retention, "_shared", lambda *about: shared(*about) or frozenset())
+
+
+@pytest.mark.parametrize(
+    ("shortcut", "seed"),
+    [
+        (put_no_mark, 0),
+        (look_before_the_mark, 274),
+        (list_the_marks_before_the_manifests_go, 104),
+        (heed_no_mark, 10),
+        (spare_nothing, 1),
+        (go_on_although_what_was_to_stay_is_gone, 36),
+    ],
+)
+def test_each_shortcut_loses_a_chunk(shortcut, seed, checkpoints, monkeypatch):
+    assert play(seed, checkpoints)[1] is None
+    shortcut(monkeypatch)
+    assert "lacks" in (play(seed, checkpoints)[1] or "nothing was lost")
