@@ -635,6 +635,11 @@ class Manifest(_Written, frozen=True, kw_only=True):
         """Name the save that it is."""
         return SaveId(self.generation, self.step, self.round)
 
+    @property
+    def shared(self) -> int:
+        """Count its bytes that were not sent with it, as earlier checkpoints hold them."""
+        return sum(chunk.size for part in self.parts for chunk in part.chunks if chunk.home is not None)
+
 
 # --- advisory -----------------------------------------------------------------------------------
 

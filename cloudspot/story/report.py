@@ -99,7 +99,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(commit.id), "verified": verified, "bytes": commit.size}
+    sizes = {"bytes": commit.size, "shared_bytes": commit.shared}
+    return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes}
 
 
 def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:

@@ -2,10 +2,10 @@
 
 import math
 import random
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from unittest import mock
 
+from one_at_a_time import OneAtATime
 from simcloud import SimCloud, SimProvider
 from simnodes import SimAgents
 from simulation import START, Odds, SimStore, Violation, World
@@ -46,27 +46,6 @@ SLACK_SECONDS = 5.0
 """A look takes time, and the store tells it in whole seconds."""
 LIMIT_SECONDS = 60_000.0
 """A job that has not ended by then never will."""
-
-
-class OneAtATime:
-    """Stands for the thread pool of the job store: who runs is for the world to say."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def submit(self, function, *args):
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:  # noqa: BLE001 - a future keeps any
-            future.set_exception(error)
-        return future
 
 
 def staying(world, store, cloud):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from unittest import mock
 
-from launch_histories import JOB, OneAtATime, settle, staying, submit
+from launch_histories import JOB, settle, staying, submit
+from one_at_a_time import OneAtATime
 from simcloud import SimCloud
 from simnodes import Script, SimAgents
 from simulation import Odds, SimStore, Violation, World

@@ -65,7 +65,13 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
     assert [(one["node"], one["launch"], one["step"]) for one in report["notices"]] == [("1.0", 1, 37)]
     assert (report["step"], report["steps_total"], report["steps_lost"]) == (100, 100, 0)
     assert report["steps_lost_is_exact"] is True
-    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": None, "bytes": 1000}
+    assert report["last_commit"] == {
+        "generation": 2,
+        "step": 100,
+        "verified": None,
+        "bytes": 1000,
+        "shared_bytes": 0,
+    }
     assert report["cost"] == {
         "spent": 1.5,
         "on_demand_equivalent": 3.0,
@@ -94,7 +100,13 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
 
 def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_once):
     report = show_json(reclaimed_once, records.at(9999.0), verified=True)
-    assert report["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
+    assert report["last_commit"] == {
+        "generation": 2,
+        "step": 100,
+        "verified": True,
+        "bytes": 1000,
+        "shared_bytes": 0,
+    }
 
 
 def test_a_job_that_has_just_been_submitted_has_nothing_to_show(records):

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text
+from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, shared_size_text, size_text
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
@@ -127,7 +127,7 @@ class _Described:
         self._manifest: Manifest | None = None
         self.is_gone = False
         """It has been deleted since the list was read."""
-        unknown = dict.fromkeys(("kind", "bytes", "num_parts", "at", "verified", "error"))
+        unknown = dict.fromkeys(("kind", "bytes", "shared_bytes", "num_parts", "at", "verified", "error"))
         self.value: dict[str, Any] = {"id": str(checkpoint), **msgspec.structs.asdict(checkpoint), **unknown}
         try:
             self._manifest = manifest = read_manifest(job.store, job.id, checkpoint)
@@ -139,6 +139,7 @@ class _Described:
             self.value |= {
                 "kind": manifest.kind,
                 "bytes": manifest.size,
+                "shared_bytes": manifest.shared,
                 "num_parts": len(manifest.parts),
                 "at": manifest.at.isoformat(),
             }
@@ -177,6 +178,6 @@ def _row(value: dict[str, Any]) -> tuple[str, ...]:
     status = value["error"] or ("verified" if value["verified"] else "committed")
     known = ("", "", "", "")
     if value["bytes"] is not None:
-        size, at = size_text(value["bytes"]), moment_text(value["at"])
+        size, at = shared_size_text(value["bytes"], value["shared_bytes"]), moment_text(value["at"])
         known = (size, str(value["num_parts"]), value["kind"], at)
     return (value["id"], str(value["step"]), *known, status)

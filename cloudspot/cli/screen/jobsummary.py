@@ -150,9 +150,9 @@ def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _commit_text(commit: Mapping[str, Any] | None) -> str:
     if commit is None:
         return "none"
-    size = "" if commit["bytes"] is None else f", {output.size_text(commit['bytes'])}"
+    size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
-    return f"step {commit['step']}{size}{verified}"
+    return f"step {commit['step']}, {size}{verified}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

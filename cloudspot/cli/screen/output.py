@@ -251,6 +251,11 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def shared_size_text(num_bytes: int, num_shared: int) -> str:
+    """Return the size of a checkpoint, and how much of it earlier ones hold too."""
+    return size_text(num_bytes) + (f" ({size_text(num_shared)} shared)" if num_shared else "")
+
+
 def bar(share: float) -> str:
     """Return a bar of 30 characters, filled to ``share`` (0 to 1)."""
     filled = min(30, max(0, round(share * 30)))

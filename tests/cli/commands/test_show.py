@@ -16,7 +16,13 @@ def test_json_has_the_whole_story(jobs):
     assert [launch["outcome"] for launch in value["launches"]] == ["reclaimed", "succeeded"]
     assert [notice["step"] for notice in value["notices"]] == [39]
     assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, 100, 0)
-    assert value["last_commit"] == {"generation": 2, "step": 100, "verified": True, "bytes": 1000}
+    assert value["last_commit"] == {
+        "generation": 2,
+        "step": 100,
+        "verified": True,
+        "bytes": 1000,
+        "shared_bytes": 0,
+    }
     assert value["cost"]["spent"] == 0.06
     assert value["cost"]["on_demand_equivalent"] == 0.2
     assert value["cost"]["currency"] == "USD"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 from cloud_histories import check_histories, play
-from launch_histories import OneAtATime
+from one_at_a_time import OneAtATime
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.jobstore import parallel
