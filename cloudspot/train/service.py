@@ -113,7 +113,10 @@ class Service:
         """Record metrics of a step."""
         if self._figures is not None:
             line = {"step": step, "time": time.time(), "values": dict(values)}
-            self._figures.write(json.dumps(line) + "\n")
+            try:
+                self._figures.write(json.dumps(line) + "\n")
+            except OSError as error:
+                _log.warning("the metrics of step %d are not kept: %s", step, error)
 
     def prepare(self, step: int) -> None:
         """Claim the arena in the background if the state is complete; else ask to be called later."""
@@ -140,7 +143,7 @@ class Service:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
-                self._link.saved(self._save(order, step, None))
+                self._link.saved(self._save_interval(order, step))
             self.rounds.served()
             order = self.rounds.begin(number)
         self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
@@ -293,7 +296,8 @@ class Service:
         self._marks.close()
         self._saver.close()
         if self._figures is not None:
-            self._figures.close()
+            with suppress(OSError):  # said when the line was written
+                self._figures.close()
             self._figures = None
 
     def _finish_rounds(self, order: SaveOrder | None) -> None:
@@ -326,6 +330,14 @@ class Service:
             return False
         self._saver.seal(copied)
         return True
+
+    def _save_interval(self, order: SaveOrder, step: int) -> float | None:
+        """Save beside the training, which goes on without this save if the disk is full."""
+        try:
+            return self._save(order, step, None)
+        except OSError as error:
+            _log.warning("the state of step %d was not saved: %s", step, error)
+            return None
 
     def _save_final(self, step: int, *, is_held: bool) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS

@@ -76,8 +76,7 @@ class TrainingLoop:
         Raises:
             SystemExit: the machine has to go.
         """
-        if self._is_in_step:
-            self.is_at_boundary = self._gradients.end_step()
+        self.end_step(step)
         if self.service is not None:
             if self.is_at_boundary:
                 self.service.pass_boundary(step)

@@ -1,5 +1,6 @@
 """The session in one process: with an agent's directory, and without."""
 
+import errno
 import faulthandler
 import json
 import math
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, interval, opening, service, step_seconds
+from cloudspot.train import handoff, interval, opening, saving, service, step_seconds
 from cloudspot.train.checkpoint import weights_sha256
 from cloudspot.train.distributed import World
 
@@ -177,6 +178,52 @@ def test_an_interval_save_is_as_good_as_a_drains(train, courier, until_held):
     assert json.loads(courier.seals()[first][0].read_text())["kind"] == "interval"
     train(60, restore=courier.carry(first))
     assert courier.final() == expected
+
+
+def test_a_full_disk_costs_an_interval_save_and_metrics_and_not_the_training(
+    train, courier, until_held, monkeypatch, caplog
+):
+    train(60)
+    expected = courier.final()
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def save(run):
+        if run.step == 20:
+            run._service._saver._claiming.join()
+            monkeypatch.setattr(saving, "write_json", fail)
+            monkeypatch.setattr(run._service._figures, "write", fail, raising=False)
+            run._service._link.rounds.request_interval()
+            until_held(run)
+            run.log(loss=1.0)
+        if run.step == 40:
+            monkeypatch.undo()
+
+    train(60, on_step=save)
+    assert courier.final() == expected
+    assert list(courier.seals()) == [60]
+    assert "was not saved: [Errno 28] No space left on device" in caplog.text
+    assert "the metrics of step 20 are not kept: [Errno 28]" in caplog.text
+
+
+def test_an_error_at_a_boundary_comes_after_a_whole_step(open_session, courier, monkeypatch):
+    objects = make_objects()
+    run = open_session(courier.begin(), **objects)
+
+    def pass_boundary(step):
+        if step == 3:
+            raise ValueError("no boundary")
+
+    monkeypatch.setattr(run._service, "pass_boundary", pass_boundary)
+    steps = run.steps(10)
+    with pytest.raises(ValueError, match="no boundary"):
+        for _ in steps:
+            train_step(objects)
+    assert handoff.read_progress(courier.handoff, 0) == (2, 10, 3)
+    run.close()  # as at the end of a script that has caught the error: what it holds are three steps
+    assert courier.final()["step"] == 3
+    assert handoff.read_progress(courier.handoff, 0).reached_step == 3
 
 
 def test_the_end_of_the_loop_saves_without_a_round(train, courier):
