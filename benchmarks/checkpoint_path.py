@@ -1,6 +1,6 @@
 """A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
-python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30]
+python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95]
 
 Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
 every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ class Job:
         self.store = FileStore(f"file://{home}/store")
         self.reader = HistoryReader(self.store, NAME)
         words = ["run", str(JOB / "job.toml"), "--name", NAME]
-        for name in ("GIGABYTE_BYTES", "GIGABYTE_SECONDS", "GIGABYTE_OUT"):
+        for name in ("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT"):
             words += ["--set", f'run.env.{name}="{environment[name]}"']
         self.process = self.start(*words)
 
@@ -168,6 +169,14 @@ class Job:
 
     def commits(self) -> tuple[Commit, ...]:
         return self.reader.read().commits if (self.home / "store" / job_prefix(NAME)).exists() else ()
+
+    def sent(self) -> dict[str, int]:
+        """Return the bytes that each save has put into the store so far, by its name."""
+        saves = (self.home / "store" / job_prefix(NAME) / "checkpoints").glob("*")
+        return {
+            save.name: sum(path.stat().st_size for path in save.rglob("*") if path.is_file())
+            for save in saves
+        }
 
     def agent(self) -> int:
         for machine in (self.home / "machines").iterdir():
@@ -191,17 +200,21 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=None, help="where all files go; default: TMPDIR")
     parser.add_argument("--bytes", type=float, default=1e9)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument(
+        "--frozen", type=float, default=0.0, help="the share of the state that does not change"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        measure(Path(name), options.bytes, options.seconds)
+        measure(Path(name), options.bytes, options.seconds, options.frozen)
 
 
-def measure(directory: Path, num_bytes: float, seconds: float) -> None:
+def measure(directory: Path, num_bytes: float, seconds: float, frozen: float) -> None:
     out = directory / "out"
     out.mkdir()
     environment = {
         **os.environ,
         "GIGABYTE_BYTES": str(num_bytes),
+        "GIGABYTE_FROZEN": str(frozen),
         "GIGABYTE_SECONDS": str(seconds),
         "GIGABYTE_OUT": str(out),
         "OMP_NUM_THREADS": "1",
@@ -217,9 +230,11 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
         wait_for("the first commit", job.commits)
         pid = job.agent()
         clock, (cpu, _) = time.monotonic(), agent_cost(pid)
-        memory = 0.0
+        memory, sent = 0.0, job.sent()
         while time.monotonic() < clock + seconds:
             memory = max(memory, agent_cost(pid)[1])
+            with suppress(FileNotFoundError):  # an old one is being deleted
+                sent |= {name: max(size, sent.get(name, 0)) for name, size in job.sent().items()}
             time.sleep(0.2)
         share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
         asked = time.time()
@@ -275,6 +290,13 @@ def measure(directory: Path, num_bytes: float, seconds: float) -> None:
     print(f"plain read of the chunks: into memory {1e3 * read:.0f} ms, on to files {1e3 * copied:.0f} ms")
     row("restore to disk, every chunk verified", fetched, copied, "plain read on to files")
     row("load into the training", load, floor, "copy")
+    saves = sorted(sent)[1:-1]  # the first sends everything, and the last may be under way
+    least, most = min(sent[save] for save in saves), max(sent[save] for save in saves)
+    changed = drained.size * (1 - frozen)
+    print(
+        f"a save sends {least / 1e6:.1f} to {most / 1e6:.1f} MB ({len(saves)} saves), "
+        f"{most / changed:.2f} x the {changed / 1e6:.1f} MB that change"
+    )
     print(f"agent: {100 * share:.1f} % of one core with a save every 5 s, {memory:.0f} MB of its own memory")
 
 

@@ -14,24 +14,31 @@ import torch
 from torch import nn
 
 NUM_BYTES = float(os.environ.get("GIGABYTE_BYTES", "1e9"))
+FROZEN = float(os.environ.get("GIGABYTE_FROZEN", "0"))
 NUM_TENSORS = 438
 SECONDS = float(os.environ.get("GIGABYTE_SECONDS", "30"))
 INTERVAL_SECONDS = 5.0
 
 
 class Ballast(nn.Module):
-    """Parameters that nothing trains."""
+    """Parameters of which the frozen ones stay as they are, and the others change a little in each step."""
 
     def __init__(self) -> None:
         super().__init__()
         size = int(NUM_BYTES / 4 / NUM_TENSORS)
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.full((size,), float(number)), requires_grad=False)
+            nn.Parameter(torch.full((size,), float(number)), requires_grad=number >= FROZEN * NUM_TENSORS)
             for number in range(NUM_TENSORS)
         )
+        # In each tensor: no chunk of a checkpoint is what it was in the one before.
+        self._first = [weight.detach()[:1] for weight in self.weights if weight.requires_grad]
+
+    def change(self) -> None:
+        """Change the first element of each tensor that is not frozen."""
+        torch._foreach_add_(self._first, 1.0)
 
 
-def train(steps: Iterator[int], on_step: Callable[[], None], out: Path) -> None:
+def train(ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], out: Path) -> None:
     """Make steps of some 3 ms until the time is over, and write down when each began (monotonic)."""
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -46,6 +53,7 @@ def train(steps: Iterator[int], on_step: Callable[[], None], out: Path) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            ballast.change()
             if began[-1] > end:
                 break
     finally:
@@ -64,7 +72,8 @@ def by_cloudspot() -> None:
     out = Path(os.environ["GIGABYTE_OUT"])
     if run.resumed:
         (out / "load.json").write_text(json.dumps(time.monotonic() - made))
-    train(iter(run.steps(1 << 40)), lambda: None, out / f"steps-{os.environ['CLOUDSPOT_GENERATION']}.json")
+    path = out / f"steps-{os.environ['CLOUDSPOT_GENERATION']}.json"
+    train(ballast, iter(run.steps(1 << 40)), lambda: None, path)
 
 
 def by_torch(how: str, out: Path) -> None:
@@ -76,7 +85,8 @@ def by_torch(how: str, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo", init_method=f"file://{out}/store", rank=0, world_size=1)
-    state = {"ballast": Ballast().state_dict()}
+    ballast = Ballast()
+    state = {"ballast": ballast.state_dict()}
     saves: list[dict[str, float]] = []
     last: list[Future[object]] = []
     next_at = time.monotonic() + INTERVAL_SECONDS
@@ -100,7 +110,7 @@ def by_torch(how: str, out: Path) -> None:
         future.add_done_callback(lambda _: record.update(ended=time.monotonic()))
         last.append(future)
 
-    train(iter(range(1 << 40)), save, out / "steps.json")
+    train(ballast, iter(range(1 << 40)), save, out / "steps.json")
     for future in last:
         future.result()
     (out / "saves.json").write_text(json.dumps(saves))

@@ -1,7 +1,8 @@
 """Chunks that a save need not send, because a committed checkpoint of the job holds the same bytes.
 
 How deletion stays safe is described in docs/protocols.md, P5: a save first puts a mark that names its base,
-then looks whether the base still stands. Whoever deletes does it the other way round (``retention.collect``).
+then looks whether that is still the newest commit. Whoever deletes reads the journal first, then looks for
+marks (``retention.collect``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Container, Sequence
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import CheckpointId, Chunk, ChunkHome, Manifest, SaveId
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.records import Chunk, ChunkHome, Manifest, SaveId
 from cloudspot.jobstore.stored_records import find_record
 
 MIN_BYTES = 1 << 20
@@ -44,19 +47,19 @@ class Sharing:
     def __init__(
         self,
         store: ObjectStore,
+        journal: Journal,
         job_id: str,
         save: SaveId,
         rank: int,
         *,
-        base: CheckpointId,
         likely: Container[ChunkContent],
     ) -> None:
         """``likely`` are the contents that the base probably has: the first of them makes it worth a look."""
         self._store = store
+        self._journal = journal
         self._job_id = job_id
         self._save = save
         self._rank = rank
-        self._base = base
         self._likely = likely
         self._lock = threading.Lock()
         self._homes: dict[ChunkContent, ChunkHome] | None = None
@@ -78,9 +81,13 @@ class Sharing:
             return self._homes.get(content)
 
     def _claim(self) -> dict[ChunkContent, ChunkHome]:
-        """Mark the base as used, so that nobody deletes its chunks; return them, or none if it is gone."""
-        self._store.put(keys.base_mark(self._job_id, self._save, self._rank, self._base), b"")
-        # In this order: whoever deletes the base's manifest after this look finds the mark.
-        base = self._base
+        """Mark the base as used, so that nobody deletes its chunks; return them, if there are any."""
+        base = head(self._journal.read())
+        if base is None or base >= self._save.checkpoint:  # the save comes too late to count
+            return {}
+        self._store.put(keys.base_mark(self._job_id, self._save, self._rank, base), b"")
+        # In this order: whoever deletes the base has read of a newer commit, and looks for marks after that.
+        if head(self._journal.read()) != base:
+            return {}
         manifest = find_record(self._store, keys.manifest(self._job_id, base.generation, base.step), Manifest)
         return {} if manifest is None else homes(manifest)

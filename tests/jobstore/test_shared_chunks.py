@@ -24,7 +24,7 @@ from cloudspot.jobstore import (
 )
 from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import head, newest_generation
+from cloudspot.jobstore.lineage import newest_generation
 from cloudspot.jobstore.parts import chunk_runs
 from cloudspot.jobstore.records import CheckpointId, Commit, Origin, SaveId
 from cloudspot.jobstore.shared_chunks import Sharing
@@ -48,17 +48,16 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1)
 
 
-def sharing(store, save, rank=0, base=None, likely=None):
-    base = base or head(Journal(store, "x").read())
-    return Sharing(store, "x", save, rank, base=base, likely=Everything() if likely is None else likely)
+def sharing(store, save, rank=0, likely=None):
+    likely = Everything() if likely is None else likely
+    return Sharing(store, Journal(store, "x"), "x", save, rank, likely=likely)
 
 
 def put(store, checkpoints, checkpoint, blocks, **options):
     """Save a checkpoint of one rank that consists of these blocks, each a chunk, and commit it."""
     data = b"".join(letter.encode() * BLOCK for letter in blocks)
     save = SaveId(checkpoint.generation, checkpoint.step, 0)
-    if "sharing" not in options and head(Journal(store, "x").read()) is not None:
-        options["sharing"] = sharing(store, save)
+    options.setdefault("sharing", sharing(store, save))
     return checkpoints.session(store, checkpoint, [data], chunk_bytes=BLOCK, **options)
 
 
@@ -106,10 +105,17 @@ def test_small_chunks_are_sent(store, checkpoints, two_saves, monkeypatch):
     assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
 
 
-def test_everything_is_sent_if_the_base_is_gone(store, checkpoints, two_saves, tmp_path):
-    asked = sharing(store, SaveId(1, 30, 0), base=C(1, 10))
-    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
-    third = put(store, checkpoints, C(1, 30), "abd", sharing=asked)
+def test_everything_is_sent_if_another_commit_comes_before_the_mark(store, checkpoints, two_saves, tmp_path):
+    class Late(WrappedStore):
+        """The base is superseded and deleted when the mark is on its way."""
+
+        def put(self, key, data, *, if_absent=False):
+            put(store, checkpoints, C(1, 25), "xyz")
+            assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10), C(1, 20))
+            super().put(key, data, if_absent=if_absent)
+
+    late = Sharing(Late(store), Journal(store, "x"), "x", SaveId(1, 30, 0), 0, likely=Everything())
+    third = put(store, checkpoints, C(1, 30), "abd", sharing=late)
     assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
     assert blocks_of(store, third, tmp_path) == "abd"
 
@@ -129,9 +135,11 @@ def test_what_a_checkpoint_that_stays_names_outlives_the_one_it_came_with(store,
     assert len(chunk_keys(store)) == 3
 
 
-def test_no_chunk_goes_while_a_save_that_may_be_committed_may_name_it(store, checkpoints, two_saves):
-    base = sharing(store, SaveId(1, 30, 0), base=C(1, 10))
-    put(store, checkpoints, C(1, 30), "abc", sharing=base, commit=False)
+def test_no_chunk_goes_while_a_save_that_may_be_committed_may_name_it(store, checkpoints):
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 10), "abc")
+    put(store, checkpoints, C(1, 30), "abc", commit=False)
+    put(store, checkpoints, C(1, 20), "abd")
     assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
     third = checkpoints.session(
         store, C(1, 30), [b"a" * BLOCK + b"b" * BLOCK + b"c" * BLOCK], chunk_bytes=BLOCK
@@ -266,6 +274,7 @@ class History:
         self._journal = Journal(self.store, "x")
         self._wholes = {}
         self._may_lack = False
+        self._deleted = set()
 
     def data(self, save, rank):
         """A rank's state: blocks that change now and then, and often to what they were before."""
@@ -280,6 +289,9 @@ class History:
     def note(self, method, key):
         """Note a request: a deletion and a commit are what may leave a checkpoint without a chunk."""
         self._may_lack = self._may_lack or method == "delete" or "/journal/" in key
+        if method == "delete":
+            # A slow commit may put the manifest again; no resume wants it, and the next deletion takes it.
+            self._deleted.add(key)
 
     def resume(self):
         """Start the next generation; the nodes of the one before may go on."""
@@ -297,8 +309,7 @@ class History:
             for step in range(first + 1, first + 30):
                 save = SaveId(generation, step, 0)
                 datas = [self.data(save, one) for one in range(2)]
-                base = head(journal.known)
-                shares = base and Sharing(store, "x", save, rank, base=base, likely=Everything())
+                shares = Sharing(store, journal, "x", save, rank, likely=Everything())
                 parts.upload_part(
                     store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
                     seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
@@ -345,7 +356,7 @@ class History:
             if meta.key not in self._wholes:
                 manifest = read_record(store, meta.key, manifests.Manifest)
                 self._wholes[meta.key] = manifest.id, [one.key for one in stored_chunks("x", manifest)]
-        there = set(store._keys)
+        there = set(store._keys) - self._deleted.intersection(self._wholes)
         committed = {one.id for one in self._journal.read() if isinstance(one, Commit)}
         for key, (checkpoint, chunks) in self._wholes.items():
             if key in there and checkpoint in committed and not there.issuperset(chunks):
@@ -415,13 +426,31 @@ def put_no_mark(monkeypatch):
 def look_before_the_mark(monkeypatch):
     claim = Sharing._claim
 
+    class Once:
+        """A journal that is read before the mark, and not after it."""
+
+        def __init__(self, records):
+            self.read = lambda: records
+
     def mutant(self):
-        base = self._base
-        manifest = shared_chunks.find_record(
-            self._store, keys.manifest("x", base.generation, base.step), manifests.Manifest
-        )
-        claim(self)
-        return {} if manifest is None else shared_chunks.homes(manifest)
+        self._journal = Once(self._journal.read())
+        return claim(self)
+
+    monkeypatch.setattr(Sharing, "_claim", mutant)
+
+
+def look_at_the_manifest_instead_of_the_journal(monkeypatch):
+    claim = Sharing._claim
+
+    class Known:
+        """A journal that is not read again."""
+
+        def __init__(self, journal):
+            self.read = lambda: journal.known
+
+    def mutant(self):
+        self._journal = Known(self._journal)
+        return claim(self)
 
     monkeypatch.setattr(Sharing, "_claim", mutant)
 

@@ -140,6 +140,13 @@ def test_buffers_of_the_model_are_pinned_and_parameters_are_not():
     }
 
 
+def test_what_is_not_trained_is_told_by_the_model():
+    objects = make_objects()
+    objects["model"][0].requires_grad_(False)
+    items = checkpoint.take(objects).items
+    assert {item.name for item in items if item.is_frozen} == {"model/0.weight", "model/0.bias"}
+
+
 @pytest.mark.parametrize(
     ("objects", "message"),
     [

@@ -1,5 +1,6 @@
 """The plan is a pure function: every rank computes the same table alone."""
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudspot.jobstore.parts import chunk_runs
+from cloudspot.train import partition
 from cloudspot.train.boxes import Box
-from cloudspot.train.partition import Item, Shard, plan
+from cloudspot.train.partition import Item, Shard, cuts, plan
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
 
@@ -194,3 +197,51 @@ def test_what_is_too_large_to_be_handed_over_stays_with_the_doomed_rank():
     ):
         assert ([len(part) for part in too_large.parts], too_large.takers) == ([1, 1], {})
     assert handed.digest != too_large.digest
+
+
+# --- what is not trained ----------------------------------------------------------------------------
+
+
+def named_chunks(items, chunk_bytes):
+    """Return the chunks of rank 0's part, each as the runs of items that it holds."""
+    part = plan(items, world_size=1).parts[0]
+    size = sum(placement.nbytes for placement in part)
+    found = []
+    for start, length in chunk_runs(size, cuts(part), chunk_bytes):
+        held = []
+        for placement in part:
+            first = max(start, placement.offset) - placement.offset
+            last = min(start + length, placement.offset + placement.nbytes) - placement.offset
+            if first < last:
+                held.append((placement.item.name, first, last))
+        found.append(tuple(held))
+    return found
+
+
+@given(items=tables(), frozen=st.sets(st.integers(0, 29)), chunk_bytes=st.integers(1, 64))
+def test_no_chunk_holds_both_what_is_trained_and_what_is_not(items, frozen, chunk_bytes):
+    kinds = {}
+    for number, item in enumerate(items):
+        items[number] = dataclasses.replace(item, is_frozen=number in frozen)
+        kinds[item.name] = number in frozen
+    for chunk in named_chunks(items, chunk_bytes):
+        assert len({kinds[name] for name, _, _ in chunk}) == 1
+
+
+def test_a_large_frozen_item_makes_the_same_chunks_wherever_it_lies(monkeypatch):
+    monkeypatch.setattr(partition, "OWN_CHUNK_BYTES", 400)
+    large = Item("b", "float32", (100,), 4, is_frozen=True)
+    small = Item("c", "float32", (3,), 4, is_frozen=True)
+    alone = [chunk for chunk in named_chunks([large, small], 256) if chunk[0][0] == "b"]
+    assert alone == [(("b", 0, 256),), (("b", 256, 400),)]
+    for size in (1, 17, 300):
+        before = Item("a", "float32", (size,), 4, is_frozen=True)
+        wide = Item("w", "float64", (size,), 8)
+        after = Item("z", "float32", (size,), 4)
+        chunks = named_chunks([before, large, small, wide, after], 256)
+        assert [chunk for chunk in chunks if chunk[0][0] == "b"] == alone
+
+
+def test_items_that_all_train_are_not_cut_apart():
+    items = [Item(name, "float32", (50,), 4) for name in "abc"]
+    assert cuts(plan(items, world_size=1).parts[0]) == []

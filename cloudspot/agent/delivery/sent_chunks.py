@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import Part, SaveId
 from cloudspot.jobstore.shared_chunks import ChunkContent, Sharing, contents
 
@@ -25,11 +24,8 @@ class SentChunks:
         """Note that a part was sent."""
         self._sent[part.rank] = contents(part.chunks)
 
-    def sharing(self, save: SaveId, rank: int) -> Sharing | None:
-        """Return what a rank's part of a save may share; None: nothing was committed yet."""
+    def sharing(self, save: SaveId, rank: int) -> Sharing:
+        """Return what a rank's part of a save may share."""
         context = self._context
-        base = head(context.journal.known)
-        if base is None:
-            return None
         likely = self._restored.union(*self._sent.values())
-        return Sharing(context.store, context.job_id, save, rank, base=base, likely=likely)
+        return Sharing(context.store, context.journal, context.job_id, save, rank, likely=likely)

@@ -9,12 +9,13 @@ import pytest
 from faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.delivery import courier as courier_module
-from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
+from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import fetching, keys, manifests, retention
+from cloudspot.jobstore import fetching, keys, manifests, retention, shared_chunks
 from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
@@ -60,6 +61,34 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     commit = bench.journal()[-1]
     assert (commit.id, commit.sealed_at) == (manifest.id, manifest.parts[0].sealed_at)
     assert life.context.status.stall_seconds == 0.01
+
+
+def test_what_the_last_checkpoint_holds_is_not_sent_again(bench, carry, node, wait_until, monkeypatch):
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 4)
+    life, frozen = carry(), b"frozen"
+    for step, trained in ((10, b"first"), (20, b"second"), (30, b"last")):
+        bench.seal(node, bench.id(1, step), data=frozen + trained, cuts=[len(frozen)])
+        wait_until(lambda step=step: life.context.status.committed == bench.id(1, step))
+    chunks = [
+        meta.key for meta in bench.store.list_objects("jobs/digits-1/checkpoints/") if "/chunks/" in meta.key
+    ]
+    assert sum(key.endswith("/000000") for key in chunks) == 1, "the frozen chunk was sent once"
+    manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 30))
+    assert manifest.shared == len(frozen)
+    fetching.verify(bench.store, "digits-1", manifest)
+
+
+def test_what_was_restored_is_looked_for_and_what_nobody_has_seen_is_not(bench, node, monkeypatch):
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 4)
+    bench.commit(bench.id(1, 10), b"frozen")
+    context = bench.life().context
+    restored, sent = restore_newest(context), SentChunks(context)
+    (content,) = restored.contents
+    context.journal.read()
+    sent.begin(frozenset())
+    assert sent.sharing(SaveId(1, 20, 0), 0).home(content) is None
+    sent.begin(restored.contents)
+    assert sent.sharing(SaveId(1, 20, 0), 0).home(content).step == 10
 
 
 def test_what_is_under_way_is_told(bench, carry, node, wait_until, monkeypatch):

@@ -31,6 +31,21 @@ EXACT = "TINY_EXACT" in os.environ
 EVALUATE_AT = int(os.environ.get("TINY_EVALUATE_AT", "-1"))
 TELL_SAMPLES = "TINY_TELL_SAMPLES" in os.environ
 WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
+FROZEN_MIB = int(os.environ.get("TINY_FROZEN_MIB", "0"))
+
+
+class Backbone(nn.Module):
+    """Parameters that nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(6)
+        values = torch.randn(FROZEN_MIB << 18, generator=generator)
+        self.weight = nn.Parameter(values, requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Leave the inputs as they are."""
+        return inputs
 
 
 def hang_on_purpose() -> None:
@@ -60,6 +75,8 @@ def main() -> None:
     target = data[:, :4].sum(1, keepdim=True)
     dataset = TensorDataset(data, target, torch.arange(len(data)))
     model: nn.Module = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
+    if FROZEN_MIB:
+        model = nn.Sequential(Backbone(), *model)
     model.to(device)
     sampler = None
     if dist.is_initialized() and dist.get_world_size() > 1:
