@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from cloudspot.host.process_marks import marked_processes
+from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.fetching import fetch
 from cloudspot.jobstore.keys import job_prefix
 from cloudspot.jobstore.manifests import read_manifest
@@ -134,12 +135,12 @@ def read_seconds(paths: Sequence[Path], directory: Path) -> tuple[float, float]:
         into_memory.append(time.perf_counter() - started)
         with tempfile.TemporaryDirectory(dir=directory) as name:
 
-            def copy(path: Path, target: Path = Path(name)) -> None:
-                (target / path.name).write_bytes(path.read_bytes())
+            def copy(path: Path, number: int, target: Path = Path(name)) -> None:
+                (target / str(number)).write_bytes(path.read_bytes())
 
             started = time.perf_counter()
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(copy, paths))
+                list(pool.map(copy, paths, range(len(paths))))
             into_files.append(time.perf_counter() - started)
     return statistics.median(into_memory), statistics.median(into_files)
 
@@ -257,8 +258,6 @@ def measure(directory: Path, num_bytes: float, seconds: float, frozen: float) ->
         stall, training = lost(first, [each for each in windows if each[1] < first[-1]])
         whole = statistics.median(high - low for low, high in windows) + stall
         restored = directory / "restored"
-        chunks = sorted((directory / "home" / "store" / job_prefix(NAME)).glob("**/chunks/**/*"))
-        chunks = [path for path in chunks if path.is_file() and path.stat().st_size > 1 << 20]
         started = time.perf_counter()
         fetch(job.store, NAME, read_manifest(job.store, NAME, drained.id), restored)
         fetched = time.perf_counter() - started
@@ -267,8 +266,10 @@ def measure(directory: Path, num_bytes: float, seconds: float, frozen: float) ->
         job.process.wait(120)
     source = restored / "part-0.bin"
     synced, plain = (write_seconds(source, directory, sync=sync) for sync in (True, False))
-    num_chunks = -(-drained.size // CHUNK)
-    read, copied = read_seconds(chunks[-num_chunks:], directory)
+    newest = job.reader.read().head
+    assert newest is not None
+    chunks = stored_chunks(NAME, read_manifest(job.store, NAME, newest))
+    read, copied = read_seconds([directory / "home" / "store" / one.key for one in chunks], directory)
 
     def row(what: str, took: float, than: float, of: str) -> None:
         print(f"{what:44} {1e3 * took:8.0f} ms {took / than:7.2f} x {of}")

@@ -24,7 +24,7 @@ from cloudspot.jobstore import (
 )
 from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import newest_generation
+from cloudspot.jobstore.lineage import head, newest_generation
 from cloudspot.jobstore.parts import chunk_runs
 from cloudspot.jobstore.records import CheckpointId, Commit, Origin, SaveId
 from cloudspot.jobstore.shared_chunks import Sharing
@@ -105,13 +105,19 @@ def test_small_chunks_are_sent(store, checkpoints, two_saves, monkeypatch):
     assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
 
 
-def test_everything_is_sent_if_another_commit_comes_before_the_mark(store, checkpoints, two_saves, tmp_path):
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_everything_is_sent_if_another_commit_comes_before_the_mark(
+    comes_back, store, checkpoints, two_saves, tmp_path
+):
     class Late(WrappedStore):
-        """The base is superseded and deleted when the mark is on its way."""
+        """The base is superseded and deleted when the mark is on its way; a slow commit may bring it back."""
 
         def put(self, key, data, *, if_absent=False):
+            manifest = store.get(keys.manifest("x", 1, 20))
             put(store, checkpoints, C(1, 25), "xyz")
             assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10), C(1, 20))
+            if comes_back:
+                store.put(keys.manifest("x", 1, 20), manifest)
             super().put(key, data, if_absent=if_absent)
 
     late = Sharing(Late(store), Journal(store, "x"), "x", SaveId(1, 30, 0), 0, likely=Everything())
@@ -216,9 +222,10 @@ class Killed(BaseException):
 class Actor(threading.Thread):
     """A process that makes one request at a time, when it is its turn."""
 
-    def __init__(self, act, store, note, *, is_slow):
+    def __init__(self, act, store, note, stalls, *, is_slow):
         super().__init__(daemon=True)
         self._act, self._store, self._note, self.is_slow = act, store, note, is_slow
+        self._stalls = stalls
         self._turn, self._done = threading.Event(), threading.Event()
         self._is_killed, self.is_over, self.error = False, False, None
 
@@ -240,7 +247,8 @@ class Actor(threading.Thread):
         self._turn.set()
         self._done.wait()
 
-    def _wait_again(self):
+    def _wait_again(self, method, key):
+        self.is_slow = self.is_slow or self._stalls(method, key)
         self._done.set()
         self._wait()
 
@@ -257,7 +265,7 @@ class _TurnStore(WrappedStore):
         self._wait_for_turn, self._note = wait, note
 
     def _call(self, method, key, request):
-        self._wait_for_turn()
+        self._wait_for_turn(method, key)
         self._note(method, key)
         return request()
 
@@ -274,6 +282,7 @@ class History:
         self._journal = Journal(self.store, "x")
         self._wholes = {}
         self._may_lack = False
+        self._stalling = self.rng.choice((0.0, 0.1, 0.3))
         self._deleted = set()
 
     def data(self, save, rank):
@@ -282,9 +291,15 @@ class History:
         return b"".join(rng.choice(f"{rank}aaab").encode() * 50 for _ in range(4))
 
     def start(self, act, *, is_slow):
-        actor = Actor(act, self.store, self.note, is_slow=is_slow)
+        actor = Actor(act, self.store, self.note, self.stalls, is_slow=is_slow)
         self.actors.append(actor)
         actor.start()
+
+    def stalls(self, method, key):
+        """Say whether a process stalls before a request: often where what it knows may be old by then."""
+        is_put = method == "put" and ("/bases/" in key or "/manifests/" in key)
+        is_list = method == "list_page" and "/journal/" in key
+        return (is_put or is_list) and self.rng.random() < self._stalling
 
     def note(self, method, key):
         """Note a request: a deletion and a commit are what may leave a checkpoint without a chunk."""
@@ -426,31 +441,14 @@ def put_no_mark(monkeypatch):
 def look_before_the_mark(monkeypatch):
     claim = Sharing._claim
 
-    class Once:
-        """A journal that is read before the mark, and not after it."""
-
-        def __init__(self, records):
-            self.read = lambda: records
-
     def mutant(self):
-        self._journal = Once(self._journal.read())
-        return claim(self)
-
-    monkeypatch.setattr(Sharing, "_claim", mutant)
-
-
-def look_at_the_manifest_instead_of_the_journal(monkeypatch):
-    claim = Sharing._claim
-
-    class Known:
-        """A journal that is not read again."""
-
-        def __init__(self, journal):
-            self.read = lambda: journal.known
-
-    def mutant(self):
-        self._journal = Known(self._journal)
-        return claim(self)
+        base = head(self._journal.read())
+        if base is None or base >= self._save.checkpoint:
+            return {}
+        key = keys.manifest("x", base.generation, base.step)
+        manifest = shared_chunks.find_record(self._store, key, manifests.Manifest)
+        claim(self)
+        return {} if manifest is None else shared_chunks.homes(manifest)
 
     monkeypatch.setattr(Sharing, "_claim", mutant)
 
