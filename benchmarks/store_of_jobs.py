@@ -148,7 +148,7 @@ def main() -> None:
             began = time.perf_counter()
             calls = count()
             tell(what, calls, time.perf_counter() - began)
-        count_log_tail(store, live[0], int(options.log_gb * 1e9), directory / "logfaults")
+        count_log_tail(store, long_job, int(options.log_gb * 1e9), directory / "logfaults")
         put_into_files(store, directory / "files")
         os.environ["CLOUDSPOT_HOME"] = str(directory / "home")
         print(f"\n{'in files, as processes':34}   wall time  processor    memory")

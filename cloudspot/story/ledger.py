@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -72,6 +74,14 @@ class Ledger:
     run_seconds: float
     """For how long at least one machine ran."""
     lines: tuple[LedgerLine, ...]
+
+    @cached_property
+    def by_launch(self) -> Mapping[int, Sequence[LedgerLine]]:
+        """The lines of each launch, in order, by its number."""
+        found: dict[int, list[LedgerLine]] = defaultdict(list)
+        for line in self.lines:
+            found[line.launch].append(line)
+        return found
 
 
 def spent_in(ledger: Ledger, currency: str | None) -> float:

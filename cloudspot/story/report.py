@@ -259,7 +259,7 @@ def _node_outcome(launch: LaunchHistory, rank: int) -> str | None:
 
 def _launch(launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
     intent, offer, over = launch.intent, launch.intent.offer, launch_end(launch)
-    lines = [line for line in ledger.lines if line.launch == launch.number]
+    lines = ledger.by_launch.get(launch.number, ())
     return {
         "launch": launch.number,
         "num_nodes": intent.num_nodes,

@@ -93,6 +93,8 @@ class _Marks:
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
         """Of each node that was in a generation: the first one."""
         self._supply = _supply_changes(history, self._first)
+        self._word = "queued"
+        """The word before what is left in ``_supply``."""
 
     def all(self) -> Iterator[Span]:
         """Yield the marks in order."""
@@ -122,13 +124,29 @@ class _Marks:
         # The slowest setup holds up all.
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
-        for at, state in _supply(self._supply, number):
+        self._pass_over(number, begin)
+        if begin is not None and (until is None or begin <= until):
+            yield mark(self._word, begin)
+        for at, state in _supply(self._word, self._supply):
             if until is not None and at > until:
                 break
             begun_at = at if begin is None else max(at, begin)
             yield mark(state, begun_at if until is None else min(begun_at, until))
         if restoring is not None:
             yield mark("restoring", restoring, None if after is None else after.number)
+
+    def _pass_over(self, number: int, begin: datetime | None) -> None:
+        """Leave out nodes that came into a generation up to this one, and words before ``begin``.
+
+        Generations are asked for in order, so none of it is needed again, and what is left is short.
+        """
+        left = []
+        for change in self._supply:
+            if change.number == 0 and begin is not None and change.at <= begin:
+                self._word = _word_after(self._word, change.what)
+            elif change.first > number:
+                left.append(change)
+        self._supply = left
 
     def _newcomers(self) -> list[Seat]:
         """Return the live nodes that were in no generation yet."""
@@ -211,21 +229,26 @@ def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change
     return sorted(changes, key=lambda one: one.at)
 
 
-def _supply(changes: Sequence[_Change], number: int) -> Iterator[tuple[datetime, str]]:
-    """Yield what the job does, and from when on, by the machines alone that came after a generation."""
-    word, num, told = "queued", dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
-    for at, what, change, first in changes:
-        if first <= number:
-            continue
+def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
+    """Yield what the job does, and from when on, by the machines alone; ``word`` is what it did before."""
+    num, told = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
+    for at, what, change, _ in changes:
         if change:
             num[what] += change
-        elif what not in _LEFT_BY or word not in _LEFT_BY[what]:
-            word = "waiting" if what in _LEFT_BY else what
+        else:
+            word = _word_after(word, what)
         busy = next((one for one, count in num.items() if count), None)
         state = word if word == "ended" or busy is None else busy
         if state != told:
             yield at, state
         told = state
+
+
+def _word_after(word: str, what: str) -> str:
+    """Return what the job does after ``word`` when ``what`` begins."""
+    if what not in _LEFT_BY:
+        return what
+    return word if word in _LEFT_BY[what] else "waiting"
 
 
 _LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}
