@@ -93,8 +93,8 @@ class _Marks:
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
         """Of each node that was in a generation: the first one."""
         self._supply = _supply_changes(history, self._first)
-        self._word = "queued"
-        """The word before what is left in ``_supply``."""
+        self._word: str | None = None
+        """The last word before what is left in ``_supply``, if there was one."""
 
     def all(self) -> Iterator[Span]:
         """Yield the marks in order."""
@@ -125,9 +125,9 @@ class _Marks:
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
         self._pass_over(number, begin)
-        if begin is not None and (until is None or begin <= until):
+        if begin is not None and self._word is not None and (until is None or begin <= until):
             yield mark(self._word, begin)
-        for at, state in _supply(self._word, self._supply):
+        for at, state in _supply(self._word or "queued", self._supply):
             if until is not None and at > until:
                 break
             begun_at = at if begin is None else max(at, begin)
@@ -143,7 +143,7 @@ class _Marks:
         left = []
         for change in self._supply:
             if change.number == 0 and begin is not None and change.at <= begin:
-                self._word = _word_after(self._word, change.what)
+                self._word = _word_after(self._word or "queued", change.what)
             elif change.first > number:
                 left.append(change)
         self._supply = left
