@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import xxhash
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.records import Chunk, Manifest, Part
 
@@ -54,11 +56,9 @@ def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Seq
         CorruptData: one is missing or has another size.
     """
     homes = {chunk.home.save for part in manifest.parts for chunk in part.chunks if chunk.home is not None}
-    sizes = {
-        meta.key: meta.size
-        for save in (manifest.save, *sorted(homes))
-        for meta in store.list_objects(keys.save_prefix(job_id, save))
-    }
+    prefixes = [keys.save_prefix(job_id, save) for save in (manifest.save, *sorted(homes))]
+    listed = each(lambda prefix: [(meta.key, meta.size) for meta in store.list_objects(prefix)], prefixes)
+    sizes = dict(itertools.chain.from_iterable(listed))
     for stored in chunks:
         size = sizes.get(stored.key)
         if size is None:

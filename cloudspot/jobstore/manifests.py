@@ -116,6 +116,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
     return Commit(
         generation=manifest.generation,
         step=manifest.step,
+        round=manifest.round,
         kind=manifest.kind,
         size=manifest.size,
         shared=manifest.shared,

@@ -60,7 +60,7 @@ def upload_part(
     ``rank`` is the global one, ``num_parts`` the world size without the ``relieved``, ``sealed_at`` UTC.
     ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
     even after an error.
-    ``cuts`` are offsets, ascending, at which a chunk begins; between them, chunks have ``chunk_bytes``. What
+    ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
     looked for first.
@@ -165,8 +165,8 @@ def upload_directory(
 def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
     """Return the start and the length of each chunk of a part of ``size`` bytes, in order.
 
-    A chunk begins at each of ``cuts``, and after ``chunk_bytes``. Cuts that are not in order, or not within
-    the part, are left out.
+    A chunk begins at each of ``cuts``, and after each ``chunk_bytes`` from there. Cuts that are not in order,
+    or not within the part, are left out.
     """
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")

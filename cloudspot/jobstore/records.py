@@ -288,6 +288,8 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """The newest one, or 0 in a job that was forked."""
     step: Tally
     """Beyond the step from which the generation began, and those that it has committed."""
+    round: OrdinalOrZero = 0
+    """Of the save that is committed: see ``Manifest``."""
     kind: CheckpointKind
     size: Tally
     """Bytes."""
@@ -300,6 +302,11 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     def id(self) -> CheckpointId:
         """Name this checkpoint."""
         return CheckpointId(self.generation, self.step)
+
+    @property
+    def save(self) -> SaveId:
+        """Name the save that is committed."""
+        return SaveId(self.generation, self.step, self.round)
 
 
 class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
@@ -15,7 +15,8 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Heartbeat, JournalRecord, Manifest, SaveId
+from cloudspot.jobstore.records import CheckpointId, Commit, Heartbeat, JournalRecord, SaveId
+from cloudspot.jobstore.shared_chunks import committed_manifest
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.model import ObjectMeta
 
@@ -54,9 +55,9 @@ def collect(
     committed, and what was uploaded and never committed. Nothing is deleted while the lineage has no commit,
     or while a node may be about to resume: what it has chosen may be among the others.
 
-    It costs two listings, and if checkpoints go, another, and for each of them one more and the deletions.
-    Manifests are read of the checkpoints that stay if they share chunks. ``with_orphans``: look also for what
-    has no manifest, which costs a listing for each checkpoint.
+    It costs two listings, and if anything goes, one more of what is newer than the newest commit, and for
+    each thing that goes another and the deletions. Manifests are read of the checkpoints that stay if they
+    share chunks. ``with_orphans``: look also for what has no manifest, which costs a listing for each save.
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
     interrupts this, no manifest lacks a chunk; the next call finishes the work. Chunks that a checkpoint that
@@ -76,23 +77,24 @@ def collect(
         return ()
     newest = candidates[0]
     kept = set(candidates[:keep])
-    if newest_started.restore_from is not None:
+    if newest_started.restore_from in manifests:
         kept.add(newest_started.restore_from)
     doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
     if doomed and _somebody_may_resume(store, job_id, manifests[newest].modified_at):
         return ()
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
+    commits = {one.id: one for one in records if isinstance(one, Commit)}
     contents = {_contents_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
         useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
-        contents |= _orphans(store, job_id, manifests, newest, useless_before)
+        contents |= _orphans(store, job_id, manifests, commits, newest, useless_before)
     if not contents:
         return ()
-    # After the manifests: a save that has put its mark by then is listed here, and one that puts it later
-    # finds no manifest of what goes.
+    # After the journal was read: a save that has put its mark by then is listed here, and one that puts it
+    # later reads of the newest commit, and names no chunk of what goes.
     is_named = not _marked(store, job_id, newest) <= kept
-    spared = None if is_named else _shared(store, job_id, kept, records)
+    spared = None if is_named else _shared(store, job_id, [commits[one] for one in kept if one in commits])
     if spared is None:
         return tuple(sorted(doomed))
     gone = {one for prefix, one in contents.items() if _delete_contents(store, prefix, spared)}
@@ -103,30 +105,20 @@ def _orphans(
     store: ObjectStore,
     job_id: str,
     manifests: Collection[CheckpointId],
+    commits: Mapping[CheckpointId, Commit],
     newest: CheckpointId,
     useless_before: datetime,
 ) -> dict[str, CheckpointId]:
     """Return the saves, by their prefix, that no commit will name any more, and whose they are."""
-    stored = tuple(stored_saves(store, job_id))
-    num_saves = Counter(save.checkpoint for save in stored)
     found = {}
-    for save in stored:
+    for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
-        # Of several saves of a step, the one that was whole first has the manifest.
-        may_go = num_saves[checkpoint] > 1 if checkpoint in manifests else checkpoint < newest
-        if (
-            may_go
-            and all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
-            and (checkpoint not in manifests or _is_superseded(store, job_id, save))
-        ):
+        # Of several saves of a step, one was committed.
+        is_superseded = checkpoint in commits and commits[checkpoint].save != save
+        may_go = is_superseded if checkpoint in manifests else checkpoint < newest
+        if may_go and all(meta.modified_at < useless_before for meta in store.list_objects(prefix)):
             found[prefix] = checkpoint
     return found
-
-
-def _is_superseded(store: ObjectStore, job_id: str, save: SaveId) -> bool:
-    """Return whether another save of its step is the one that the manifest names."""
-    manifest = find_record(store, keys.manifest(job_id, save.generation, save.step), Manifest)
-    return manifest is not None and manifest.save != save
 
 
 def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[CheckpointId]:
@@ -142,17 +134,13 @@ def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[Checkp
     return {CheckpointId(int(match[4]), int(match[5])) for match in matches if match is not None}
 
 
-def _shared(
-    store: ObjectStore, job_id: str, kept: Collection[CheckpointId], journal: Sequence[JournalRecord]
-) -> frozenset[str] | None:
+def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozenset[str] | None:
     """Return the keys of the chunks that those of these checkpoints name that share any.
 
     None: one of them is gone. Newer checkpoints have taken its place meanwhile, and may name its chunks.
     """
-    sharing = [one.id for one in journal if isinstance(one, Commit) and one.id in kept and one.shared > 0]
-    found = each(
-        lambda one: find_record(store, keys.manifest(job_id, one.generation, one.step), Manifest), sharing
-    )
+    sharing = [one for one in kept if one.shared > 0]
+    found = each(partial(committed_manifest, store, job_id), sharing)
     standing = [manifest for manifest in found if manifest is not None]
     if len(standing) < len(found):
         return None

@@ -57,7 +57,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     items: tuple[Item, ...]
     cuts: tuple[Tally, ...] = ()
-    """Offsets at which a run of items that are trained, or of those that are not, begins."""
+    """Offsets of items before which a chunk ends: where what is trained follows what is not, or the other way
+    round, and around each large item that is not trained."""
     objects: Any = None
     rank_states: dict[str, Any]
     """The JSON state of this rank and of those that it has relieved, by rank."""

@@ -1,20 +1,22 @@
 """Chunks that a save need not send, because a committed checkpoint of the job holds the same bytes.
 
 How deletion stays safe is described in docs/protocols.md, P5: a save first puts a mark that names its base,
-then looks whether that is still the newest commit. Whoever deletes reads the journal first, then looks for
+then looks whether that is still the last commit. Whoever deletes reads the journal first, then looks for
 marks (``retention.collect``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Chunk, ChunkHome, Manifest, SaveId
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import CheckpointId, Chunk, ChunkHome, Commit, Manifest, SaveId
 from cloudspot.jobstore.stored_records import find_record
 
 MIN_BYTES = 1 << 20
@@ -41,8 +43,23 @@ def homes(manifest: Manifest) -> dict[ChunkContent, ChunkHome]:
     }
 
 
+def committed_manifest(store: ObjectStore, job_id: str, commit: Commit) -> Manifest | None:
+    """Return the manifest that was committed; None: it was deleted, or cannot be read.
+
+    What a slow commit has put since may be that of another save of the step.
+
+    Raises:
+        CloudspotError: the store failed.
+    """
+    try:
+        manifest = find_record(store, keys.manifest(job_id, commit.generation, commit.step), Manifest)
+    except CorruptData:
+        return None
+    return manifest if manifest is not None and manifest.save == commit.save else None
+
+
 class Sharing:
-    """What the part of one rank may share with the newest committed checkpoint, its base."""
+    """What the part of one rank may share with the last committed checkpoint, its base."""
 
     def __init__(
         self,
@@ -53,16 +70,21 @@ class Sharing:
         rank: int,
         *,
         likely: Container[ChunkContent],
+        known: MutableMapping[CheckpointId, Mapping[ChunkContent, ChunkHome]] | None = None,
     ) -> None:
-        """``likely`` are the contents that the base probably has: the first of them makes it worth a look."""
-        self._store = store
+        """``likely`` are the contents that the base probably has: it is looked up when the first one comes.
+
+        ``known`` keeps the chunks of the base for the other parts of this node.
+        """
+        self._store = patient(store)
         self._journal = journal
         self._job_id = job_id
         self._save = save
         self._rank = rank
         self._likely = likely
+        self._known = {} if known is None else known
         self._lock = threading.Lock()
-        self._homes: dict[ChunkContent, ChunkHome] | None = None
+        self._homes: Mapping[ChunkContent, ChunkHome] | None = None
         """Of the base; None: nothing was likely so far."""
 
     def home(self, content: ChunkContent) -> ChunkHome | None:
@@ -80,14 +102,25 @@ class Sharing:
                 self._homes = self._claim()
             return self._homes.get(content)
 
-    def _claim(self) -> dict[ChunkContent, ChunkHome]:
+    def _claim(self) -> Mapping[ChunkContent, ChunkHome]:
         """Mark the base as used, so that nobody deletes its chunks; return them, if there are any."""
-        base = head(self._journal.read())
-        if base is None or base >= self._save.checkpoint:  # the save comes too late to count
+        base = self._last_commit()
+        if base is None or base.id >= self._save.checkpoint:  # the save comes too late to count
             return {}
-        self._store.put(keys.base_mark(self._job_id, self._save, self._rank, base), b"")
-        # In this order: whoever deletes the base has read of a newer commit, and looks for marks after that.
-        if head(self._journal.read()) != base:
+        self._store.put(keys.base_mark(self._job_id, self._save, self._rank, base.id), b"")
+        # In this order: whoever deletes the base has read of a later commit, and looks for marks after that.
+        if self._last_commit() != base:
             return {}
-        manifest = find_record(self._store, keys.manifest(self._job_id, base.generation, base.step), Manifest)
-        return {} if manifest is None else homes(manifest)
+        if base.id not in self._known:
+            manifest = committed_manifest(self._store, self._job_id, base)
+            if manifest is None:
+                return {}
+            self._known.clear()
+            self._known[base.id] = homes(manifest)
+        return self._known[base.id]
+
+    def _last_commit(self) -> Commit | None:
+        """Return the last commit; None where a generation went on from an older one: that may be going."""
+        records = self._journal.read()
+        last = next((one for one in reversed(records) if isinstance(one, Commit)), None)
+        return last if last is not None and last.id == head(records) else None

@@ -154,8 +154,8 @@ def publish_held(handoff: Path) -> None:
 #   items       [{"name", "dtype", "shape", "offset", "nbytes"}, ...] of this rank's part, by offset
 #               and without holes; "dtype" is torch's name, bytes are little-endian. The shard of a tensor has
 #               "global_shape" and "global_offset" too: the tensor's shape, and where in it the shard begins
-#   cuts        the offsets at which items that are not trained follow others, or are followed by others; each
-#               large one begins and ends at a cut: what does not change is uploaded once
+#   cuts        the offsets before which a chunk of the upload ends: where items that are not trained follow
+#               others, or others follow them, and around each large one of them; ascending
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
 #               seal with rank 0's state: {"state": {object: tree}, "models": [names of objects that are
 #               modules], "seed", "position", "left"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudspot.train import checkpoint, handover
@@ -18,9 +20,11 @@ from cloudspot.train.partition import Item, Placement, Plan, cuts, plan
 from cloudspot.train.save_order import INTERVAL, MAX_BYTES, SaveOrder
 from cloudspot.train.tree import Json, tensor_bytes
 
+_log = logging.getLogger(__name__)
 _SAME = ("generation", "step", "round", "plan")
 """What a rank that gives and the one that takes have to agree on."""
 _SLOT_POLL_SECONDS = 0.01
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 Describe = Callable[[], Description]
 
@@ -48,6 +52,9 @@ class Saver:
         self._world = arena.world
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
+        self._frozen: frozenset[str] | None = None
+        """The items that were not trained when the first plan was made. Which ones are now may differ from
+        rank to rank, as in an evaluation by one of them, and the plan must not."""
         self._lock = threading.RLock()  # a copy may be made beside the main thread
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
@@ -97,13 +104,20 @@ class Saver:
     ) -> float | None:
         """Copy and seal this rank's part; return the seconds that took, or None without a slot.
 
+        An interval save that a full disk has no room for is left out, with a warning: the training goes on.
+
         For an order by which nothing is handed over. The arguments and errors are those of ``copy``. With
         ``is_held``, the agent uploads the part only if this process ends with status 0.
         """
         copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
         if copied is None:
             return None
-        self.seal(copied, is_held=is_held)
+        try:
+            self.seal(copied, is_held=is_held)
+        except OSError as error:
+            if order.kind != INTERVAL or error.errno not in _FULL:
+                raise
+            _log.warning("the state of step %d was not saved: %s", step, error)
         seconds: float = copied.content["stall_seconds"]
         return seconds
 
@@ -239,6 +253,12 @@ class Saver:
             time.sleep(_SLOT_POLL_SECONDS)
 
     def _plan_for(self, items: tuple[Item, ...], order: SaveOrder | None = None) -> Plan:
+        if self._frozen is None:
+            self._frozen = frozenset(item.name for item in items if item.is_frozen)
+        items = tuple(
+            one if one.is_frozen == (one.name in self._frozen) else replace(one, is_frozen=not one.is_frozen)
+            for one in items
+        )
         limits = (order.avoid, order.rooms, order.handover_bytes) if order and order.avoid else ((), (), 0)
         if self._plan is None or self._planned_for != (items, *limits):
             self._planned_for = (items, *limits)

@@ -77,6 +77,7 @@ class Service:
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
         """The values of ``handoff.Progress``, as the agent sees them."""
         self._figures: Any = None
+        self._has_warned = False
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
@@ -116,7 +117,9 @@ class Service:
             try:
                 self._figures.write(json.dumps(line) + "\n")
             except OSError as error:
-                _log.warning("the metrics of step %d are not kept: %s", step, error)
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning("metrics cannot be written, from step %d on: %s", step, error)
 
     def prepare(self, step: int) -> None:
         """Claim the arena in the background if the state is complete; else ask to be called later."""
@@ -143,7 +146,7 @@ class Service:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
-                self._link.saved(self._save_interval(order, step))
+                self._link.saved(self._save(order, step, None))
             self.rounds.served()
             order = self.rounds.begin(number)
         self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
@@ -296,7 +299,7 @@ class Service:
         self._marks.close()
         self._saver.close()
         if self._figures is not None:
-            with suppress(OSError):  # said when the line was written
+            with suppress(OSError):
                 self._figures.close()
             self._figures = None
 
@@ -330,14 +333,6 @@ class Service:
             return False
         self._saver.seal(copied)
         return True
-
-    def _save_interval(self, order: SaveOrder, step: int) -> float | None:
-        """Save beside the training, which goes on without this save if the disk is full."""
-        try:
-            return self._save(order, step, None)
-        except OSError as error:
-            _log.warning("the state of step %d was not saved: %s", step, error)
-            return None
 
     def _save_final(self, step: int, *, is_held: bool) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS

@@ -24,7 +24,7 @@ from cloudspot.jobstore import (
 )
 from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import head, newest_generation
+from cloudspot.jobstore.lineage import generations_of, newest_generation
 from cloudspot.jobstore.parts import chunk_runs
 from cloudspot.jobstore.records import CheckpointId, Commit, Origin, SaveId
 from cloudspot.jobstore.shared_chunks import Sharing
@@ -124,6 +124,47 @@ def test_everything_is_sent_if_another_commit_comes_before_the_mark(
     third = put(store, checkpoints, C(1, 30), "abd", sharing=late)
     assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
     assert blocks_of(store, third, tmp_path) == "abd"
+
+
+def test_everything_is_sent_if_the_manifest_of_the_base_cannot_be_read(store, checkpoints, two_saves):
+    store.put(keys.manifest("x", 1, 20), b"{}")
+    third = put(store, checkpoints, C(1, 30), "abd")
+    assert [chunk.home for chunk in third.parts[0].chunks] == [None] * 3
+
+
+def test_an_older_commit_that_a_generation_went_on_from_is_no_base(store, checkpoints, two_saves, tmp_path):
+    """Whoever knows only of the later commit may be deleting it."""
+
+    class Slow(WrappedStore):
+        """The later commit is found corrupt while the older one is being deleted."""
+
+        def delete(self, key):
+            if "/manifests/" in key and len(generations_of(Journal(store, "x").read())) == 1:
+                checkpoints.generation(store, 2, C(1, 10))
+                put(store, checkpoints, C(2, 11), "abx", commit=False)
+            super().delete(key)
+
+    assert retention.collect(Slow(store), Journal(store, "x"), "x", 1) == (C(1, 10),)
+    retention.collect(store, Journal(store, "x"), "x", 1, orphan_grace_seconds=-60.0)
+    commit = manifests.try_commit(store, Journal(store, "x"), "x", SaveId(2, 11, 0))
+    assert commit.shared == 0
+    assert blocks_of(store, manifests.read_manifest(store, "x", C(2, 11)), tmp_path) == "abx"
+    assert put(store, checkpoints, C(2, 12), "abx").shared == 3 * BLOCK
+
+
+def test_a_manifest_of_another_save_of_the_step_counts_as_gone(store, checkpoints, two_saves):
+    """A slow commit puts it when the one that was committed has been deleted."""
+    put(store, checkpoints, C(1, 30), "xyz")
+    data, save = b"a" * BLOCK, SaveId(1, 20, 1)
+    parts.upload_part(
+        store, "x", save, rank=0, num_parts=1, data=memoryview(data), seal=checkpoints.seals(save, [data])[0],
+        sealed_at=AT,
+    )  # fmt: skip
+    store.delete(keys.manifest("x", 1, 20))
+    assert manifests.write_manifest(store, "x", save).save == save
+    before = chunk_keys(store)
+    assert retention.collect(store, Journal(store, "x"), "x", 2, orphan_grace_seconds=-60.0) == (C(1, 10),)
+    assert set(before) - set(chunk_keys(store)) == set(), "another checkpoint may name chunks of the real one"
 
 
 def test_what_a_checkpoint_that_stays_names_outlives_the_one_it_came_with(store, checkpoints, two_saves):
@@ -287,7 +328,7 @@ class History:
 
     def data(self, save, rank):
         """A rank's state: blocks that change now and then, and often to what they were before."""
-        rng = random.Random(f"{save.generation} {save.step} {rank}")
+        rng = random.Random(f"{save} {rank}")
         return b"".join(rng.choice(f"{rank}aaab").encode() * 50 for _ in range(4))
 
     def start(self, act, *, is_slow):
@@ -309,9 +350,10 @@ class History:
             self._deleted.add(key)
 
     def resume(self):
-        """Start the next generation; the nodes of the one before may go on."""
+        """Start the next generation, now and then from an older commit; the nodes of the one before may go on."""
         journal = Journal(self.store, "x")
-        base = next(iter(retention.standing_checkpoints(self.store, "x", journal.read())), None)
+        standing = retention.standing_checkpoints(self.store, "x", journal.read())
+        base = next(iter(standing[1:] if self.rng.random() < 0.2 else standing), None)
         self.generation += 1
         made_journal.start_generation(self.store, self.generation, base)
         first = 0 if base is None else base.step
@@ -322,27 +364,35 @@ class History:
         def act(store):
             journal = Journal(store, "x")
             for step in range(first + 1, first + 30):
-                save = SaveId(generation, step, 0)
-                datas = [self.data(save, one) for one in range(2)]
-                shares = Sharing(store, journal, "x", save, rank, likely=Everything())
-                parts.upload_part(
-                    store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
-                    seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
-                    chunk_bytes=50, num_threads=1, is_repeated=False,
-                )  # fmt: skip
-                commit = manifests.try_commit(store, journal, "x", save)
-                if commit is not None and commit.id == save.checkpoint:
-                    self.num_commits += 1
-                    self.num_shared += commit.shared > 0
-                    grace = self.rng.choice((-3600.0, 3600.0))
-                    self.start(
-                        lambda other, grace=grace: retention.collect(
-                            other, Journal(other, "x"), "x", self.keep, orphan_grace_seconds=grace
-                        ),
-                        is_slow=self.rng.random() < 0.5,
-                    )
+                # A step may be saved twice: for an interval, and for a drain that is called off.
+                num_rounds = 2 if random.Random(f"{generation} {step}").random() < 0.2 else 1
+                for save in (SaveId(generation, step, number) for number in range(num_rounds)):
+                    self.upload(store, journal, save, rank)
+                for save in (SaveId(generation, step, number) for number in range(num_rounds)):
+                    self.commit(store, journal, save)
 
         return act
+
+    def upload(self, store, journal, save, rank):
+        datas = [self.data(save, one) for one in range(2)]
+        shares = Sharing(store, journal, "x", save, rank, likely=Everything())
+        parts.upload_part(
+            store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
+            seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
+            chunk_bytes=50, num_threads=1, is_repeated=False,
+        )  # fmt: skip
+
+    def commit(self, store, journal, save):
+        commit = manifests.try_commit(store, journal, "x", save)
+        if commit is not None and commit.save == save:
+            self.num_commits += 1
+            self.num_shared += commit.shared > 0
+            grace = self.rng.choice((-3600.0, 3600.0))
+
+            def collect(other):
+                retention.collect(other, Journal(other, "x"), "x", self.keep, orphan_grace_seconds=grace)
+
+            self.start(collect, is_slow=self.rng.random() < 0.5)
 
     def run(self, num_turns):
         """Give that many turns; return what was found wrong, or None."""
@@ -442,11 +492,10 @@ def look_before_the_mark(monkeypatch):
     claim = Sharing._claim
 
     def mutant(self):
-        base = head(self._journal.read())
-        if base is None or base >= self._save.checkpoint:
+        base = self._last_commit()
+        if base is None or base.id >= self._save.checkpoint:
             return {}
-        key = keys.manifest("x", base.generation, base.step)
-        manifest = shared_chunks.find_record(self._store, key, manifests.Manifest)
+        manifest = shared_chunks.committed_manifest(self._store, "x", base)
         claim(self)
         return {} if manifest is None else shared_chunks.homes(manifest)
 

@@ -96,6 +96,13 @@ def test_slots_have_room_for_what_a_node_saves_when_it_alone_stays(
     assert all(seal["relieved"] == sorted(avoid) for seal in seals.values())
 
 
+def test_what_a_rank_trains_for_the_moment_does_not_change_the_plan(make_savers, objects):
+    saver = make_savers()[1]
+    expected = saver._plan_for(take(objects).items).digest
+    objects["model"][0].requires_grad_(False)  # as in an evaluation by one rank
+    assert saver._plan_for(take(objects).items).digest == expected
+
+
 def test_without_that_room_every_rank_saves_its_even_share(make_savers, objects, no_more_room, monkeypatch):
     monkeypatch.setattr(arena, "free_memory_bytes", lambda: None)  # no slot is widened
     savers = make_savers()

@@ -277,7 +277,7 @@ class Courier:
                     data=data,
                     seal=raw,
                     sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
-                    cuts=seal.cuts,
+                    cuts=seal.cuts[: len(seal.items)],  # each is where an item begins
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
                     is_repeated=name.taken,

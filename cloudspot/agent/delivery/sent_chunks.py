@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.records import Part, SaveId
+from cloudspot.jobstore.records import CheckpointId, ChunkHome, Part, SaveId
 from cloudspot.jobstore.shared_chunks import ChunkContent, Sharing, contents
 
 
@@ -14,6 +16,8 @@ class SentChunks:
         self._context = context
         self._restored: frozenset[ChunkContent] = frozenset()
         self._sent: dict[int, frozenset[ChunkContent]] = {}
+        self._homes: dict[CheckpointId, Mapping[ChunkContent, ChunkHome]] = {}
+        """Of the newest base, for all ranks of this node."""
 
     def begin(self, restored: frozenset[ChunkContent]) -> None:
         """Begin a generation with what it was restored from; ranks may have moved."""
@@ -28,4 +32,6 @@ class SentChunks:
         """Return what a rank's part of a save may share."""
         context = self._context
         likely = self._restored.union(*self._sent.values())
-        return Sharing(context.store, context.journal, context.job_id, save, rank, likely=likely)
+        return Sharing(
+            context.store, context.journal, context.job_id, save, rank, likely=likely, known=self._homes
+        )
