@@ -11,15 +11,17 @@ from made_records import Records
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, StoreRefused, TransientError
-from cloudspot.jobstore import chunks, codec, copying, fetching, keys, manifests
+from cloudspot.jobstore import chunks, codec, copying, fetching, keys, manifests, shared_chunks
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent, mark_live
 from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Removal, SaveId, StagedAgent, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.retention import standing_checkpoints
+from cloudspot.jobstore.shared_chunks import Sharing
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 
@@ -55,6 +57,7 @@ def small_blocks(monkeypatch):
     """Objects of more than 1000 bytes are large here."""
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(chunks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1000)
 
 
 @pytest.fixture
@@ -107,7 +110,11 @@ def write_job(store, checkpoints):
         make.generation(2, launch=2, restored=(OLD.generation, OLD.step)),
     ):
         made_journal.append(store, JOB, record)
-    checkpoints.session(store, NEW, [b"b" * 4000, b"c" * 500], job_id=JOB)
+    base = Sharing(
+        store, Journal(store, JOB), JOB, SaveId(2, 20, 0), 0, likely={(1500, xxh3_128(b"a" * 1500))}
+    )
+    new = checkpoints.session(store, NEW, [b"a" * 1500 + b"b" * 2500, b"c" * 500], job_id=JOB, sharing=base)
+    assert new.shared == 1500, "a chunk of the older checkpoint goes with the newer one"
     checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
     made_journal.append(store, JOB, make.finished())
     for launch in (1, 2):
@@ -288,7 +295,7 @@ def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_pa
 @pytest.mark.parametrize(
     "key",
     [
-        keys.chunk(JOB, SaveId(2, 20, 0), 0, 0),
+        keys.chunk(JOB, SaveId(2, 20, 0), 0, 1),
         keys.chunk(JOB, SaveId(2, 20, 0), 1, 0),
         keys.manifest(JOB, 2, 20),
         keys.code(sha256_of(CODE)),
