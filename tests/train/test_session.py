@@ -204,7 +204,7 @@ def test_a_full_disk_costs_an_interval_save_and_metrics_and_not_the_training(
     assert courier.final() == expected
     assert list(courier.seals()) == [60]
     assert "was not saved: [Errno 28] No space left on device" in caplog.text
-    assert "the metrics of step 20 are not kept: [Errno 28]" in caplog.text
+    assert "metrics cannot be written, from step 20 on: [Errno 28]" in caplog.text
 
 
 def test_an_error_at_a_boundary_comes_after_a_whole_step(open_session, courier, monkeypatch):
