@@ -27,7 +27,7 @@ from test_kills import check_end, command_lines
 from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
-from cloudspot.errors import JobNotFound
+from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.host.process_marks import is_marked
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
@@ -44,6 +44,8 @@ KINDS = ("kill", "freeze", "outage", "full-disk", "clock", "notice", "stop", "rm
 JUMPS = (-7200.0, -60.0, -3.0, 3.0, 60.0, 7200.0)
 """Of clocks, in seconds."""
 DISK = "64m"
+OUTAGE_SECONDS = 10.0
+"""No outage of the store is longer."""
 
 
 @dataclass
@@ -204,7 +206,9 @@ def write_plan(user: User, rng: random.Random, num_outages: int, within: float) 
     plan: dict[str, Any] = {}
     if num_outages:
         begins = [time.time() + rng.uniform(2.0, within) for _ in range(num_outages)]
-        plan["outages"] = [{"start": begin, "end": begin + rng.uniform(1.0, 10.0)} for begin in begins]
+        plan["outages"] = [
+            {"start": begin, "end": begin + rng.uniform(1.0, OUTAGE_SECONDS)} for begin in begins
+        ]
         plan["lose_every"] = rng.choice((2, 3, 5))
     (user.home / "plan.json").write_text(json.dumps(plan))
 
@@ -229,6 +233,12 @@ def begin(
         'providers.drill.pass_environment=["DRILL_CLOCKS"]',
     )
     cli = user.start_tiny(JOB, *of(user), provider="drill", sets=sets)
+    submission = user.home / "store" / keys.spec(JOB)
+    wait_for("the submission", lambda: submission.exists() or cli.poll() is not None, seconds=120)
+    if cli.poll() == TransientError.exit_code and not submission.exists():
+        # On a busy machine an outage may begin before the job is submitted: then nothing of it is there.
+        time.sleep(OUTAGE_SECONDS)
+        cli = user.start_tiny(JOB, *of(user), provider="drill", sets=sets)
     progress = "machines/*/node/generations/*/progress-*"
     wait_for("the first step", lambda: list(user.home.glob(progress)) or cli.poll() is not None, seconds=240)
     assert cli.poll() is None, user.output(cli)[-6000:]
