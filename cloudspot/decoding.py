@@ -71,6 +71,8 @@ Tally = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
 """A process's; negative for a signal where Python tells it."""
+InstanceId = Annotated[str, msgspec.Meta(min_length=1)]
+"""A machine's name at its provider."""
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 """In hex; it becomes part of a key."""
 SharedKey = Annotated[str, msgspec.Meta(pattern="^(code|agents)/[0-9a-f]{64}$")]

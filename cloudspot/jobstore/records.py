@@ -23,6 +23,7 @@ from cloudspot.decoding import (
     Amount,
     Dated,
     ExitStatus,
+    InstanceId,
     KeyWord,
     NodeCount,
     Ordinal,
@@ -239,7 +240,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     launch: Ordinal
     rank: Rank
     """The node's rank within the launch."""
-    instance_id: str
+    instance_id: InstanceId
     address: str
 
     @property
@@ -335,7 +336,7 @@ class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
 class Slot(_Written, frozen=True, kw_only=True):
     """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins for good."""
 
-    instance_id: str | None
+    instance_id: InstanceId | None
     """None: void; no machine may ever take this seat."""
     address: str | None = None
     detail: str = ""
@@ -359,7 +360,7 @@ class Certificate(_Written, frozen=True, kw_only=True):
     launch: Ordinal
     rank: Rank | None
     """The seat that it had claimed, or was made for; None: unknown."""
-    instance_id: str
+    instance_id: InstanceId
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
@@ -442,7 +443,7 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """A node's report of itself, every few seconds; overwritten."""
 
     counter: Tally
-    instance_id: str
+    instance_id: InstanceId
     address: str
     port: Port
     """A port, free when this was written, for the rendezvous of the next generation."""
@@ -525,7 +526,7 @@ class Exit(_Written, frozen=True, kw_only=True):
 
     launch: Ordinal
     rank: Rank
-    instance_id: str
+    instance_id: InstanceId
     outcome: NodeOutcome
     """``drained``: after a notice. ``left``: it has waited long enough for too few others. ``superseded``:
     the job goes on without this node."""
@@ -774,7 +775,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """A node that may be silent, or gone."""
 
     seat: Seat
-    instance_id: str
+    instance_id: InstanceId
     counter: Tally
     """The newest heartbeat's; 0: it has none."""
     silent: Lasting | None

@@ -114,9 +114,15 @@ def _orphans(
     for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
         # Of several saves of a step, one was committed.
-        is_superseded = checkpoint in commits and commits[checkpoint].save != save
-        may_go = is_superseded if checkpoint in manifests else checkpoint < newest
-        if may_go and all(meta.modified_at < useless_before for meta in store.list_objects(prefix)):
+        commit = commits.get(checkpoint)
+        may_go = checkpoint < newest
+        if checkpoint in manifests:
+            may_go = commit is not None and commit.save != save
+        # What was committed and deleted is what another checkpoint has shared: no commit is on its way.
+        was_deleted = commit is not None and commit.save == save
+        if may_go and (
+            was_deleted or all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
+        ):
             found[prefix] = checkpoint
     return found
 

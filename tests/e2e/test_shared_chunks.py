@@ -13,11 +13,10 @@ import pytest
 from acting_user import User
 from test_random_faults import JOB, begin, check, go_through, of, settings, wait_for_end
 
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import keys, retention
 from cloudspot.jobstore.chunks import stored_chunks
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.retention import standing_checkpoints
 
 MIB = 4
 FROZEN = f'run.env.TINY_FROZEN_MIB="{MIB}"'
@@ -74,9 +73,12 @@ def test_among_kills_zombies_and_readers_each_commit_verifies_and_little_is_left
     history = user.history(JOB)
     assert len(history.commits) >= NUM_COMMITS
     assert sum(one.shared > 0 for one in history.commits) > NUM_COMMITS / 2
+    journal = Journal(user.store, JOB)
+    # As after the ten minutes for which what was never committed stays.
+    retention.collect(user.store, journal, JOB, 2, orphan_grace_seconds=0.0)
     named = {
         one.key: one.chunk.size
-        for checkpoint in standing_checkpoints(user.store, JOB, Journal(user.store, JOB).read())
+        for checkpoint in retention.standing_checkpoints(user.store, JOB, journal.read())
         for one in stored_chunks(JOB, read_manifest(user.store, JOB, checkpoint))
     }
     stored = [meta.size for meta in user.store.list_objects(keys.checkpoints_prefix(JOB))]

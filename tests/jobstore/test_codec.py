@@ -114,6 +114,7 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
     ("record", "field", "value"),
     [
         (PROOF, "launch", 0),
+        (PROOF, "instance_id", ""),
         (PROOF, "launch", -1),
         (PROOF, "launch", 10**9),
         (PROOF, "rank", -1),

@@ -540,8 +540,8 @@ def go_on_although_what_was_to_stay_is_gone(monkeypatch):
 @pytest.mark.parametrize(
     ("shortcut", "seed"),
     [
-        (put_no_mark, 4),
-        (look_before_the_mark, 7),
+        (put_no_mark, 22),
+        (look_before_the_mark, 437),
         (heed_no_mark, 2),
         (spare_nothing, 2),
         (go_on_although_what_was_to_stay_is_gone, 189),
