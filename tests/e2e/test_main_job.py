@@ -24,6 +24,7 @@ ABSENT = {
     "live/<id>.<nonce>",
     "drivers/<name>",
     "probe/<nonce>",
+    "jobs/<id>/checkpoints/<generation>-<step>-<round>/bases/<rank>/<base>",  # nothing of 1 MiB is shared
 }
 
 

@@ -47,6 +47,7 @@ ABSENT = {
     "jobs/<id>/told/<event>",
     "jobs/<id>/suspicions",
     "jobs/<id>/logs/<stream>/<date>/<number>",
+    "jobs/<id>/checkpoints/<generation>-<step>-<round>/bases/<rank>/<base>",  # nothing of 1 MiB is shared
 }
 
 
