@@ -17,7 +17,7 @@ from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Commit, Heartbeat, JournalRecord, SaveId
 from cloudspot.jobstore.shared_chunks import committed_manifest
-from cloudspot.jobstore.stored_records import find_record
+from cloudspot.jobstore.stored_records import find_meta, find_record
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
@@ -77,6 +77,10 @@ def collect(
         return ()
     newest = candidates[0]
     kept = set(candidates[:keep])
+    # Of two commits at once, the earlier step's manifest may have come after the listing.
+    unlisted = [one for one in lineage(records) if one not in manifests and min(kept) < one < newest]
+    if any(_stands(store, job_id, one) for one in unlisted):
+        return ()
     if newest_started.restore_from in manifests:
         kept.add(newest_started.restore_from)
     doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
@@ -118,13 +122,21 @@ def _orphans(
         may_go = checkpoint < newest
         if checkpoint in manifests:
             may_go = commit is not None and commit.save != save
-        # What was committed and deleted is what another checkpoint has shared: no commit is on its way.
-        was_deleted = commit is not None and commit.save == save
-        if may_go and (
-            was_deleted or all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
-        ):
+        if not may_go:
+            continue
+        if commit is not None and commit.save == save:
+            # Its manifest came before its commit: if it is not there, it was deleted, and what is left was
+            # spared then, since another checkpoint shared it.
+            is_useless = not _stands(store, job_id, checkpoint)
+        else:
+            is_useless = all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
+        if is_useless:
             found[prefix] = checkpoint
     return found
+
+
+def _stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+    return find_meta(store, keys.manifest(job_id, checkpoint.generation, checkpoint.step)) is not None
 
 
 def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[CheckpointId]:

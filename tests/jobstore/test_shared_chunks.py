@@ -195,6 +195,34 @@ def test_no_chunk_goes_while_a_save_that_may_be_committed_may_name_it(store, che
     fetching.verify(store, "x", third)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_commit_whose_manifest_a_deletion_has_not_listed_keeps_its_chunks(keep, store, checkpoints):
+    """A drain's save may be whole at the same time as the interval save before it."""
+
+    class Slow(WrappedStore):
+        """Between the listing of manifests and the journal, two saves are committed."""
+
+        is_slow = True
+
+        def get(self, key):
+            if self.is_slow and "/journal/" in key:
+                self.is_slow = False
+                for step in (10, 20):
+                    manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, step, 0))
+            return super().get(key)
+
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 5), "xyz")
+    for step, blocks in ((10, "abc"), (20, "def")):
+        put(store, checkpoints, C(1, step), blocks, commit=False)
+    assert manifests.write_manifest(store, "x", SaveId(1, 20, 0)) is not None
+    slow = Slow(store)
+    retention.collect(slow, Journal(slow, "x"), "x", keep, orphan_grace_seconds=-60.0)
+    for checkpoint in retention.standing_checkpoints(store, "x", Journal(store, "x").read()):
+        fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
+    assert C(1, 10) in retention.standing_checkpoints(store, "x", Journal(store, "x").read())
+
+
 def test_a_mark_that_is_put_before_the_journal_is_read_is_seen(store, checkpoints, two_saves):
     class Slow(WrappedStore):
         """While a deletion is about to read the journal, a save finds its base and another one is committed."""
