@@ -572,7 +572,7 @@ def go_on_although_what_was_to_stay_is_gone(monkeypatch):
         (look_before_the_mark, 437),
         (heed_no_mark, 2),
         (spare_nothing, 2),
-        (go_on_although_what_was_to_stay_is_gone, 291),
+        (go_on_although_what_was_to_stay_is_gone, 189),
     ],
 )
 def test_each_shortcut_loses_a_chunk(shortcut, seed, checkpoints, monkeypatch):
