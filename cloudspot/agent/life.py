@@ -9,6 +9,7 @@ import time
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.ending.exit_record import write_exit_record
@@ -147,8 +148,9 @@ class Life:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
         python = context.job.spec.run.python or context.node.train_python
-        inputs = InputStaging(context)
+        inputs, early = InputStaging(context), EarlyRestore(context)
         inputs.start()
+        early.start()
         try:
             run_setup(context, with_interpreter(environment, python, context.node), check=inputs.check)
             inputs.finish()
@@ -157,7 +159,7 @@ class Life:
         environment.update(data_variables(context.job.spec.data, context.node))
         self.artifacts.start()
         self.courier.start()
-        membership = Membership(context)
+        membership = Membership(context, restored=early.finish())
         return GenerationRun(
             context,
             membership,

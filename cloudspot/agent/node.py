@@ -65,7 +65,9 @@ class Node:
         self.programs = directory / "programs"
         """First on PATH in setup and training: ``python`` and ``pip``."""
         self.restore = directory / "restore"
-        """Where a session's checkpoint is restored to."""
+        """Where a session's checkpoint is restored to, if not to memory."""
+        self.restore_in_memory = arena / "restore"
+        """Where it is restored to if memory is plentiful; removed when the training has read it."""
         self.fork_server = directory / "fork-server.socket"
         """Where the process listens from which trainings are forked."""
         self.fork_server_log = self.logs / "fork-server.log"
@@ -103,6 +105,10 @@ class Node:
     def handoff(self, generation: int) -> Path:
         """Return the hand-off directory of a generation."""
         return self.directory / "generations" / f"{generation:06d}"
+
+    def arena_slots(self) -> list[Path]:
+        """Return the slots that the training of any generation has left in the arena."""
+        return [slot for directory in (self.arena, self.spill) for slot in directory.glob("slot-*")]
 
     def train_log(self, generation: int) -> Path:
         """Return the file that the training of a generation writes to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node, NodeMemory
@@ -16,7 +17,7 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import newest_generation, why_over
-from cloudspot.jobstore.records import JournalRecord, Part, Seat, StopReason, StopRequest, Submission
+from cloudspot.jobstore.records import JournalRecord, Part, SaveId, Seat, StopReason, StopRequest, Submission
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import NodeIdentity
@@ -44,6 +45,8 @@ class NodeContext:
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
     """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
+    uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
+    """Slots of the arena, and which save and rank it was whose part was last uploaded from there."""
 
     insist = staticmethod(insist)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from cloudspot.jobstore.chunks import (
 )
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.parts import NUM_THREADS, extents
+from cloudspot.jobstore.parts import NUM_THREADS, extents, xxh3_128
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import File, Manifest
 from cloudspot.jobstore.seals import read_seal
@@ -70,15 +70,19 @@ def fetch(
     manifest: Manifest,
     directory: Path,
     *,
+    present: Collection[int] = (),
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
-) -> None:
+) -> int:
     """Write a checkpoint to the disk, verified.
 
     A session's goes into ``directory``, which is made if needed: ``part-<rank>.bin`` for each rank, and
     ``restore.json`` last. A script's own becomes the directory it was, below ``directory`` (the working
     directory), and appears there only when it is whole. Existing files of other names are left alone, and no
     symlink is followed. ``progress`` is told the bytes as they come.
+
+    Of a session's, the ranks in ``present`` have their files in ``directory`` already, which nobody else may
+    write to: chunks that verify there are not read from the store. Returns the bytes of these.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
@@ -88,6 +92,8 @@ def fetch(
     store = patient(store)
     chunks = stored_chunks(job_id, manifest)
 
+    found: list[int] = []
+
     # Each thread keeps its buffer: touching fresh memory costs more than the reading and the writing.
     own = threading.local()
     room = 1 + max((stored.chunk.size for stored in chunks), default=0)
@@ -95,8 +101,11 @@ def fetch(
     def carry(root: Path, files: Sequence[File], stored: StoredChunk) -> None:
         if not hasattr(own, "buffer"):
             own.buffer = bytearray(room)
-        with read_chunk(store, stored, own.buffer) as data:
-            _write(root, files, stored, data)
+        if stored.part.rank in present and _is_there(root, files, stored, own.buffer):
+            found.append(stored.chunk.size)
+        else:
+            with read_chunk(store, stored, own.buffer) as data:
+                _write(root, files, stored, data)
         progress(stored.chunk.size)
 
     # What the manifest claims must be there before a byte is written: no claim may fill the disk.
@@ -104,34 +113,63 @@ def fetch(
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if manifest.kind == "session":
-            _fetch_session(manifest, chunks, directory, carry, num_threads)
+            _fetch_session(manifest, chunks, directory, carry, num_threads, present)
         else:
             _fetch_directories(manifest, chunks, directory, carry, num_threads)
+    return sum(found)
+
+
+def is_restored(directory: Path, manifest: Manifest) -> bool:
+    """Return whether ``fetch`` has put a session's checkpoint there; its bytes are not looked at.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow.
+    """
+    try:
+        found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    check_manifest(manifest)
+    return bool(found == _description(manifest))
+
+
+def part_file(rank: int) -> str:
+    """Return the name of the file that holds a rank's part."""
+    return f"part-{rank}.bin"
 
 
 def _fetch_session(
-    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
+    manifest: Manifest,
+    chunks: Sequence[StoredChunk],
+    directory: Path,
+    carry: _Carry,
+    num_threads: int,
+    present: Collection[int],
 ) -> None:
     target = directory / RESTORE_MANIFEST
     target.unlink(missing_ok=True)
     files = {
-        part.rank: (File(path=f"part-{part.rank}.bin", size=part.size, mode=0o600),)
-        for part in manifest.parts
+        part.rank: (File(path=part_file(part.rank), size=part.size, mode=0o600),) for part in manifest.parts
     }
-    for (file,) in files.values():
-        _remove(directory / file.path)
-        _create(directory / file.path, file.size)
+    for rank, (file,) in files.items():
+        if rank not in present:
+            _remove(directory / file.path)
+        _set_size(directory / file.path, file.size, flags=0 if rank in present else os.O_CREAT | os.O_EXCL)
     each(lambda s: carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-    value = {
+    write_whole(target, json.dumps(_description(manifest)).encode())
+
+
+def _description(manifest: Manifest) -> dict[str, object]:
+    """Return what the training reads about its restored checkpoint."""
+    return {
         "generation": manifest.generation,
         "step": manifest.step,
         "world_size": read_seal(manifest.parts[0]).world_size,
         "parts": [
-            {"rank": part.rank, "file": files[part.rank][0].path, "seal": read_seal(part).raw}
+            {"rank": part.rank, "file": part_file(part.rank), "seal": read_seal(part).raw}
             for part in manifest.parts
         ],
     }
-    write_whole(target, json.dumps(value).encode())
 
 
 def _fetch_directories(
@@ -144,7 +182,9 @@ def _fetch_directories(
         roots = {part.rank: staging[part.directory or ""] for part in manifest.parts}
         for part in manifest.parts:
             for file in part.files:
-                _create(make_parents(roots[part.rank], file.path), file.size)
+                # It must be new: the disk may take two names for one, as where it ignores case.
+                path = make_parents(roots[part.rank], file.path)
+                _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
         each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
         for part in manifest.parts:
             first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
@@ -158,13 +198,27 @@ def _fetch_directories(
             path.rename(targets[name])
 
 
-def _create(path: Path, size: int) -> None:
-    """Create the file. It must be new: the disk may take two names for one, as where it ignores case."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _set_size(path: Path, size: int, *, flags: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     try:
         os.ftruncate(descriptor, size)
     finally:
         os.close(descriptor)
+
+
+def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: bytearray) -> bool:
+    """Return whether the files hold a chunk's bytes already."""
+    position = 0
+    with memoryview(buffer) as room:
+        for name, offset, length in extents(files, stored.start, stored.chunk.size):
+            descriptor = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                with room[position : position + length] as target:
+                    position += os.preadv(descriptor, [target], offset)
+            finally:
+                os.close(descriptor)
+        with room[:position] as data:
+            return xxh3_128(data) == stored.chunk.xxh3_128
 
 
 def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:

@@ -11,12 +11,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threads: int = 8) -> list[Result]:
+def each(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    num_threads: int = 8,
+    begin_thread: Callable[[], None] | None = None,
+) -> list[Result]:
     """Return ``function`` of each item, in order, from up to ``num_threads`` calls at once.
+
+    ``begin_thread`` is called first in each thread; with it, no call is made in the thread of the caller.
 
     After the first error no further call is started; it is raised when the running ones have ended.
     """
-    if len(items) <= 1 or num_threads == 1:
+    if begin_thread is None and (len(items) <= 1 or num_threads == 1):
         return [function(item) for item in items]
     has_failed = threading.Event()
 
@@ -30,7 +38,8 @@ def each(function: Callable[[Item], Result], items: Sequence[Item], *, num_threa
             has_failed.set()
             raise
 
-    with ThreadPoolExecutor(min(num_threads, len(items)), thread_name_prefix="cloudspot") as pool:
+    count = max(1, min(num_threads, len(items)))
+    with ThreadPoolExecutor(count, thread_name_prefix="cloudspot", initializer=begin_thread) as pool:
         futures = [pool.submit(call, item) for item in items]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)

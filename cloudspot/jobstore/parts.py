@@ -10,7 +10,7 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from cloudspot.errors import CorruptData, TransientError
+from cloudspot.host.low_priority import low_priority_session, lower_thread_priority
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
@@ -52,6 +53,7 @@ def upload_part(
     is_repeated: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
+    in_background: bool = False,
 ) -> Part:
     """Upload what one rank of a session has sealed; return its record, which is then in the store.
 
@@ -63,7 +65,7 @@ def upload_part(
     ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
-    looked for first.
+    looked for first. With ``in_background``, what else runs on this host gets the processors first.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
@@ -94,6 +96,7 @@ def upload_part(
             progress,
             sharing=sharing,
             is_repeated=is_repeated,
+            in_background=in_background,
         )
 
 
@@ -113,6 +116,7 @@ def upload_directory(
     progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
+    in_background: bool = False,
 ) -> Part:
     """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
 
@@ -159,6 +163,7 @@ def upload_directory(
         progress,
         check,
         sharing=sharing,
+        in_background=in_background,
     )
 
 
@@ -257,6 +262,7 @@ def _upload(
     *,
     sharing: Sharing | None,
     is_repeated: bool = True,
+    in_background: bool,
 ) -> Part:
     store = patient(store)
     key = keys.part(job_id, part.save, part.rank)
@@ -274,7 +280,13 @@ def _upload(
             progress(len(data))
             return Chunk(size=content[0], xxh3_128=content[1], home=home)
 
-    chunks = each(carry, range(len(runs)), num_threads=num_threads)
+    with low_priority_session() if in_background else nullcontext():
+        chunks = each(
+            carry,
+            range(len(runs)),
+            num_threads=num_threads,
+            begin_thread=lower_thread_priority if in_background else None,
+        )
     check()
     part = msgspec.structs.replace(part, chunks=tuple(chunks))
     if found is not None:

@@ -15,6 +15,7 @@ from made_journal import open_launch
 
 from cloudspot.agent import life as life_module
 from cloudspot.agent import store_retry
+from cloudspot.agent.delivery import checkpoint_restore
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
@@ -738,8 +739,50 @@ def test_corrupt_code_ends_the_job_and_is_not_tried_for_ever(bench, harm):
     assert record.detail.startswith("the code cannot be fetched: ")
 
 
-def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench):
+def test_a_checkpoint_is_restored_beside_the_setup_and_leaves_memory_once_it_is_read(bench):
+    """It came after the setup, and all of it was waited for."""
+    bench.commit(bench.id(1, 40))
+    end_machine(bench)
+    restored = bench.node(launch=2, machine="other").restore_in_memory
+    setup = f"until test -e {restored}/restore.json; do sleep 0.01; done; touch done"
+    script = SESSION + f"until(lambda: not Path({str(restored)!r}).exists())\nbegin(99)\nfinish(100)\n"
+    counted = FaultyStore(bench.store, FaultPlan(), bench.root)
+    life = bench.life(script, store=counted, launch=2, machine="other", run={"setup": setup})
+    life.run()
+    assert (bench.exit_record(2).outcome, bench.exit_record(2).restored_step) == ("succeeded", 40)
+    assert counted.calls["get_range"] == 1
+    assert (life.context.node.work / "done").exists()
+
+
+def test_no_checkpoint_that_verifies_ends_the_node_when_it_has_been_set_up(bench):
+    bench.commit(bench.id(1, 40))
+    bench.spoil(bench.id(1, 40))
+    end_machine(bench)
+    bench.life(SESSION, launch=2, machine="other", run={"setup": "true"}).run()
+    record = bench.exit_record(2)
+    assert (record.outcome, record.permanent) == ("failed", True)
+    assert record.detail.startswith("none of the 1 checkpoints verifies")
+
+
+def test_after_a_failure_the_checkpoint_is_read_where_the_training_has_left_it(bench):
+    """Each restart fetched all of it from the store."""
+    script = SESSION + (
+        "if start == 0:\n"
+        "    begin(41)\n    seal(41)\n"
+        "    until(lambda: not list(files.seals_directory(handoff).iterdir()))\n    sys.exit(1)\n"
+        "print((Path(restore) / 'part-0.bin').read_bytes(), flush=True)\nfinish(100)\n"
+    )
+    counted = FaultyStore(bench.store, FaultPlan(), bench.root)
+    life = bench.life(script, store=counted)
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert "b'weights'" in bench.log(life)
+    assert counted.calls["get_range"] == 0
+
+
+def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench, monkeypatch):
     """A restore of more than 30 s would have been repeated as long as the machine lives."""
+    monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: 0)
     bench.commit(bench.id(1, 40))
     end_machine(bench)
     life = bench.life(SESSION, launch=2, machine="other")

@@ -86,6 +86,41 @@ def test_a_fetch_over_an_earlier_ones_leftovers_is_whole(store, checkpoints, tmp
     assert outside.read_bytes() == b"keep"
 
 
+def test_what_is_there_and_verifies_is_not_read_from_the_store(store, checkpoints, tmp_path):
+    """One of the parts there is a slot of the arena in which a later save has changed the second chunk."""
+    commit = checkpoints.session(store, C, DATAS)
+    (tmp_path / "r").mkdir()
+    later = bytearray(DATAS[0] + b"the slot was longer")
+    later[1600] ^= 1
+    (tmp_path / "r/part-0.bin").write_bytes(later)
+    (tmp_path / "r/part-2.bin").write_bytes(DATAS[2])
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    num_here = fetching.fetch(counted, "x", commit, tmp_path / "r", present={0, 2})
+    assert [(tmp_path / f"r/part-{rank}.bin").read_bytes() for rank in range(4)] == DATAS
+    assert counted.calls["get_range"] == 2  # the changed chunk, and that of the last rank
+    assert num_here == 4000 - 1500 + 1500
+    assert fetching.fetch(counted, "x", commit, tmp_path / "r", present=range(4)) == commit.size
+    assert counted.calls["get_range"] == 2
+
+
+def test_what_is_there_is_no_longer_than_it_seems(store, checkpoints, tmp_path):
+    commit = checkpoints.session(store, C, DATAS)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/part-0.bin").write_bytes(DATAS[0][:1700])
+    assert fetching.fetch(store, "x", commit, tmp_path / "r", present={0}) == 1500
+    assert (tmp_path / "r/part-0.bin").read_bytes() == DATAS[0]
+
+
+def test_a_checkpoint_is_known_by_all_that_it_says(store, checkpoints, tmp_path):
+    commit = checkpoints.session(store, C, DATAS)
+    assert not fetching.is_restored(tmp_path / "r", commit)
+    fetching.fetch(store, "x", commit, tmp_path / "r")
+    assert fetching.is_restored(tmp_path / "r", commit)
+    assert not fetching.is_restored(tmp_path / "r", checkpoints.session(store, CheckpointId(1, 20), DATAS))
+    (tmp_path / "r/restore.json").write_text("{")
+    assert not fetching.is_restored(tmp_path / "r", commit)
+
+
 def test_the_trainers_own_reader_takes_what_was_fetched(store, checkpoints, tmp_path):
     torch = pytest.importorskip("torch")
     from cloudspot.train.checkpoint import Checkpoint

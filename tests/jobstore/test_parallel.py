@@ -36,6 +36,17 @@ def test_one_item_or_one_thread_needs_no_pool():
     assert each(lambda _: threading.get_ident(), [1, 2], num_threads=1) == [here, here]
 
 
+def test_each_thread_begins_as_it_is_told_and_the_callers_is_not_one_of_them():
+    begun = []
+
+    def begin():
+        begun.append(threading.get_ident())
+
+    here = threading.get_ident()
+    assert each(lambda _: threading.get_ident(), [1], num_threads=4, begin_thread=begin) == begun != [here]
+    assert each(lambda _: threading.get_ident(), [], begin_thread=begin) == []
+
+
 def test_after_an_error_no_further_call_is_started_and_it_is_raised():
     started, release = [], threading.Event()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import is_match
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.host.free_memory import free_memory_bytes
 from cloudspot.host.names import find_symlink
 from cloudspot.jobstore import fetching, manifests, retention
 from cloudspot.jobstore.lineage import head
@@ -129,10 +131,66 @@ def _fetch(context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...
             shutil.rmtree(target)  # it came with the code: an older state under the same name
         context.insist(lambda: _bring(context, manifest, node.work))
         return replace(restored, directory_name=name)
-    target = node.restore
-    shutil.rmtree(target, ignore_errors=True)
-    context.insist(lambda: _bring(context, manifest, target))
+    target, present = _place_for(context, manifest)
+    try:
+        context.insist(lambda: _bring(context, manifest, target, present))
+    except CloudspotError as error:
+        if target == node.restore or not isinstance(error.__cause__, OSError):
+            raise
+        _log.warning("memory has no room any more, restoring to the disk: %s", error)
+        shutil.rmtree(target, ignore_errors=True)
+        target = node.restore
+        context.insist(lambda: _bring(context, manifest, target))
     return replace(restored, directory=target)
+
+
+def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
+    """Return where a session's checkpoint goes, and the ranks whose parts may be there already.
+
+    Those are what this machine has restored before, and slots of the arena from which it was uploaded. No
+    process of the training lives any more: what is verified there stays as it is.
+    """
+    node = context.node
+    places = node.restore_in_memory, node.restore
+    kept = next((place for place in places if fetching.is_restored(place, manifest)), None)
+    for place in places:
+        if place != kept:
+            shutil.rmtree(place, ignore_errors=True)
+    uploaded = {} if kept else context.uploaded_slots
+    slots: dict[int, Path] = {}
+    for slot in node.arena_slots():
+        save, rank = uploaded.get(slot, (None, -1))
+        if save == manifest.save:
+            slots[rank] = slot
+        else:
+            slot.unlink(missing_ok=True)
+    context.uploaded_slots.clear()
+    if kept:
+        return kept, frozenset(part.rank for part in manifest.parts)
+    in_memory = {rank for rank, slot in slots.items() if slot.parent == node.arena}
+    missing = sum(part.size for part in manifest.parts if part.rank not in in_memory)
+    target = places[0] if _has_memory(context, manifest.size, missing) else places[1]
+    moved = set()
+    for rank, slot in slots.items():
+        with suppress(OSError):  # it is on the disk and the others go to memory, or the other way round
+            target.mkdir(exist_ok=True)
+            slot.rename(target / fetching.part_file(rank))
+            moved.add(rank)
+        slot.unlink(missing_ok=True)
+    return target, frozenset(moved)
+
+
+def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
+    """Return whether memory has room for what is missing, and for what the training needs besides.
+
+    That is the state in each process, and two slots for saves.
+    """
+    try:
+        on_disk = shutil.disk_usage(context.node.arena).free
+    except OSError:
+        return False
+    free = min(free_memory_bytes() or 0, on_disk)
+    return free >= missing + (context.job.spec.procs_per_node + 2) * size
 
 
 def _check_directories(context: NodeContext, manifest: Manifest) -> None:
@@ -143,6 +201,12 @@ def _check_directories(context: NodeContext, manifest: Manifest) -> None:
             raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
 
 
-def _bring(context: NodeContext, manifest: Manifest, directory: Path) -> None:
+def _bring(
+    context: NodeContext, manifest: Manifest, directory: Path, present: frozenset[int] = frozenset()
+) -> None:
     with context.status.transferring("restoring", manifest.size) as progress:
-        fetching.fetch(context.store, context.node.job_id, manifest, directory, progress=progress)
+        num_here = fetching.fetch(
+            context.store, context.node.job_id, manifest, directory, present=present, progress=progress
+        )
+    if num_here:
+        _log.info("checkpoint %s: %d of %d bytes were here", manifest.id, num_here, manifest.size)

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -96,6 +96,7 @@ class Courier:
             self._may_seal = True
             self._num_nodes = len(generation.members)
             self._sent.begin(restored.contents)
+            self._drop_slots()
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
                 self._directories.begin(restored)
@@ -129,16 +130,15 @@ class Courier:
     def settle(self) -> None:
         """Return when everything that an ended generation has made is in the bucket, or an order came.
 
-        Its trainer is dead, so no further seal will come; its slots are then freed.
+        Its trainer is dead, so no further seal will come. Slots are then freed, but for those whose content
+        is in the bucket: the next generation may resume from it.
         """
         until = time.monotonic() + SETTLE_DIRECTORIES_SECONDS
         while not self._orders.pending and self._work_left(with_directories=time.monotonic() < until):
             self._wake.set()
             time.sleep(POLL_SECONDS)
         if not self._pending():
-            for directory in (self._node.arena, self._node.spill):
-                for slot in directory.glob("slot-*"):
-                    slot.unlink(missing_ok=True)
+            self._drop_slots(but=self._context.uploaded_slots)
 
     def set_aside_torn(self) -> None:
         """Move away the checkpoint directories that the script had not completed when it ended."""
@@ -162,6 +162,12 @@ class Courier:
         self._stopped.set()
         self._wake.set()
         return not left and not self._pending()
+
+    def _drop_slots(self, *, but: Collection[Path] = ()) -> None:
+        for slot in self._node.arena_slots():
+            if slot not in but:
+                slot.unlink(missing_ok=True)
+                self._context.uploaded_slots.pop(slot, None)
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -235,7 +241,7 @@ class Courier:
             more = any(one.name.number[:3] == seal.name.number[:3] for one in pending[1:])
             yields = not (seal.is_last or more or 0 in self._status.ranks)
             try:
-                self._carry(taken, seal.name, yields=yields)
+                self._carry(taken, seal.name, is_last=seal.is_last, yields=yields)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
@@ -255,7 +261,7 @@ class Courier:
         marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
-    def _carry(self, taken: Path, name: files.SealName, *, yields: bool) -> None:
+    def _carry(self, taken: Path, name: files.SealName, *, is_last: bool, yields: bool) -> None:
         save = SaveId(name.generation, name.step, name.round)
         newest = head(self._context.journal.known)
         if newest is not None and newest.generation <= save.generation and newest.step >= save.step:
@@ -281,12 +287,14 @@ class Courier:
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
                     is_repeated=name.taken,
+                    in_background=not is_last,
                 )
         finally:
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
         self._sent.note(part)
+        self._context.uploaded_slots[Path(seal.slot)] = save, name.rank
         self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
         waited = 0.0
         if yields:

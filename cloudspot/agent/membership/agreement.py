@@ -69,8 +69,10 @@ MAX_HOLD_SECONDS = 1800.0
 class Membership:
     """This node's part in the agreement on generations."""
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, *, restored: Restored | None = None) -> None:
+        """``restored`` is what this node has on its disk before its first generation."""
         self._context = context
+        self._restored = restored
         self._seat = context.seat
         self._peers = PeerHeartbeats(context)
         self.current: Generation | None = None
@@ -248,7 +250,7 @@ class Membership:
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._peers.ask()
-        restored: Restored | None = None
+        restored, self._restored = self._restored, None
         checked = -1  # how many records of the journal were known when what was restored was the best
         ready_at: float | None = None
         while True:

@@ -192,7 +192,8 @@ class GenerationRun:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         started = self._context.memory.trainer_started_at
         end = Supervisor(self._context, self._membership, self._drains, trainer, self._courier).follow()
-        trainer.kill()
+        if not trainer.kill():
+            self._context.uploaded_slots.clear()  # what still lives may write there
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
     def _take_ranks(self, record: Generation) -> int:

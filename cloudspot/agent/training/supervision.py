@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,8 @@ class Supervisor:
         self._seen: tuple[bool, int, int | None] | None = None
         """Whether there is a session, the step, and the total."""
         self._is_in_loop = False
+        self._has_loaded = False
+        """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
 
     def follow(self) -> End:
@@ -238,6 +241,9 @@ class Supervisor:
         seen = (status.has_session, step, total)
         if seen != self._seen:
             self._seen, self._moved_at = seen, now
+        if not self._has_loaded and self._trainer.has_begun_loop(self._ranks):
+            self._has_loaded = True
+            shutil.rmtree(self._context.node.restore_in_memory, ignore_errors=True)
         if not self._is_in_loop and (total is not None or step > status.restored_step):
             self._is_in_loop = True
             status.note_phase("training")

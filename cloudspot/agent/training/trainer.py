@@ -207,6 +207,10 @@ class Trainer:
         """Return whether a rank here has met an error and is about to end."""
         return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
 
+    def has_begun_loop(self, ranks: Sequence[int]) -> bool:
+        """Return whether all ranks here have begun their loops, with the restored state in their objects."""
+        return all(files.begun_loop_path(self.handoff, rank).exists() for rank in ranks)
+
     def has_ended_loop(self, ranks: Sequence[int]) -> bool:
         """Return whether the loop of a rank here has ended, without an error after it."""
         if self.is_failing(ranks):
@@ -232,11 +236,12 @@ class Trainer:
             if is_marked(pid, files.HANDOFF, str(self.handoff)):
                 signal_process(pid, files.DUMP_SIGNAL)
 
-    def kill(self) -> None:
-        """End every process of the generation, whatever has started it."""
-        kill_marked(files.HANDOFF, str(self.handoff))
+    def kill(self) -> bool:
+        """End every process of the generation, whatever has started it; return whether all have ended."""
+        have_ended = kill_marked(files.HANDOFF, str(self.handoff))
         if self._process is not None:
             self._process.wait()
+        return have_ended
 
 
 def end_training(node: Node) -> None:

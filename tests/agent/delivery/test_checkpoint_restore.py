@@ -1,13 +1,20 @@
 """Restoring: the newest checkpoint that verifies, nothing thrown away, nothing of the wrong machine."""
 
+import errno
 import json
+import shutil
 from datetime import datetime, timezone
+from pathlib import Path
+from unittest import mock
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 from made_journal import commit
 
+from cloudspot.agent.delivery import checkpoint_restore
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
+from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import fetching, keys, parts, retention
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.manifests import Superseded
@@ -44,6 +51,85 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     assert json.loads((restored.directory / "restore.json").read_text())["step"] == 20
     assert (restored.directory / "part-0.bin").read_bytes() == b"weights 20"
     assert not (restored.directory / "part-7.bin").exists()
+
+
+def test_a_restart_on_the_same_machine_reads_no_chunk_from_the_store(bench):
+    """It read all of them again, though the arena still had what was committed last."""
+    life, counted = slots_of_two_saves(bench)
+    restored = restore_newest(life.context)
+    assert restored.checkpoint == bench.id(1, 21)
+    assert restored.directory == life.context.node.restore_in_memory
+    assert (restored.directory / "part-0.bin").read_bytes() == b"weights of 21"
+    assert "get_range" not in counted.calls
+    assert life.context.node.arena_slots() == [] == [*life.context.uploaded_slots]
+    counted.calls.clear()
+    assert restore_newest(life.context).directory == restored.directory  # it is there already
+    assert "get_range" not in counted.calls
+
+
+def test_a_slot_that_was_written_again_is_no_checkpoint(bench):
+    """The training was killed in its next save."""
+    life, counted = slots_of_two_saves(bench)
+    (life.context.node.arena / "slot-1-0-1").write_bytes(b"weights of 2" + b"3" + bytes(100))
+    restored = restore_newest(life.context)
+    assert (restored.directory / "part-0.bin").read_bytes() == b"weights of 21"
+    assert counted.calls["get_range"] == 1
+
+
+@pytest.mark.parametrize("slots_on_disk", [False, True])
+def test_where_memory_is_short_it_is_restored_to_the_disk(bench, monkeypatch, slots_on_disk):
+    life, counted = slots_of_two_saves(bench)
+    node = life.context.node
+    if slots_on_disk:
+        for slot in node.arena_slots():
+            slot.rename(node.spill / slot.name)
+            life.context.uploaded_slots[node.spill / slot.name] = life.context.uploaded_slots.pop(slot)
+    else:
+        monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=OSError(errno.EXDEV, "another disk")))
+    size = len(b"weights of 21")
+    needed = (3 + slots_on_disk) * size  # one process, two slots, and what is not in memory
+    monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: needed - 1)
+    restored = restore_newest(life.context)
+    assert restored.directory == node.restore
+    assert (restored.directory / "part-0.bin").read_bytes() == b"weights of 21"
+    assert counted.calls["get_range"] == (not slots_on_disk)
+    assert node.arena_slots() == []
+    monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: needed + size)
+    shutil.rmtree(node.restore)
+    assert restore_newest(life.context).directory == node.restore_in_memory
+
+
+def test_memory_that_is_taken_by_others_meanwhile_is_done_without(bench, monkeypatch):
+    bench.commit(bench.id(1, 10))
+    life = bench.life()
+    node, fetch = life.context.node, fetching.fetch
+
+    def refused(store, job_id, manifest, directory, **options):
+        if directory == node.restore_in_memory:
+            directory.mkdir()
+            full = OSError(errno.ENOSPC, "No space left on device")
+            raise CloudspotError(f"cannot put a checkpoint into {directory}: {full.strerror}") from full
+        return fetch(store, job_id, manifest, directory, **options)
+
+    monkeypatch.setattr(fetching, "fetch", refused)
+    assert restore_newest(life.context).directory == node.restore
+    assert not node.restore_in_memory.exists()
+
+
+def slots_of_two_saves(bench):
+    """A node whose courier has committed two saves, and the calls of its store from then on."""
+    bench.start()
+    counted = FaultyStore(bench.store, FaultPlan(), bench.root)
+    life = bench.life(store=counted)
+    life.context.status.generation = 1
+    life.context.status.ranks = (0,)
+    life.courier.start()
+    for step in (20, 21):
+        bench.seal(life.context.node, bench.id(1, step), f"weights of {step}".encode())
+    life.courier.settle()
+    assert bench.commits()[-1] == bench.id(1, 21)
+    counted.calls.clear()
+    return life, counted
 
 
 def test_the_files_of_a_directory_are_as_old_to_one_another_as_they_were(bench):

@@ -1,6 +1,7 @@
 """The courier: from a sealed slot to a commit, through failures of the store and deaths of the agent."""
 
 import os
+import threading
 import time
 from datetime import datetime, timezone
 from os import utime
@@ -15,6 +16,7 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.host.low_priority import NICENESS
 from cloudspot.jobstore import fetching, keys, manifests, retention, shared_chunks
 from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
@@ -159,6 +161,22 @@ def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypat
         bench.seal(node, bench.id(1, 45), rank=rank, world_size=8, kind="drain")
     bench.life().courier._carry_seals()
     assert found == [(step, rank) for step in (45, 40) for rank in range(8)]
+
+
+@pytest.mark.parametrize(("kind", "yields"), [("interval", True), ("drain", False), ("final", False)])
+def test_an_upload_beside_the_training_yields_to_it_and_no_other_does(bench, node, monkeypatch, kind, yields):
+    bench.seal(node, bench.id(1, 40), kind=kind)
+    put, found = bench.store.put, []
+
+    def watched(key, data, **options):
+        if "/chunks/" in key:
+            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return put(key, data, **options)
+
+    monkeypatch.setattr(bench.store, "put", watched)
+    usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    bench.life().courier._carry_seals()
+    assert found == [max(usual, NICENESS) if yields else usual]
 
 
 @pytest.mark.parametrize(
@@ -380,11 +398,14 @@ def test_only_as_many_checkpoints_stay_as_the_job_asks_for(bench, carry, node, m
     assert bench.commits() == (bench.id(1, 13), bench.id(1, 14))
 
 
-def test_settling_waits_for_what_is_sealed_and_frees_the_slots(bench, carry, node):
+def test_settling_waits_for_what_is_sealed_and_frees_the_slots_that_nobody_resumes_from(bench, carry, node):
     life = carry()
     bench.seal(node, bench.id(1, 10))
+    (node.arena / "slot-1-0-1").write_text("of a save in whose middle the training was killed")
     life.courier.settle()
     assert bench.commits() == (bench.id(1, 10),)
+    assert [slot.name for slot in node.arena_slots()] == ["slot-1-0-0"]
+    life.courier.begin(bench.start(2), Restored(None))
     assert list(node.arena.iterdir()) == []
 
 

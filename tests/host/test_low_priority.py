@@ -1,0 +1,61 @@
+"""Threads that leave the processors to others, and a session that does."""
+
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cloudspot.host import low_priority
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux")
+
+
+def niceness():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_one_thread_yields_and_the_others_go_on_as_before():
+    before = niceness()
+    with ThreadPoolExecutor(1, initializer=low_priority.lower_thread_priority) as pool:
+        assert pool.submit(niceness).result() == max(before, low_priority.NICENESS)
+    assert niceness() == before
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(niceness).result() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no autogroups")
+def test_the_session_yields_for_as_long_as_it_is_asked_to():
+    group = Path("/proc/self/autogroup")
+    with pytest.raises(KeyError), low_priority.low_priority_session():
+        inside = group.read_text()
+        raise KeyError
+    assert (inside.split()[-1], group.read_text().split()[-1]) == (str(low_priority.NICENESS), "0")
+
+
+def test_a_session_that_may_not_change_yet_tries_again(monkeypatch, tmp_path):
+    """The kernel refuses a second change within a tenth of a second: the agent would have yielded for ever."""
+    group, write, refusals = tmp_path / "autogroup", Path.write_text, [1, 2, 3]
+
+    def refusing(path, text, **options):
+        if text == "-3" and refusals.pop():
+            raise BlockingIOError
+        return write(path, text, **options)
+
+    group.write_text("/autogroup-7 nice -3\n")
+    refusals.insert(0, 0)
+    monkeypatch.setattr(low_priority, "_AUTOGROUP", group)
+    monkeypatch.setattr(low_priority.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(Path, "write_text", refusing)
+    with low_priority.low_priority_session():
+        assert group.read_text() == str(low_priority.NICENESS)
+    assert group.read_text() == "-3"
+    assert refusals == []
+
+
+def test_a_kernel_that_has_no_sessions_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(low_priority, "_AUTOGROUP", tmp_path / "none" / "autogroup")
+    with low_priority.low_priority_session():
+        pass
