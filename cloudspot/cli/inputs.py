@@ -41,7 +41,8 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
         SpecError: there is nothing under a URL, or what is there cannot be staged.
         PluginError: no plugin for its scheme is installed.
     """
-    for name, data in spec.data.items():
+    staged = {name: one for name, one in spec.data.items() if one.is_staged}
+    for name, data in staged.items():
         path = data.path_or_default(name)
         if path.startswith("/") and provider.is_this_computer:
             raise SpecError(
@@ -61,8 +62,9 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
 
 def check_places(spec: JobSpec, workdir: Path) -> None:
     """Raise SpecError if an input would lie where the code in the directory has something."""
-    code = code_files(workdir) if spec.data else ()
-    for name, one in spec.data.items():
+    staged = {name: one for name, one in spec.data.items() if one.is_staged}
+    code = code_files(workdir) if staged else ()
+    for name, one in staged.items():
         path = one.path_or_default(name)
         for file in code:
             if f"{file}/".startswith(f"{path}/") or f"{path}/".startswith(f"{file}/"):
@@ -76,6 +78,9 @@ def _find(name: str, spec: DataSpec, provider: Provider) -> FoundInput:
     if spec.scheme == "file" and not provider.is_this_computer:
         return FoundInput(name, spec, unread="is on each machine's own disk, so it was not checked here")
     try:
+        if not spec.is_staged:
+            retry(open_input(spec).look, sleep=time.sleep)
+            return FoundInput(name, spec)
         files = retry(open_input(spec).wanted, sleep=time.sleep)
     except (AuthError, TransientError) as error:
         return FoundInput(name, spec, unread=f"cannot be read from here ({error})")
@@ -91,30 +96,38 @@ def _where(found: FoundInput) -> str:
 
 
 def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield a line for each input, and one of what each new machine fetches."""
+    """Yield a line for each input, and one of what each new machine fetches, and what that costs."""
     for one in found:
         size = f"{one.num_files} file(s), {output.size_text(one.num_bytes)}"
-        yield f"{_where(one)}: {'not read from here' if one.unread else size}"
+        how = size if one.spec.is_staged else "read in place, as often as the training does"
+        yield f"{_where(one)}: {'not read from here' if one.unread else how}"
     if not found:
         return
-    known = "" if all(not one.unread for one in found) else " and what could not be read from here"
-    num_bytes = sum(one.num_bytes for one in found)
-    text = f"each new machine fetches {output.size_text(num_bytes)}{known} before it trains"
-    dearest = max(offers, key=lambda offer: offer.transfer_price_per_gib)
-    if dearest.transfer_price_per_gib:
-        price = money_text(num_bytes / _GIB * dearest.transfer_price_per_gib, dearest.currency)
-        text += f", for up to {price} if it is away from the bucket's region"
-    yield f"{text}; what a store charges to read elsewhere's data is not known here"
+    dearest, texts = max(offers, key=lambda offer: offer.transfer_price_per_gib), []
+    per_gib, away = dearest.transfer_price_per_gib, "if it is away from the bucket's region"
+    if staged := [one for one in found if one.spec.is_staged]:
+        known = "" if all(not one.unread for one in staged) else " and what could not be read from here"
+        num_bytes = sum(one.num_bytes for one in staged)
+        text = f"each new machine fetches {output.size_text(num_bytes)}{known} before it trains"
+        if per_gib:
+            text += f", for up to {money_text(num_bytes / _GIB * per_gib, dearest.currency)} {away}"
+        texts.append(text)
+    if per_gib and len(staged) < len(found):
+        texts.append(
+            f"each GiB read in place costs a machine up to {money_text(per_gib, dearest.currency)} {away}"
+        )
+    yield "; ".join([*texts, "what a store charges to read elsewhere's data is not known here"])
 
 
 def inputs_json(found: Sequence[FoundInput]) -> list[dict[str, Any]]:
-    """Return the inputs for ``--json``; null stands for what could not be read from here."""
+    """Return the inputs for ``--json``; null stands for what was not read from here."""
     return [
         {
             "name": one.name,
             "url": one.spec.shown_url,
-            "files": None if one.unread else one.num_files,
-            "bytes": None if one.unread else one.num_bytes,
+            "mode": one.spec.mode,
+            "files": None if one.unread or not one.spec.is_staged else one.num_files,
+            "bytes": None if one.unread or not one.spec.is_staged else one.num_bytes,
             "unread": one.unread or None,
         }
         for one in found

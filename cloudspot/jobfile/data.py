@@ -1,4 +1,4 @@
-"""``[data.NAME]``: inputs named by URL, which each machine has on its disk before the training starts."""
+"""``[data.NAME]``: inputs named by URL, which the training finds on its machine's disk or reads in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import msgspec
@@ -35,6 +35,10 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same of a bucket; or a file of a web
     server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
     credentials."""
+    mode: Literal["stage", "stream"] = "stage"
+    """``"stage"``: each machine has it on its disk before the training starts. ``"stream"``: the training
+    reads it in place, by a library of its choice and with the machine's rights; the variable
+    ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path`` and ``sha256`` cannot be given."""
     path: str | None = None
     """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
     working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
@@ -51,6 +55,11 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def is_http(self) -> bool:
         """Whether a web server has it, and no store."""
         return self.scheme in _HTTP
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is brought to each machine's disk."""
+        return self.mode == "stage"
 
     @property
     def is_tree(self) -> bool:
@@ -88,11 +97,15 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
             raise FieldError(at, f"has the variable {variable_of(name)} of data.{other}; rename one of them")
         _check_url((*at, "url"), one)
         _check_path((*at, "path"), one)
+        for field in ("path", "sha256"):
+            if not one.is_staged and getattr(one, field) is not None:
+                raise FieldError((*at, field), 'is of what is brought to the disk, and mode is "stream"')
         if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
             raise FieldError((*at, "sha256"), f'expected 64 hexadecimal digits, got "{one.sha256[:70]}"')
         if one.sha256 is not None and one.is_tree:
             raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
-    paths = sorted((f"{one.path_or_default(name)}/", name) for name, one in inputs.items())
+    staged = {name: one for name, one in inputs.items() if one.is_staged}
+    paths = sorted((f"{one.path_or_default(name)}/", name) for name, one in staged.items())
     for (path, name), (below, other) in pairwise(paths):
         if below.startswith(path):
             raise FieldError(

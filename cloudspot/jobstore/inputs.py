@@ -62,6 +62,14 @@ class Input(ABC):
         """
 
     @abstractmethod
+    def look(self) -> None:
+        """Make the one small request that shows whether anything is there that can be read.
+
+        Raises:
+            InputMissing: there is nothing.
+        """
+
+    @abstractmethod
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         """Pass on a part of the file, in pieces of at most ``BLOCK_BYTES``.
 
@@ -133,6 +141,12 @@ class _StoreInput(Input):
                 raise InputMissing(f"there is no such object{hint}") from error
             raise InputMissing("there is no such object") from error
 
+    def look(self) -> None:
+        if not self.spec.is_tree:
+            self.wanted()
+        elif not self.store.list_page("", limit=1).objects:
+            raise InputMissing("there are no objects below it")
+
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         if start == 0 and length == file.size <= BLOCK_BYTES:
             # Whole, so that the store compares its own checksum, if it has one.
@@ -189,6 +203,12 @@ class _HttpInput(Input):
             )
         self.has_ranges = head.has_ranges
         return (Wanted("", "", head.size, self._version(head), head.seconds),)
+
+    def look(self) -> None:
+        try:
+            self._file.head()
+        except ObjectMissing as error:
+            raise InputMissing(str(error)) from error
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         span = (start, length) if self.has_ranges and length else None

@@ -34,8 +34,46 @@ def test_plan_tells_how_much_each_machine_fetches(with_data, data):
     assert f"data.images: {data.url}/images/: 2 file(s), 3.0 KiB" in lines
     assert any(line.startswith("each new machine fetches 3.0 KiB before it trains") for line in lines)
     assert with_data.run_json("plan", str(with_data.job_file))["data"] == [
-        {"name": "images", "url": f"{data.url}/images/", "files": 2, "bytes": 3072, "unread": None}
-    ]
+        {
+            "name": "images", "url": f"{data.url}/images/", "mode": "stage", "files": 2, "bytes": 3072,
+            "unread": None,
+        }
+    ]  # fmt: skip
+
+
+def test_plan_of_what_is_read_in_place_asks_one_question_and_tells_a_price_for_each_gib(
+    with_data, data, monkeypatch
+):
+    """A listing of all that a large training streams would take minutes."""
+    data.put("images/" + "x" * 200, b"")
+    pages, list_page, offers = [], FileStore.list_page, LocalProvisioner.offers
+
+    def dear(self, resources):
+        return [msgspec.structs.replace(one, transfer_price_per_gib=0.09) for one in offers(self, resources)]
+
+    def counted(self, prefix, **options):
+        if self.url.startswith(data.url):
+            pages.append(options["limit"])
+        return list_page(self, prefix, **options)
+
+    monkeypatch.setattr(LocalProvisioner, "offers", dear)
+    monkeypatch.setattr(FileStore, "list_page", counted)
+    with_data.job_file.write_text(with_data.job_file.read_text() + 'mode = "stream"\n')
+    lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
+    assert f"data.images: {data.url}/images/: read in place, as often as the training does" in lines
+    [priced] = [line for line in lines if line.startswith("each GiB read in place")]
+    assert "costs a machine up to 0.0900 USD if it is away from the bucket's region" in priced
+    assert not any("before it trains" in line for line in lines), lines
+    assert pages == [1]
+    [found] = with_data.run_json("plan", str(with_data.job_file))["data"]
+    assert (found["mode"], found["files"], found["bytes"]) == ("stream", None, None)
+
+
+@pytest.mark.parametrize("url", ["/none/", "/none", "/images"])
+def test_what_cannot_be_read_in_place_is_refused_before_anything_is_bought(jobs, data, url):
+    text = jobs.job_file.read_text()
+    jobs.job_file.write_text(f'{text}\n[data.images]\nurl = "{data.url}{url}"\nmode = "stream"\n')
+    assert "data.images.url" in jobs.run("run", "--detach", str(jobs.job_file), status=2).stderr
 
 
 def test_plan_tells_what_the_transfer_costs_where_offers_do(with_data, monkeypatch):

@@ -35,6 +35,7 @@ def accepted_by_schema(**inputs):
         ({"url": "gs://bucket/a b.tar", "path": "./in//x.tar", "sha256": "0" * 64}, "in/x.tar"),
         ({"url": "file:///data/corpus/", "path": "/mnt/corpus/"}, "/mnt/corpus"),
         ({"url": "https://host/file?version=3"}, "data/images"),
+        ({"url": "s3://bucket/images/", "mode": "stream"}, "data/images"),
     ],
 )
 def test_what_is_accepted_and_where_it_goes(fields, path):
@@ -53,7 +54,8 @@ def test_what_is_accepted_and_where_it_goes(fields, path):
         ({"url": "s3://bucket/x", "path": "~/x"}, 'data.images.path: "~/x" must be a path below'),
         ({"url": "s3://bucket/x", "path": ""}, 'data.images.path: "" must be a path below'),
         ({"url": "s3://bucket/x", "sha256": "abc"}, 'data.images.sha256: expected 64 hexadecimal digits, got "abc"'),
-        ({"url": "s3://bucket/x", "mode": "stream"}, "data.images.mode: unknown field; the fields here are url"),
+        ({"url": "s3://bucket/x", "mode": "mount"}, 'data.images.mode: expected one of "stage", "stream"; got "mount"'),
+        ({"url": "s3://bucket/x", "kind": "stream"}, "data.images.kind: unknown field; the fields here are url"),
         ({}, "data.images.url: missing"),
     ],
 )  # fmt: skip
@@ -82,6 +84,8 @@ def test_what_is_wrong_in_one_field_is_refused_by_file_and_schema(fields, said):
         ({"url": "file:///x"}, 'data.images.url: "file:///x" lies in the root directory'),
         ({"url": "s3://bucket/x", "path": "."}, "data.images.path: "),
         ({"url": "s3://bucket/x", "path": "/"}, "data.images.path: "),
+        ({"url": "s3://bucket/x", "path": "in", "mode": "stream"}, "data.images.path: is of what is brought to"),
+        ({"url": "s3://bucket/x", "sha256": "0" * 64, "mode": "stream"}, "data.images.sha256: is of what is "),
     ],
 )  # fmt: skip
 def test_what_is_wrong_besides(fields, said):

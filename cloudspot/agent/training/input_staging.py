@@ -1,4 +1,4 @@
-"""Has the inputs of ``[data]`` on the node's disk, beside the setup and before the training starts."""
+"""Has the inputs of ``[data]`` where the training finds them, beside the setup and before it starts."""
 
 from __future__ import annotations
 
@@ -85,6 +85,10 @@ class InputStaging:
         context, found = self._context, list[StagedInput]()
         try:
             for name, spec in self._specs.items():
+                if not spec.is_staged:
+                    with _told(name, spec):
+                        self._repeat(open_input(spec).look)
+                    continue
                 found.append(self._stage(name, spec))
                 context.status.staged = tuple(found)
             context.memory.staged = tuple(found)
@@ -179,7 +183,10 @@ class InputStaging:
 
 def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
     """Return the variables that tell the training where its inputs are."""
-    return {variable_of(name): str(node.work / spec.path_or_default(name)) for name, spec in specs.items()}
+    return {
+        variable_of(name): str(node.work / spec.path_or_default(name)) if spec.is_staged else spec.url
+        for name, spec in specs.items()
+    }
 
 
 def place(context: NodeContext, path: str, source: Input, cache: InputCache, staged: Staged) -> None:

@@ -30,7 +30,7 @@ for name in sorted(os.environ):
     if name.startswith("CLOUDSPOT_DATA_"):
         root = Path(os.environ[name])
         found = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-        print(name, "is", root)
+        print(name, "is", os.environ[name])
         for path in found:
             print("file", path.relative_to(Path.cwd()), path.read_text())
 """
@@ -81,6 +81,32 @@ def test_the_training_finds_each_input_at_its_path_and_by_its_variable(bench, da
         ("images", 2, 3, 3),
         ("the-labels", 1, 3, 3),
     ]
+
+
+def test_what_is_read_in_place_is_a_url_for_the_training_and_nothing_on_the_disk(bench, data):
+    life = bench.life(SHOW, **tables(data, images={"url": f"{data.url}/images/", "mode": "stream"}))
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    lines = bench.log(life)
+    assert f"CLOUDSPOT_DATA_IMAGES is {data.url}/images/" in lines
+    assert [line for line in lines if line.startswith("file ")] == ["file labels/all.csv 333"]
+    assert [one.name for one in beat(bench).staged] == ["the-labels"]
+
+
+@pytest.mark.parametrize("is_denied", [True, False])
+def test_what_cannot_be_read_in_place_fails_before_the_training_starts(bench, monkeypatch, is_denied):
+    store = InMemoryStore("memory://data/images")
+    opened = DenyingStore(store, lambda method, _key: method == "list_page") if is_denied else store
+    monkeypatch.setattr(inputs, "open_store", lambda _url: opened)
+    spec = {"url": "memory://data/images/", "mode": "stream"}
+    bench.life("", run={"setup": "sleep 60"}, data={"images": spec}).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.generation) == ("failed", 0)
+    said = (
+        "grant the right to read it to the machines' role" if is_denied else "there are no objects below it"
+    )
+    assert record.detail.startswith("data.images: memory://data/images/: ")
+    assert record.detail.endswith(said)
 
 
 def test_an_absolute_path_and_another_file_system_work_too(bench, data, tmp_path, monkeypatch):
