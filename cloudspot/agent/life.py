@@ -148,27 +148,26 @@ class Life:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
         python = context.job.spec.run.python or context.node.train_python
-        inputs, early = InputStaging(context), EarlyRestore(context)
+        inputs = InputStaging(context)
         inputs.start()
-        early.start()
-        try:
-            run_setup(context, with_interpreter(environment, python, context.node), check=inputs.check)
-            inputs.finish()
-        finally:
-            inputs.stop()
-        environment.update(data_variables(context.job.spec.data, context.node))
-        self.artifacts.start()
-        self.courier.start()
-        membership = Membership(context, restored=early.finish())
-        return GenerationRun(
-            context,
-            membership,
-            with_interpreter(environment, python, context.node),  # anew: the setup may have made it
-            courier=self.courier,
-            artifacts=self.artifacts,
-            logs=self.logs,
-            events=self.events,
-        ).run_all()
+        with EarlyRestore(context) as early:
+            try:
+                run_setup(context, with_interpreter(environment, python, context.node), check=inputs.check)
+                inputs.finish()
+            finally:
+                inputs.stop()
+            environment.update(data_variables(context.job.spec.data, context.node))
+            self.artifacts.start()
+            self.courier.start()
+            return GenerationRun(
+                context,
+                Membership(context, early),
+                with_interpreter(environment, python, context.node),  # anew: the setup may have made it
+                courier=self.courier,
+                artifacts=self.artifacts,
+                logs=self.logs,
+                events=self.events,
+            ).run_all()
 
     def _leave(self, leaving: Leaving) -> None:
         FinalDelivery(

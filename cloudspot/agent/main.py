@@ -17,6 +17,7 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError
 from cloudspot.host.locks import lock
+from cloudspot.host.low_priority import end_low_priority
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import launches
 from cloudspot.jobstore.journal import Journal
@@ -49,6 +50,7 @@ def main() -> int:
     with lock(node.lock):
         try:
             _log_to(node)
+            end_low_priority()  # an agent of this session may have been killed in an upload
             threading.excepthook = end_process
             _live(node, pipe)
         except (AuthError, PluginError) as error:

@@ -15,6 +15,7 @@ from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
 from cloudspot.jobstore.records import StagedInput
 from cloudspot.model import DATA_CACHE
+from cloudspot.train.handoff import RESTORE_IN_MEMORY
 
 
 class Node:
@@ -66,7 +67,7 @@ class Node:
         """First on PATH in setup and training: ``python`` and ``pip``."""
         self.restore = directory / "restore"
         """Where a session's checkpoint is restored to, if not to memory."""
-        self.restore_in_memory = arena / "restore"
+        self.restore_in_memory = arena / RESTORE_IN_MEMORY
         """Where it is restored to if memory is plentiful; removed when the training has read it."""
         self.fork_server = directory / "fork-server.socket"
         """Where the process listens from which trainings are forked."""

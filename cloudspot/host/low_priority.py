@@ -34,22 +34,19 @@ def low_priority_session() -> Iterator[None]:
     Where the kernel shares the processors among sessions (sched(7), autogroup), the priority of a thread
     counts only within its own. Elsewhere this does nothing.
     """
-    try:
-        before = _AUTOGROUP.read_text(encoding="ascii").split()[-1]
+    with suppress(OSError):
         _AUTOGROUP.write_text(str(NICENESS), encoding="ascii")
-    except (OSError, IndexError):
-        yield
-        return
     try:
         yield
     finally:
-        _restore_session(before)
+        end_low_priority()
 
 
-def _restore_session(niceness: str) -> None:
+def end_low_priority() -> None:
+    """Give this process's session the usual priority, also if another process of it was killed meanwhile."""
     for _ in range(10):
         try:
-            _AUTOGROUP.write_text(niceness, encoding="ascii")
+            _AUTOGROUP.write_text("0", encoding="ascii")
         except BlockingIOError:  # without privileges: once in a tenth of a second on the whole machine
             time.sleep(0.1)
         except OSError:

@@ -130,7 +130,9 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
     except (OSError, ValueError):
         return False
     check_manifest(manifest)
-    return bool(found == _description(manifest))
+    sizes = {part_file(part.rank): part.size for part in manifest.parts}
+    there = {path.name: path.lstat().st_size for path in directory.iterdir() if path.name in sizes}
+    return bool(found == _description(manifest) and there == sizes)
 
 
 def part_file(rank: int) -> str:

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from cloudspot.host.free_memory import free_memory_bytes
 from cloudspot.host.private_directories import make_private
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
-from cloudspot.train.handoff import SealName, seals_directory
+from cloudspot.train.handoff import RESTORE_IN_MEMORY, SealName, seals_directory
 from cloudspot.train.partition import Placement
 
 _CHUNK_BYTES = 64 << 20
 """After this many bytes a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
+_REMOVAL_SECONDS = 2.0
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -195,11 +197,18 @@ class Arena:
         Raises:
             SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
         """
+        self._await_removal()
         slots = [slot for slot in self._slots if slot.is_free() and slot.capacity < nbytes]
         for num_done, slot in enumerate(slots):
             self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
         for slot in self._slots:
             self._widen(slot, wanted_nbytes)
+
+    def _await_removal(self) -> None:
+        """Wait for the agent to remove what was restored to memory, once all ranks here have read it."""
+        restored, until = self._directory / RESTORE_IN_MEMORY, time.monotonic() + _REMOVAL_SECONDS
+        while not (self._stopped or self._is_hurried) and time.monotonic() < until and restored.exists():
+            time.sleep(0.01)
 
     def hurry(self) -> None:
         """Let a claim in another thread do without ``wanted_nbytes``."""

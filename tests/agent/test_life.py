@@ -15,7 +15,7 @@ from made_journal import open_launch
 
 from cloudspot.agent import life as life_module
 from cloudspot.agent import store_retry
-from cloudspot.agent.delivery import checkpoint_restore
+from cloudspot.agent.delivery import checkpoint_restore, early_restore
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
@@ -762,6 +762,42 @@ def test_no_checkpoint_that_verifies_ends_the_node_when_it_has_been_set_up(bench
     record = bench.exit_record(2)
     assert (record.outcome, record.permanent) == ("failed", True)
     assert record.detail.startswith("none of the 1 checkpoints verifies")
+
+
+def test_what_was_committed_during_the_setup_is_what_a_node_resumes_from(bench, wait_until):
+    """A replacement is bought at the notice, and the drain's commit comes while it sets itself up."""
+    bench.commit(bench.id(1, 40))
+    go = bench.root / "go"
+    setup = f"until test -e {go}; do sleep 0.01; done"
+    life = bench.life(SESSION + "finish(100)\n", launch=2, machine="other", run={"setup": setup})
+    thread = run(life)
+    wait_until((life.context.node.restore_in_memory / "restore.json").exists)
+    bench.commit(bench.id(1, 50), b"of the drain")
+    end_machine(bench)
+    go.touch()
+    end(thread)
+    assert (bench.exit_record(2).outcome, bench.exit_record(2).restored_step) == ("succeeded", 50)
+
+
+def test_a_setup_that_fails_ends_the_restore_beside_it(bench, monkeypatch):
+    """It would have gone on beside the last uploads."""
+    monkeypatch.setattr(early_restore, "LEAVE_SECONDS", 60.0)
+    bench.commit(bench.id(1, 40))
+    end_machine(bench)
+    read, begun = bench.store.get_range_into, threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        time.sleep(0.5)
+        return read(*arguments)
+
+    monkeypatch.setattr(bench.store, "get_range_into", slow)
+    life = bench.life(SESSION, launch=2, machine="other", run={"setup": "sleep 0.2; false"})
+    life.run()
+    assert begun.is_set()
+    assert bench.exit_record(2).detail.startswith("setup failed")
+    assert "early restore" not in {thread.name for thread in threading.enumerate()}
+    assert not (life.context.node.restore_in_memory / "restore.json").exists()
 
 
 def test_after_a_failure_the_checkpoint_is_read_where_the_training_has_left_it(bench):

@@ -47,23 +47,32 @@ except KeyError:
     assert [line.split()[-1] for line in found.split("\n") if line] == [str(low_priority.NICENESS), "0"]
 
 
+def test_an_agent_that_follows_one_that_was_killed_in_an_upload_has_the_usual_priority(monkeypatch, tmp_path):
+    """It took the low priority for the usual one, and every agent of the machine kept it."""
+    group = tmp_path / "autogroup"
+    group.write_text(str(low_priority.NICENESS))
+    monkeypatch.setattr(low_priority, "_AUTOGROUP", group)
+    with low_priority.low_priority_session():
+        pass
+    assert group.read_text() == "0"
+
+
 def test_a_session_that_may_not_change_yet_tries_again(monkeypatch, tmp_path):
     """The kernel refuses a second change within a tenth of a second: the agent would have yielded for ever."""
     group, write, refusals = tmp_path / "autogroup", Path.write_text, [1, 2, 3]
 
     def refusing(path, text, **options):
-        if text == "-3" and refusals.pop():
+        if text == "0" and refusals.pop():
             raise BlockingIOError
         return write(path, text, **options)
 
-    group.write_text("/autogroup-7 nice -3\n")
     refusals.insert(0, 0)
     monkeypatch.setattr(low_priority, "_AUTOGROUP", group)
     monkeypatch.setattr(low_priority.time, "sleep", lambda _seconds: None)
     monkeypatch.setattr(Path, "write_text", refusing)
     with low_priority.low_priority_session():
         assert group.read_text() == str(low_priority.NICENESS)
-    assert group.read_text() == "-3"
+    assert group.read_text() == "0"
     assert refusals == []
 
 

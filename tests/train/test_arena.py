@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,22 @@ def test_a_slot_grows_when_the_state_does_and_moves_when_there_is_no_room(slots,
     assert not (tmp_path / "memory" / slot.path.name).exists()
     slots.grow(slot, 10)
     assert slot.capacity == 90_000
+
+
+def test_slots_wait_until_what_was_restored_has_left_memory(slots, tmp_path, monkeypatch):
+    """They went to the disk, for all of the generation, since the agent was about to remove it."""
+    restored = tmp_path / "memory" / "restore"
+    restored.parent.mkdir(mode=0o700, exist_ok=True)
+    restored.mkdir()
+    monkeypatch.setattr(arena, "free_memory_bytes", lambda: 0 if restored.exists() else 1 << 30)
+    threading.Timer(0.1, restored.rmdir).start()
+    slots.claim(10_000)
+    assert {slot.path.parent for slot in slots._slots} == {tmp_path / "memory"}
+    restored.mkdir()
+    monkeypatch.setattr(arena, "_REMOVAL_SECONDS", 0.0)  # a rank may take its time
+    slots.grow(slots.free_slot(), 20_000)
+    slots.claim(20_000)
+    assert {slot.path.parent for slot in slots._slots} == {tmp_path / "disk"}
 
 
 def test_a_claim_that_fails_leaves_the_file_as_it_was(slots, tmp_path, monkeypatch):

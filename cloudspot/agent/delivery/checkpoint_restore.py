@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,32 +39,33 @@ class Restored:
     """What its chunks hold."""
 
 
-def restore_newest(context: NodeContext) -> Restored:
+def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
     """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
 
-    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead.
+    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead. ``check`` is
+    called all the while, and raises what ends it; None: what an order to leave raises.
 
     Raises:
         LeavingError: there were checkpoints, and none is left that verifies: starting from step 0 would throw
             the work away without asking.
     """
-    node = context.node
+    node, check = context.node, check or context.obey
     for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
         _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
     journal = context.insist(context.journal.read)
     candidates = context.insist(lambda: retention.standing_checkpoints(context.store, node.job_id, journal))
     skipped: list[Skipped] = []
     for candidate in candidates:
-        context.obey()
+        check()
         try:
             manifest = context.insist(
                 lambda c=candidate: manifests.read_manifest(context.store, node.job_id, c)  # type: ignore[misc]
             )
-            return _fetch(context, manifest, tuple(skipped))
+            return _fetch(context, manifest, tuple(skipped), check)
         except (CorruptData, ObjectMissing) as error:
             if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
-                return restore_newest(context)
+                return restore_newest(context, check=check)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
     if skipped:
@@ -108,7 +110,7 @@ def restore_this(
         manifest = context.insist(
             lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint)
         )
-        return _fetch(context, manifest, ())
+        return _fetch(context, manifest, (), context.obey)
     except (CorruptData, ObjectMissing) as error:
         if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
             return None
@@ -116,7 +118,9 @@ def restore_this(
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
 
 
-def _fetch(context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...]) -> Restored:
+def _fetch(
+    context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...], check: Callable[[], None]
+) -> Restored:
     node = context.node
     held = contents([chunk for part in manifest.parts for chunk in part.chunks])
     restored = Restored(manifest.id, skipped=skipped, contents=held)
@@ -129,18 +133,18 @@ def _fetch(context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...
             return replace(restored, directory_name=name)
         if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
             shutil.rmtree(target)  # it came with the code: an older state under the same name
-        context.insist(lambda: _bring(context, manifest, node.work))
+        context.insist(lambda: _bring(context, manifest, node.work, check))
         return replace(restored, directory_name=name)
     target, present = _place_for(context, manifest)
     try:
-        context.insist(lambda: _bring(context, manifest, target, present))
+        context.insist(lambda: _bring(context, manifest, target, check, present))
     except CloudspotError as error:
         if target == node.restore or not isinstance(error.__cause__, OSError):
             raise
         _log.warning("memory has no room any more, restoring to the disk: %s", error)
         shutil.rmtree(target, ignore_errors=True)
         target = node.restore
-        context.insist(lambda: _bring(context, manifest, target))
+        context.insist(lambda: _bring(context, manifest, target, check))
     return replace(restored, directory=target)
 
 
@@ -152,7 +156,10 @@ def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozense
     """
     node = context.node
     places = node.restore_in_memory, node.restore
-    kept = next((place for place in places if fetching.is_restored(place, manifest)), None)
+    # A training that ended before its loop may have been short of memory.
+    may_use_memory = context.memory.generation == 0 or context.memory.training_began_at > 0.0
+    allowed = places if may_use_memory else places[1:]
+    kept = next((place for place in allowed if fetching.is_restored(place, manifest)), None)
     for place in places:
         if place != kept:
             shutil.rmtree(place, ignore_errors=True)
@@ -169,28 +176,34 @@ def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozense
         return kept, frozenset(part.rank for part in manifest.parts)
     in_memory = {rank for rank, slot in slots.items() if slot.parent == node.arena}
     missing = sum(part.size for part in manifest.parts if part.rank not in in_memory)
-    target = places[0] if _has_memory(context, manifest.size, missing) else places[1]
+    goes_to_memory = may_use_memory and _has_memory(context, manifest.size, missing)
+    target = node.restore_in_memory if goes_to_memory else node.restore
     moved = set()
+    sizes = {part.rank: part.size for part in manifest.parts}
     for rank, slot in slots.items():
-        with suppress(OSError):  # it is on the disk and the others go to memory, or the other way round
+        with suppress(OSError, KeyError):
             target.mkdir(exist_ok=True)
-            slot.rename(target / fetching.part_file(rank))
+            os.truncate(slot, sizes[rank])
+            shutil.move(slot, target / fetching.part_file(rank))
             moved.add(rank)
         slot.unlink(missing_ok=True)
     return target, frozenset(moved)
 
 
 def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
-    """Return whether memory has room for what is missing, and for what the training needs besides.
+    """Return whether memory has room for what is missing there.
 
-    That is the state in each process, and two slots for saves.
+    The training needs room besides: for the state in each process, for two slots, and for as much again of
+    which nothing is known here. If nothing is missing, it had all that with one slot more.
     """
+    if missing == 0:
+        return True
+    needed = missing + 2 * size
     try:
-        on_disk = shutil.disk_usage(context.node.arena).free
+        is_room = shutil.disk_usage(context.node.arena).free >= needed
     except OSError:
         return False
-    free = min(free_memory_bytes() or 0, on_disk)
-    return free >= missing + (context.job.spec.procs_per_node + 2) * size
+    return is_room and (free_memory_bytes() or 0) >= 2 * (needed + context.job.spec.procs_per_node * size)
 
 
 def _check_directories(context: NodeContext, manifest: Manifest) -> None:
@@ -202,9 +215,18 @@ def _check_directories(context: NodeContext, manifest: Manifest) -> None:
 
 
 def _bring(
-    context: NodeContext, manifest: Manifest, directory: Path, present: frozenset[int] = frozenset()
+    context: NodeContext,
+    manifest: Manifest,
+    directory: Path,
+    check: Callable[[], None],
+    present: frozenset[int] = frozenset(),
 ) -> None:
-    with context.status.transferring("restoring", manifest.size) as progress:
+    with context.status.transferring("restoring", manifest.size) as add:
+
+        def progress(num_bytes: int) -> None:
+            check()
+            add(num_bytes)
+
         num_here = fetching.fetch(
             context.store, context.node.job_id, manifest, directory, present=present, progress=progress
         )

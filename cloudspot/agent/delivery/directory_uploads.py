@@ -206,7 +206,7 @@ class DirectoryUploads:
                     check=check,
                     sharing=self._sent.sharing(save, 0),
                     progress=progress,
-                    in_background=self._alive and self._context.orders.reclaim is None,
+                    in_background=self._alive and not self._directories.was_asked,
                 )
             self._sent.note(part)
             committed = commit(save, taken_at)

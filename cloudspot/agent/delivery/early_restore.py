@@ -7,17 +7,21 @@ import threading
 from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
 from cloudspot.agent.node_context import NodeContext
 
+LEAVE_SECONDS = 5.0
+"""How long a node that leaves waits for requests under way."""
+
 
 class EarlyRestore:
-    """A thread that restores, on a machine that has not trained yet."""
+    """A thread that restores, on a machine that has not trained yet; it ends with the ``with`` block."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._found: Restored | None = None
         self._error: BaseException | None = None
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="early restore", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> EarlyRestore:
         """Begin, unless this machine has trained, or a script restores its own checkpoints.
 
         Those lie in the working directory, where the setup works.
@@ -25,26 +29,41 @@ class EarlyRestore:
         context = self._context
         if context.memory.generation == 0 and context.job.spec.checkpoint.directory is None:
             self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End it where it stands."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(LEAVE_SECONDS)
 
     def finish(self) -> Restored | None:
         """Wait until it has ended; return what it has restored, None if it was not begun.
+
+        That was the newest checkpoint when it began.
 
         Raises:
             LeavingError: no checkpoint verifies, or an order to leave came.
             CloudspotError: the store or the disk refuses for good.
         """
-        context = self._context
         if self._thread.is_alive():
-            context.status.state = "restoring"
-        while self._thread.is_alive():
-            context.obey()
-            context.orders.wait(0.1)
+            self._context.status.state = "restoring"
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._found
 
     def _run(self) -> None:
         try:
-            self._found = restore_newest(self._context)
+            self._found = restore_newest(self._context, check=self._check)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
+
+    def _check(self) -> None:
+        self._context.obey()
+        if self._stopped.is_set():
+            raise _Stopped
+
+
+class _Stopped(Exception):
+    """The node leaves."""

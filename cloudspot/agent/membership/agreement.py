@@ -14,6 +14,7 @@ from cloudspot.agent.delivery.checkpoint_restore import (
     restore_newest,
     restore_this,
 )
+from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
@@ -69,10 +70,10 @@ MAX_HOLD_SECONDS = 1800.0
 class Membership:
     """This node's part in the agreement on generations."""
 
-    def __init__(self, context: NodeContext, *, restored: Restored | None = None) -> None:
-        """``restored`` is what this node has on its disk before its first generation."""
+    def __init__(self, context: NodeContext, early: EarlyRestore | None = None) -> None:
+        """``early`` has restored what was the newest checkpoint when this node began to prepare."""
         self._context = context
-        self._restored = restored
+        self._early = early
         self._seat = context.seat
         self._peers = PeerHeartbeats(context)
         self.current: Generation | None = None
@@ -250,7 +251,7 @@ class Membership:
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._peers.ask()
-        restored, self._restored = self._restored, None
+        restored: Restored | None = None
         checked = -1  # how many records of the journal were known when what was restored was the best
         ready_at: float | None = None
         while True:
@@ -284,11 +285,13 @@ class Membership:
                     why = "joined"  # it is others that it waits for
                     continue
                 context.status.state = "restoring"
+                restored = restored or self._restored_early()
                 restored = restore_this(context, found.generation.restore_from, restored)
                 if restored is not None:
                     return found.generation, restored
                 continue  # what it was to resume from is deleted: another has to follow it
             if restored is None or (len(known) != checked and (view.is_member or isinstance(found, Propose))):
+                restored = restored or self._restored_early()
                 best = None if restored is None else newest_candidate(context, known, restored.skipped)
                 if restored is None or restored.checkpoint != best:
                     context.status.state = "restoring"
@@ -323,6 +326,11 @@ class Membership:
             if len(record.members) >= view.min_nodes:
                 self.enter(record)
                 return record, restored
+
+    def _restored_early(self) -> Restored | None:
+        """Return what was restored beside the setup, once."""
+        early, self._early = self._early, None
+        return None if early is None else early.finish()
 
     def _note_start(self) -> None:
         """Note once how long it took this node to become ready, from its launch's intent on."""

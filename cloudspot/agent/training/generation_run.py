@@ -72,6 +72,8 @@ class GenerationRun:
         self._end = GenerationEnd(context, membership, courier)
         self._idle_watch = IdleWatch(context, membership)
         self._is_checked = False
+        self._have_ended = True
+        """Whether all processes of the last generation have."""
 
     def run_all(self) -> Leaving:
         """Run generations until there is a reason to leave, and return it."""
@@ -123,6 +125,8 @@ class GenerationRun:
         status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
+        if not self._have_ended:
+            context.uploaded_slots.clear()  # what still lives may write there
         record, restored = self._membership.next(why)
         memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
         index = self._take_ranks(record)
@@ -192,8 +196,7 @@ class GenerationRun:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         started = self._context.memory.trainer_started_at
         end = Supervisor(self._context, self._membership, self._drains, trainer, self._courier).follow()
-        if not trainer.kill():
-            self._context.uploaded_slots.clear()  # what still lives may write there
+        self._have_ended = trainer.kill()
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
     def _take_ranks(self, record: Generation) -> int:

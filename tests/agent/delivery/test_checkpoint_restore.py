@@ -4,7 +4,6 @@ import errno
 import json
 import shutil
 from datetime import datetime, timezone
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -76,27 +75,79 @@ def test_a_slot_that_was_written_again_is_no_checkpoint(bench):
     assert counted.calls["get_range"] == 1
 
 
-@pytest.mark.parametrize("slots_on_disk", [False, True])
-def test_where_memory_is_short_it_is_restored_to_the_disk(bench, monkeypatch, slots_on_disk):
+def test_slots_on_the_disk_become_what_is_restored_there(bench, monkeypatch):
     life, counted = slots_of_two_saves(bench)
     node = life.context.node
-    if slots_on_disk:
-        for slot in node.arena_slots():
-            slot.rename(node.spill / slot.name)
-            life.context.uploaded_slots[node.spill / slot.name] = life.context.uploaded_slots.pop(slot)
-    else:
-        monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=OSError(errno.EXDEV, "another disk")))
-    size = len(b"weights of 21")
-    needed = (3 + slots_on_disk) * size  # one process, two slots, and what is not in memory
+    for slot in node.arena_slots():
+        slot.rename(node.spill / slot.name)
+        life.context.uploaded_slots[node.spill / slot.name] = life.context.uploaded_slots.pop(slot)
+    needed = 2 * (3 + 1) * len(b"weights of 21")  # twice: the missing part, two slots, and one process
     monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: needed - 1)
     restored = restore_newest(life.context)
     assert restored.directory == node.restore
     assert (restored.directory / "part-0.bin").read_bytes() == b"weights of 21"
-    assert counted.calls["get_range"] == (not slots_on_disk)
+    assert counted.calls["get_range"] == 0
     assert node.arena_slots() == []
-    monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: needed + size)
+    monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: needed)
     shutil.rmtree(node.restore)
     assert restore_newest(life.context).directory == node.restore_in_memory
+
+
+@pytest.mark.parametrize("short_of", ["memory", "shared memory"])
+def test_where_memory_is_short_it_is_restored_to_the_disk(bench, monkeypatch, short_of):
+    bench.commit(bench.id(1, 10), b"weights")
+    if short_of == "memory":
+        monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: 1000)
+        bench.commit(bench.id(1, 20), bytes(200))
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=3 * len(b"weights") - 1))
+    life = bench.life()
+    assert restore_newest(life.context).directory == life.context.node.restore
+
+
+def test_a_training_that_ended_before_its_loop_gets_the_memory_to_itself(bench):
+    """It may have been killed for want of memory, and would be so each time."""
+    life, counted = slots_of_two_saves(bench)
+    node, memory = life.context.node, life.context.memory
+    assert restore_newest(life.context).directory == node.restore_in_memory
+    memory.generation, memory.training_began_at = 1, 0.0
+    assert restore_newest(life.context).directory == node.restore
+    assert not node.restore_in_memory.exists()
+    memory.training_began_at = 1.0
+    assert restore_newest(life.context).directory == node.restore  # it is there
+    assert counted.calls["get_range"] == 1
+
+
+def test_slots_in_memory_are_copied_to_the_disk_where_memory_is_not_to_be_used(bench):
+    life, counted = slots_of_two_saves(bench)
+    life.context.memory.generation, life.context.memory.training_began_at = 1, 0.0
+    restored = restore_newest(life.context)
+    assert restored.directory == life.context.node.restore
+    assert (restored.directory / "part-0.bin").read_bytes() == b"weights of 21"
+    assert counted.calls["get_range"] == 0
+
+
+def test_what_was_restored_and_lacks_a_file_is_restored_again(bench):
+    """An agent was killed while it removed what had been read."""
+    life, counted = slots_of_two_saves(bench)
+    restored = restore_newest(life.context)
+    (restored.directory / "part-0.bin").unlink()
+    assert (restore_newest(life.context).directory / "part-0.bin").read_bytes() == b"weights of 21"
+    assert counted.calls["get_range"] == 1
+
+
+def test_an_order_ends_a_restore_in_its_middle(bench):
+    bench.commit(bench.id(1, 10))
+    life = bench.life()
+    get_range = bench.store.get_range_into
+
+    def ordered(*arguments):
+        life.context.orders.give(superseded="the others go on")
+        return get_range(*arguments)
+
+    bench.store.get_range_into = ordered
+    with pytest.raises(LeavingError, match="the others go on"):
+        restore_newest(life.context)
 
 
 def test_memory_that_is_taken_by_others_meanwhile_is_done_without(bench, monkeypatch):
