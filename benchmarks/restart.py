@@ -1,9 +1,9 @@
 """From the loss of a trainer to the first step of the next generation, beside torchrun's cold start.
 
-python benchmarks/restart.py [--rounds 3]
+python benchmarks/restart.py [--rounds 5] [--nodes 1]
 
-Both run examples like the end-to-end tests' smallest job on two "machines" of one process each. The
-reference is a plain torchrun on two nodes, from its start to its first step, in the same run.
+Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
+without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> Any:
     return value
 
 
-def cold_start() -> float:
-    """Return the seconds from the start of two torchruns to the first step that both have done."""
+def cold_start(num_nodes: int) -> float:
+    """Return the seconds from the start of the torchruns to the first step that all have done."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -46,7 +46,13 @@ def cold_start() -> float:
     nodes = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    f"--nnodes={num_nodes}",
+                    f"--node-rank={rank}",
+                ),
                 *("--nproc-per-node=1", "--max-restarts=0", "--monitor-interval=0.05"),
                 *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py"),
             ],
@@ -56,7 +62,7 @@ def cold_start() -> float:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(num_nodes)
     ]
     try:
         assert nodes[0].stdout is not None
@@ -72,20 +78,22 @@ def cold_start() -> float:
                 node.stdout.close()
 
 
-def restart(home: Path) -> float:
-    """Return the seconds from the SIGKILL of one trainer to the first step of the next generation."""
+def restart(home: Path, num_nodes: int, *, has_fork_server: bool) -> float:
+    """Return the seconds from the SIGKILL of the last rank to the first step of the next generation."""
+    rank = num_nodes - 1
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
     words = [
         *(sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"),
-        *("--set", "nodes=2", "--set", 'run.env.TINY_EPOCHS="400"'),
+        *("--set", f"nodes={num_nodes}", "--set", 'run.env.TINY_EPOCHS="400"'),
+        *("--set", f"run.fork_server={str(has_fork_server).lower()}"),
     ]
     cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         machines = home / "machines"
         wait_for(lambda: list(home.glob("store/jobs/restart/manifests/*")))
-        (worker,) = wait_for(lambda: list(machines.glob("*/node/generations/000001/worker-1.pid")))
+        (worker,) = wait_for(lambda: list(machines.glob(f"*/node/generations/000001/worker-{rank}.pid")))
         pid = int(worker.read_text())
-        assert is_marked(pid, "RANK", "1")
+        assert is_marked(pid, "RANK", str(rank))
         os.kill(pid, signal.SIGKILL)
         lost = time.monotonic()
 
@@ -112,16 +120,31 @@ def restart(home: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=2)
     options = parser.parse_args()
-    colds, restarts = [], []
+    colds: list[float] = []
+    restarts: dict[bool, list[float]] = {True: [], False: []}
     for number in range(options.rounds):
-        colds.append(cold_start())
-        with tempfile.TemporaryDirectory() as name:
-            restarts.append(restart(Path(name) / "home"))
-        print(f"round {number + 1}: cold start {colds[-1]:.2f} s, restart {restarts[-1]:.2f} s")
-    ratio = statistics.median(r / c for r, c in zip(restarts, colds, strict=True))
-    print(f"restart / cold start: median ratio {ratio:.2f}")
+        colds.append(cold_start(options.nodes))
+        for has_fork_server, found in restarts.items():
+            with tempfile.TemporaryDirectory() as name:
+                home = Path(name) / "home"
+                found.append(restart(home, options.nodes, has_fork_server=has_fork_server))
+        forked, started = (found[-1] for found in restarts.values())
+        print(
+            f"round {number + 1}: cold start {colds[-1]:.2f} s, restart {forked:.2f} s, "
+            f"without the fork server {started:.2f} s",
+            flush=True,
+        )
+    for has_fork_server, found in restarts.items():
+        ratio = statistics.median(r / c for r, c in zip(found, colds, strict=True))
+        what = "with" if has_fork_server else "without"
+        spread = f"{min(found):.2f} to {max(found):.2f}"
+        print(
+            f"restart {what} the fork server: median {statistics.median(found):.2f} s ({spread}), "
+            f"{ratio:.2f} x a cold start"
+        )
 
 
 if __name__ == "__main__":
