@@ -3,7 +3,8 @@
 python benchmarks/restart.py [--rounds 5] [--nodes 1]
 
 Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
-without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same run.
+without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same
+run.
 """
 
 from __future__ import annotations
