@@ -36,6 +36,8 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 # A directory that another process removes as empty between our mkdir and our link is made anew; each
 # further round needs such a removal in the same few microseconds.
 _PAGE_SIZE = 1000
+_LARGE_BYTES = 8 << 20
+"""Files of this size or more leave the kernel's cache once they are on the disk."""
 _NUM_TRIES = 50
 
 
@@ -363,6 +365,7 @@ class _FileUpload(Upload):
         try:
             with self._store._translated("write", self._key):  # noqa: SLF001
                 _sync_file(self._descriptor)
+                _leave_cache(self._descriptor)
                 self._store._publish(self._staged, self._key, if_absent=self._if_absent)  # noqa: SLF001
         finally:
             self.abort()
@@ -409,6 +412,17 @@ def _sync_file(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
+
+
+def _leave_cache(descriptor: int) -> None:
+    """Have the kernel forget the bytes of a large file that is on the disk.
+
+    Memory for the next one costs more time than the copying, and what the training reads would have to make
+    room for bytes that only another machine may need.
+    """
+    if hasattr(os, "posix_fadvise") and os.fstat(descriptor).st_size >= _LARGE_BYTES:
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_directory(path: Path) -> None:

@@ -327,6 +327,24 @@ def test_the_file_and_every_new_directory_entry_are_synced_before_a_put_returns(
     assert {root, root / "a", root / "a/b"} <= set(synced)
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no posix_fadvise")
+def test_a_large_file_does_not_take_the_memory_that_caches_what_others_read(store, monkeypatch):
+    """Chunks of checkpoints filled it, and what the training read had to make room."""
+    advised, advise = [], os.posix_fadvise
+
+    def noted(descriptor, offset, length, advice):
+        advised.append((os.fstat(descriptor).st_size, offset, length, advice))
+        advise(descriptor, offset, length, advice)
+        raise OSError(errno.EINVAL, "not on this file system")
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    large = bytes(8 << 20)
+    store.put("large", large)
+    store.put("small", large[1:])
+    assert advised == [(8 << 20, 0, 0, os.POSIX_FADV_DONTNEED)]
+    assert store.get("large") == large
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
