@@ -5,31 +5,66 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from datetime import datetime
 
+from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import live_members
+from cloudspot.train.interval import LONGEST_AUTO_SECONDS
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""
+UNSAVED_SECONDS = 15 * 60.0
+"""A store may fail to answer for some minutes."""
 MAX_NAMED = 4
 """If there are more nodes than this, only their number is given."""
 
 
 def warnings(history: History) -> tuple[str, ...]:
-    """Return what the user should know, each once: skipped checkpoints, then what the nodes say."""
+    """Return what the user should know, each once: of its checkpoints, then what the nodes say."""
     found = [
         f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         for generation in history.generations
         for skipped in generation.skipped
     ]
+    found += unsaved(history)
     for seat in _nodes(history):
         beat = history.launches[seat.launch - 1].heartbeats.get(seat.rank)
         found += () if beat is None else beat.warnings
     idle = idleness(history)
     return tuple(dict.fromkeys([*found, *([idle] if idle else [])]))
+
+
+def unsaved(history: History) -> Iterator[str]:
+    """Yield a warning if a session trains on and its saves do not come, for three times as long as they may.
+
+    By the clocks of the machines. A full disk or a store that fails costs saves and does not end a training.
+    """
+    beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in live_members(history)]
+    number = history.generations[-1].number if history.generations else 0
+    training = [beat for beat in beats if beat and beat.state == "running" and beat.generation == number]
+    began = [
+        phase.at
+        for beat in training
+        for phase in beat.phases
+        if (phase.state, phase.generation) == ("training", number)
+    ]
+    newest = history.head
+    saved_step = 0 if newest is None else newest.step
+    if not began or not any(beat.has_session and beat.step > saved_step for beat in training):
+        return
+    seconds = (
+        max(beat.at for beat in training) - max([*began, *(commit.at for commit in history.commits)])
+    ).total_seconds()
+    interval = spec_from_json(history.submission.spec).checkpoint.interval or LONGEST_AUTO_SECONDS
+    upload = max(beat.upload_seconds or 0.0 for beat in training)
+    if seconds >= max(UNSAVED_SECONDS, 3 * max(interval, 1.5 * upload)):
+        yield (
+            f"no checkpoint was committed for {_how_long(seconds)}, though the training goes on: what came "
+            f"after step {saved_step} is on its machines only; the logs say why"
+        )
 
 
 def idleness(history: History) -> str:
@@ -40,6 +75,11 @@ def idleness(history: History) -> str:
         if beat is not None and beat.idle is not None:
             idle[seat] = beat.idle
     return f"{_who(idle)}: {min(idle.values(), key=lambda one: one.seconds).text}" if idle else ""
+
+
+def _how_long(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
 
 
 def _who(seats: Collection[Seat]) -> str:
@@ -64,9 +104,7 @@ def silence(history: History, now: datetime) -> Iterator[str]:
         if seconds >= SILENT_SECONDS:
             silent[seat] = seconds
     if silent:
-        minutes = min(silent.values()) / 60
-        how_long = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
         yield (
-            f"nothing was heard of {_who(silent)} for "
-            f"{how_long}; each is billed until a driver (attach, reconcile) finds out that it has ended"
+            f"nothing was heard of {_who(silent)} for {_how_long(min(silent.values()))}; "
+            "each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

@@ -1,6 +1,7 @@
 """What a job's user is warned of."""
 
-from cloudspot.jobstore.records import Idle
+from cloudspot.jobfile.spec import spec_from_json, spec_to_json
+from cloudspot.jobstore.records import Idle, Phase
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.report import show_json, summarise
 
@@ -57,6 +58,41 @@ def test_nodes_that_idle_are_named_with_how_long_they_do_at_least(records):
     assert warnings(found) == ("nodes 1.0 and 1.1: idle for 30 min (GPUs at 0 %)",)
     assert summarise(found, records.at(99)).idle == warnings(found)[0]
     assert warnings(history(*[9000.0] * 5)) == ("5 nodes: idle for 2.5 h (GPUs at 0 %)",)
+
+
+def test_a_training_whose_saves_do_not_come_is_warned_of(records):
+    """A full disk cost each save, and only the log told of it."""
+    hour = 3600.0
+
+    def warned(at, *, interval=None, commits=(), step=700, state="running", **beat):
+        phases = (Phase(state="training", generation=1, at=records.at(100.0)),)
+        changes = {"state": state, "generation": 1, "step": step, "phases": phases, **beat}
+        launch = records.launch(heartbeats={0: records.heartbeat(at=at, **changes)})
+        spec = {"name": "x", "run": {"entrypoint": "t.py"}, "checkpoint": {"interval": interval}}
+        history = records.history(launch, generations=(records.generation(1),), commits=commits)
+        submission = records.change(history.submission, spec=spec_to_json(spec_from_json(spec)))
+        return warnings(records.change(history, submission=submission))
+
+    assert warned(100.0 + 1.4 * hour) == ()
+    [told] = warned(100.0 + 1.6 * hour)
+    assert told == (
+        "no checkpoint was committed for 96 minutes, though the training goes on: what came after step 0 is on "
+        "its machines only; the logs say why"
+    )
+    commits = (records.commit(1, 500, at=100.0 + hour),)
+    assert warned(100.0 + 2.4 * hour, commits=commits) == ()
+    assert (
+        "for 2 hours, though the training goes on: what came after step 500"
+        in warned(3.1 * hour, commits=commits)[0]
+    )
+    assert warned(1010.0, interval="1m")[0].startswith("no checkpoint was committed for 15 minutes")
+    assert warned(990.0, interval="1m") == ()
+    assert warned(1010.0, interval="1m", upload_seconds=300.0) == ()
+    assert warned(2.9 * hour, interval="1h") == ()
+    # Nothing is unsaved, it does not train, or a script saves by itself.
+    assert warned(9 * hour, commits=(records.commit(1, 700),)) == ()
+    assert warned(9 * hour, state="holding") == ()
+    assert warned(9 * hour, has_session=False) == ()
 
 
 def test_a_node_that_has_ended_idles_no_more(records):
