@@ -32,6 +32,8 @@ from cloudspot.jobstore.stored_records import create_record, find_record
 CHUNK_BYTES = 64 << 20
 """Large enough to make a request worth its latency, small enough to send several at once."""
 NUM_THREADS = 4
+MIN_BACKGROUND_BYTES = 16 << 20
+"""What is less is sent before anybody would feel it."""
 MIN_FILE_BYTES = 8 << 20
 """Files of this size or more have chunks of their own."""
 
@@ -65,7 +67,8 @@ def upload_part(
     ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
-    looked for first. With ``in_background``, what else runs on this host gets the processors first.
+    looked for first. With ``in_background``, what else runs on this host gets the processors first, if the
+    part is large.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
@@ -280,6 +283,7 @@ def _upload(
             progress(len(data))
             return Chunk(size=content[0], xxh3_128=content[1], home=home)
 
+    in_background = in_background and part.size >= MIN_BACKGROUND_BYTES
     with low_priority_session() if in_background else nullcontext():
         chunks = each(
             carry,

@@ -17,7 +17,7 @@ from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.host.low_priority import NICENESS
-from cloudspot.jobstore import fetching, keys, manifests, retention, shared_chunks
+from cloudspot.jobstore import fetching, keys, manifests, parts, retention, shared_chunks
 from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
@@ -165,6 +165,7 @@ def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypat
 
 @pytest.mark.parametrize(("kind", "yields"), [("interval", True), ("drain", False), ("final", False)])
 def test_an_upload_beside_the_training_yields_to_it_and_no_other_does(bench, node, monkeypatch, kind, yields):
+    monkeypatch.setattr(parts, "MIN_BACKGROUND_BYTES", len(b"weights"))
     bench.seal(node, bench.id(1, 40), kind=kind)
     put, found = bench.store.put, []
 
@@ -177,6 +178,10 @@ def test_an_upload_beside_the_training_yields_to_it_and_no_other_does(bench, nod
     usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     bench.life().courier._carry_seals()
     assert found == [max(usual, NICENESS) if yields else usual]
+    monkeypatch.setattr(parts, "MIN_BACKGROUND_BYTES", len(b"weights") + 1)
+    bench.seal(node, bench.id(1, 41), kind=kind)
+    bench.life().courier._carry_seals()
+    assert found[1:] == [usual]
 
 
 @pytest.mark.parametrize(
