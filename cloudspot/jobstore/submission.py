@@ -210,6 +210,8 @@ def _decode(data: bytes, job_id: str, key: str) -> Submission:
     submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
         raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")
+    if (submission.resumption == 0) != (key == keys.spec(job_id)):
+        raise CorruptData(f"{key} cannot be of resumption {submission.resumption}")
     return submission
 
 

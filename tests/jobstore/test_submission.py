@@ -25,7 +25,14 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import FORMAT
-from cloudspot.jobstore.submission import delete_secrets, hash_of, read_secrets, request_stop, submit
+from cloudspot.jobstore.submission import (
+    delete_secrets,
+    hash_of,
+    read_secrets,
+    read_submission_of,
+    request_stop,
+    submit,
+)
 
 NAMES = ("TOKEN", "EMPTY")
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
@@ -289,6 +296,21 @@ def test_a_job_of_another_format_is_refused_in_one_sentence(store, spec, work, c
         with pytest.raises(CorruptData) as error:
             read()
         assert str(error.value) == said
+
+
+def test_a_submission_that_claims_resumptions_that_never_were_is_refused(store, spec, work):
+    """Drivers went through all 286,928,919, to delete the secrets of each, and no other job was driven."""
+    do(store, spec, work)
+    held = msgspec.json.decode(store.get(keys.spec("digits-1")))
+    odd = msgspec.json.encode({**held, "resumption": 286_928_919})
+    store.put(keys.spec("digits-1"), odd)
+    with pytest.raises(CorruptData, match="spec cannot be of resumption 286928919"):
+        HistoryReader(store, "digits-1").read()
+    store.put(keys.spec("digits-1"), msgspec.json.encode(held))
+    again = msgspec.json.encode({**held, "code_bytes": held["code_bytes"] + 1})
+    store.put(keys.submission("digits-1", hash_of(again)), again)
+    with pytest.raises(CorruptData, match="cannot be of resumption 0"):
+        read_submission_of(store, "digits-1", hash_of(again))
 
 
 def test_a_job_that_a_newer_cloudspot_has_resumed_is_refused(store, spec, work):
