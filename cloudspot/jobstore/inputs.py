@@ -63,7 +63,7 @@ class Input(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Make the one small request that shows whether anything is there that can be read.
+        """See by one request, or very few, whether anything is there that can be read.
 
         Raises:
             InputMissing: there is nothing.
@@ -144,7 +144,8 @@ class _StoreInput(Input):
     def look(self) -> None:
         if not self.spec.is_tree:
             self.wanted()
-        elif not self.store.list_page("", limit=1).objects:
+        # A name that no file can have may be read in place; what stands for a directory is passed over.
+        elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
             raise InputMissing("there are no objects below it")
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:

@@ -45,26 +45,26 @@ def test_plan_of_what_is_read_in_place_asks_one_question_and_tells_a_price_for_e
     with_data, data, monkeypatch
 ):
     """A listing of all that a large training streams would take minutes."""
-    data.put("images/" + "x" * 200, b"")
-    pages, list_page, offers = [], FileStore.list_page, LocalProvisioner.offers
+    pages, list_pages, offers = [], FileStore.list_pages, LocalProvisioner.offers
 
     def dear(self, resources):
         return [msgspec.structs.replace(one, transfer_price_per_gib=0.09) for one in offers(self, resources)]
 
     def counted(self, prefix, **options):
-        if self.url.startswith(data.url):
-            pages.append(options["limit"])
-        return list_page(self, prefix, **options)
+        [page] = list_pages(self, prefix, **options)
+        for _ in range(3):
+            pages.append(prefix)
+            yield page
 
     monkeypatch.setattr(LocalProvisioner, "offers", dear)
-    monkeypatch.setattr(FileStore, "list_page", counted)
+    monkeypatch.setattr(FileStore, "list_pages", counted)
     with_data.job_file.write_text(with_data.job_file.read_text() + 'mode = "stream"\n')
     lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
     assert f"data.images: {data.url}/images/: read in place, as often as the training does" in lines
     [priced] = [line for line in lines if line.startswith("each GiB read in place")]
     assert "costs a machine up to 0.0900 USD if it is away from the bucket's region" in priced
     assert not any("before it trains" in line for line in lines), lines
-    assert pages == [1]
+    assert pages == [""]  # of three
     [found] = with_data.run_json("plan", str(with_data.job_file))["data"]
     assert (found["mode"], found["files"], found["bytes"]) == ("stream", None, None)
 

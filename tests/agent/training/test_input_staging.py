@@ -20,7 +20,7 @@ from cloudspot.jobstore import codec, inputs, keys
 from cloudspot.jobstore.records import Heartbeat, InputVersion
 from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.local.filestore import FileStore
-from cloudspot.model import PreemptionNotice
+from cloudspot.model import ObjectPage, PreemptionNotice
 
 JOB = "digits-1"
 SHOW = """
@@ -91,6 +91,19 @@ def test_what_is_read_in_place_is_a_url_for_the_training_and_nothing_on_the_disk
     assert f"CLOUDSPOT_DATA_IMAGES is {data.url}/images/" in lines
     assert [line for line in lines if line.startswith("file ")] == ["file labels/all.csv 333"]
     assert [one.name for one in beat(bench).staged] == ["the-labels"]
+
+
+@pytest.mark.parametrize("first", [ObjectPage(objects=(), next_after="folder/"),
+                                   ObjectPage(objects=(), next_after=None, skipped=("\u00e4",))])  # fmt: skip
+def test_what_no_file_could_be_named_may_be_read_in_place(bench, monkeypatch, first):
+    """The first object may stand for the directory itself, as a console of a cloud makes one."""
+    store = InMemoryStore("memory://data/images")
+    store.put("one", b"1")
+    list_page = store.list_page
+    store.list_page = lambda prefix, after="", **options: list_page(prefix, **options) if after else first
+    monkeypatch.setattr(inputs, "open_store", lambda _url: store)
+    bench.life("", data={"images": {"url": "memory://data/images/", "mode": "stream"}}).run()
+    assert bench.exit_record().outcome == "succeeded"
 
 
 @pytest.mark.parametrize("is_denied", [True, False])
