@@ -23,8 +23,10 @@ def lower_thread_priority() -> None:
     system is not Linux.
     """
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
+                os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
 @contextmanager

@@ -27,6 +27,19 @@ def test_one_thread_yields_and_the_others_go_on_as_before():
         assert pool.submit(niceness).result() == before
 
 
+def test_a_thread_that_yields_more_already_goes_on_so():
+    """As root, it would have been raised to ours."""
+    lower = low_priority.NICENESS + 5
+
+    def lowered():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
+        low_priority.lower_thread_priority()
+        return niceness()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lowered).result() == lower
+
+
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no autogroups")
 def test_the_session_yields_for_as_long_as_it_is_asked_to():
     script = """
