@@ -46,7 +46,7 @@ class NodeContext:
     known_parts: dict[str, Part] = field(default_factory=dict)
     """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
-    """Slots of the arena, and which save and rank it was whose part was last uploaded from there."""
+    """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
 
     insist = staticmethod(insist)
 

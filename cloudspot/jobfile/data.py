@@ -99,7 +99,9 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
         _check_path((*at, "path"), one)
         for field in ("path", "sha256"):
             if not one.is_staged and getattr(one, field) is not None:
-                raise FieldError((*at, field), 'is of what is brought to the disk, and mode is "stream"')
+                raise FieldError(
+                    (*at, field), 'cannot be given with mode = "stream": no file comes to the disk'
+                )
         if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
             raise FieldError((*at, "sha256"), f'expected 64 hexadecimal digits, got "{one.sha256[:70]}"')
         if one.sha256 is not None and one.is_tree:

@@ -33,11 +33,11 @@ STAGING = ".cloudspot-staging"
 """The directory under the root where objects are written before they appear; never listed."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-# A directory that another process removes as empty between our mkdir and our link is made anew; each
-# further round needs such a removal in the same few microseconds.
 _PAGE_SIZE = 1000
 _LARGE_BYTES = 8 << 20
 """Files of this size or more leave the kernel's cache once they are on the disk."""
+# A directory that another process removes as empty between our mkdir and our link is made anew; each
+# further round needs such a removal in the same few microseconds.
 _NUM_TRIES = 50
 
 

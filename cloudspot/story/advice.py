@@ -40,7 +40,7 @@ def warnings(history: History) -> tuple[str, ...]:
 def unsaved(history: History) -> Iterator[str]:
     """Yield a warning if a session trains on and its saves do not come, for three times as long as they may.
 
-    By the clocks of the machines. A full disk or a store that fails costs saves and does not end a training.
+    A full disk or a store that fails costs saves and does not end a training. Times are the machines' own.
     """
     beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in live_members(history)]
     number = history.generations[-1].number if history.generations else 0

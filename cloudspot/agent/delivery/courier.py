@@ -239,9 +239,9 @@ class Courier:
             # The node of rank 0 goes first where nothing is urgent: all who see at once that a save is whole
             # would ask for everything that a commit takes.
             more = any(one.name.number[:3] == seal.name.number[:3] for one in pending[1:])
-            yields = not (seal.is_last or more or 0 in self._status.ranks)
+            waits = not (seal.is_last or more or 0 in self._status.ranks)
             try:
-                self._carry(taken, seal.name, is_last=seal.is_last, yields=yields)
+                self._carry(taken, seal.name, is_last=seal.is_last, waits=waits)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
@@ -261,7 +261,7 @@ class Courier:
         marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
-    def _carry(self, taken: Path, name: files.SealName, *, is_last: bool, yields: bool) -> None:
+    def _carry(self, taken: Path, name: files.SealName, *, is_last: bool, waits: bool) -> None:
         save = SaveId(name.generation, name.step, name.round)
         newest = head(self._context.journal.known)
         if newest is not None and newest.generation <= save.generation and newest.step >= save.step:
@@ -297,7 +297,7 @@ class Courier:
         self._context.uploaded_slots[Path(seal.slot)] = save, name.rank
         self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
         waited = 0.0
-        if yields:
+        if waits:
             began = time.monotonic()
             self._orders.wait(YIELD_SECONDS)
             waited = time.monotonic() - began
