@@ -18,6 +18,7 @@ from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.heartbeat_writer import HeartbeatWriter
+from cloudspot.agent.metered_store import MeteredStore
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
@@ -49,7 +50,8 @@ class Life:
     def __init__(
         self, node: Node, store: ObjectStore, provider: Provider, job: Job, pipe: NoticePipe
     ) -> None:
-        self.context = context = NodeContext(node, store, provider, job, NodeMemory.load(node))
+        metered = MeteredStore(store)
+        self.context = context = NodeContext(node, metered, provider, job, NodeMemory.load(node))
         self.stream = stream_name(node.launch, context.rank)
         self.logs = LogPump(
             provider.log_sink(store, node.job_id) or ObjectStoreLogSink(store, node.job_id),
@@ -63,9 +65,10 @@ class Life:
         )
         context.status.num_live = job.spec.nodes.max  # until it has heard the others
         context.status.log_standing = self.logs.standing
+        context.status.moved_bytes = lambda: metered.moved_bytes
         self.events = EventFiles(node)
         self.artifacts = ArtifactSync(
-            store, node.job_id, node.artifacts, seat=context.seat, prepare=self.events.update
+            metered, node.job_id, node.artifacts, seat=context.seat, prepare=self.events.update
         )
         self.courier = Courier(context)
         source = provider.preemption_source()

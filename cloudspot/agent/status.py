@@ -73,6 +73,8 @@ class Status:
         """The inputs that are on the disk."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
         """Returns how far the log is delivered."""
+        self.moved_bytes: Callable[[], int] = lambda: 0
+        """Returns how many bytes this agent has moved between the machine and the job's bucket."""
         self._warnings: dict[str, str] = {}
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None

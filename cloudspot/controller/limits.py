@@ -23,7 +23,7 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Heartbeat, StopReason
 from cloudspot.model import Instance, InstanceState, Offer
-from cloudspot.story.ledger import Ledger, bill, spent_in
+from cloudspot.story.ledger import GIB, Ledger, bill, spent_in
 from cloudspot.story.outcomes import own_beat
 from cloudspot.story.stretches import OVER
 
@@ -71,6 +71,8 @@ class Budget:
     """What the machines that live, or may come, cost until a stop that is requested now has ended them."""
     stop_seconds: float = DEFAULT_STOP_SECONDS
     start_seconds: float = DEFAULT_START_SECONDS
+    checkpoint_bytes: int = 0
+    """The newest one's; 0 before the first. To move it from or to another region may cost money."""
 
     @property
     def text(self) -> str:
@@ -85,9 +87,13 @@ class Budget:
         )
 
     def cost_of(self, offer: Offer, num_nodes: int) -> float:
-        """Return what so many machines cost at least: their start and their stop, or their least time."""
+        """Return what so many machines cost at least: their start and their stop, or their least time.
+
+        Each restores the newest checkpoint, and together they save another one.
+        """
         seconds = offer.billing.charged_seconds(self.start_seconds + self.stop_seconds)
-        return num_nodes * seconds * offer.price_per_hour / 3600
+        moved = _transfer_cost(offer, (num_nodes + 1) * self.checkpoint_bytes)
+        return num_nodes * seconds * offer.price_per_hour / 3600 + moved
 
     def affords(self, offer: Offer, num_nodes: int) -> bool:
         """Return whether so many more machines keep below the limit."""
@@ -235,19 +241,24 @@ def _budget(
     spent = spent_in(ledger, limits.currency)
     later = bill(history, now + timedelta(seconds=seconds), instances=instances)
     currency = limits.currency or ledger.currency
-    unseen = sum(
-        _unseen_cost(launch, now, start, seconds, instances)
-        for launch in history.live_launches
-        if launch.intent.offer.currency == currency
-    )
+    live = [one for one in history.live_launches if one.intent.offer.currency == currency]
+    unseen = sum(_unseen_cost(launch, now, start, seconds, instances) for launch in live)
+    checkpoint_bytes = history.commits[-1].size if history.commits else 0
+    last_save = max((_transfer_cost(one.intent.offer, checkpoint_bytes) for one in live), default=0.0)
     return Budget(
         limit=limits.max_cost,
         currency=currency,
         spent=spent,
-        stop_cost=max(0.0, spent_in(later, limits.currency) - spent) + unseen,
+        stop_cost=max(0.0, spent_in(later, limits.currency) - spent) + unseen + last_save,
         stop_seconds=seconds,
         start_seconds=start,
+        checkpoint_bytes=checkpoint_bytes,
     )
+
+
+def _transfer_cost(offer: Offer, num_bytes: int) -> float:
+    """Return what it costs to move so much between the offer's machines and the bucket."""
+    return num_bytes / GIB * offer.transfer_price_per_gib
 
 
 def _unseen_cost(

@@ -10,8 +10,7 @@ from cloudspot.controller.measured import MAX_INTERVALS
 from cloudspot.jobstore.history import History
 from cloudspot.market.knowledge import Knowledge
 from cloudspot.model import Offer
-
-GIB = 2**30
+from cloudspot.story.ledger import GIB
 
 
 @dataclass(frozen=True, kw_only=True)

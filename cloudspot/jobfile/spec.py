@@ -203,8 +203,8 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """What may be spent on machines in all, with their boot disks and public addresses as far as ``plan``
-    names their prices, and with what the stop costs. Requests to the store, what is stored there and traffic
-    are not counted."""
+    names their prices, what their agents move between the bucket and another region, and what the stop costs.
+    Requests to the store, what is stored there and other traffic are not counted."""
     currency: str | None = None
     """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
     max_runtime: PositiveDuration | None = None

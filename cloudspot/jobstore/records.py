@@ -469,6 +469,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """The provider has hinted that it may take the machine, but has given no notice."""
     transfer: Transfer | None = None
     """What it stages, restores or uploads now, if anything."""
+    moved_bytes: Tally = 0
+    """What all agents of the machine have moved between it and the job's bucket, in both directions."""
     staged: tuple[StagedInput, ...] = ()
     """The inputs of the job that are on its disk."""
     log: LogStanding | None = None

@@ -18,11 +18,13 @@ from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
+GIB = 2**30
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
-PURPOSES = ("starting", "standby", "holding", "training", "lost")
+PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
 """What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
 kept warm in a generation of too few nodes; all the rest of its time in the training, delivery included; to
-make steps that were made again, or are in no checkpoint of a job that has ended."""
+make steps that were made again, or are in no checkpoint of a job that has ended; and, beside its time, to
+move bytes to and from a bucket in another region."""
 
 
 class Paid(NamedTuple):
@@ -54,9 +56,13 @@ class LedgerLine:
     price_per_hour: float
     """The newest price; ``spent`` counts each second at the price of its time."""
     currency: str
+    transfer_bytes: int
+    """What it has moved to and from the job's bucket, as far as its provider charges for that."""
+    transfer_spent: float
+    """What that has cost; a part of ``spent``."""
     spent: float
     on_demand_equivalent: float
-    """What the same machine would have cost on demand."""
+    """What the same machine would have cost on demand, where nothing is charged for transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +212,7 @@ def _by_day(purpose: str, begun: datetime, over: datetime) -> Iterator[_Time]:
 
 def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> Iterator[Piece]:
     """Yield the line's time with its money, in proportion to what each second would cost at its price."""
+    for_time = line.spent - line.transfer_spent
     costs = [_spent(launch, one.begun, one.over) for one in times]
     lasted = [(one.over - one.begun).total_seconds() for one in times]
     # It may have only just begun, and its least time is charged all the same.
@@ -216,9 +223,17 @@ def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> 
             purpose=one.purpose,
             begun=one.begun,
             seconds=lasts,
-            spent=line.spent * cost / sum(money),
+            spent=for_time * cost / sum(money),
             on_demand_equivalent=line.on_demand_equivalent * second / sum(seconds),
         )
+        if line.transfer_spent:
+            yield Piece(
+                purpose="transfer",
+                begun=one.begun,
+                seconds=0.0,
+                spent=line.transfer_spent * second / sum(seconds),
+                on_demand_equivalent=0.0,
+            )
 
 
 def _union_seconds(lines: Sequence[LedgerLine], now: datetime) -> float:
@@ -284,6 +299,8 @@ def _line(
     on_demand = charged * offer.on_demand_price_per_hour / 3600
     if is_reclaimed and ended is not None and _is_free(offer, seconds):
         charged, spent = 0.0, charged * offer.extras_per_hour / 3600
+    transfer_bytes = _transfer_bytes(launch, rank)
+    transfer_spent = transfer_bytes / GIB * offer.transfer_price_per_gib
     return LedgerLine(
         launch=launch.number,
         rank=rank,
@@ -297,9 +314,17 @@ def _line(
         charged_seconds=charged,
         price_per_hour=launch.price_per_hour,
         currency=offer.currency,
-        spent=spent,
+        transfer_bytes=transfer_bytes,
+        transfer_spent=transfer_spent,
+        spent=spent + transfer_spent,
         on_demand_equivalent=on_demand,
     )
+
+
+def _transfer_bytes(launch: LaunchHistory, rank: int | None) -> int:
+    """Return what a machine has moved, by its newest heartbeat, where the provider charges for that."""
+    beat = None if rank is None else own_beat(launch, rank)
+    return beat.moved_bytes if beat is not None and launch.intent.offer.transfer_price_per_gib else 0
 
 
 def _is_free(offer: Offer, seconds: float) -> bool:

@@ -271,6 +271,7 @@ def _launch(launch: LaunchHistory, ledger: Ledger) -> dict[str, Any]:
         "zone": offer.zone,
         "market": offer.market.value,
         "price_per_hour": offer.price_per_hour,
+        "transfer_price_per_gib": offer.transfer_price_per_gib,
         "started": _time(intent.at),
         "ended": None if over is None else _time(over.at),
         "outcome": None if over is None else over.outcome,
@@ -346,6 +347,7 @@ def _ledger_line(line: LedgerLine, paid: Mapping[str, Paid]) -> dict[str, Any]:
         "purposes": {name: round(one.seconds, 3) for name, one in paid.items()},
         "seconds": round(line.seconds, 3),
         "charged_seconds": round(line.charged_seconds, 3),
+        "transfer_spent": round(line.transfer_spent, 6),
         "spent": round(line.spent, 6),
         "on_demand_equivalent": round(line.on_demand_equivalent, 6),
     }

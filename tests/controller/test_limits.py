@@ -131,6 +131,20 @@ def test_where_nothing_runs_a_stop_costs_nothing(records):
     assert found == Reached("max_cost", "1.0000 USD of 1.0000 USD spent")
 
 
+def test_another_save_away_from_the_bucket_counts_as_part_of_the_stop(records):
+    away = records.offer(transfer_price_per_gib=0.02)
+    beat = records.heartbeat(moved_bytes=25 * 2**30)
+    launch = records.launch(intent=records.intent(offer=away), heartbeats={0: beat})
+    history = records.history(launch, commits=(records.commit(size=5 * 2**30),))
+    found = budget_of(
+        spec_of(records), history, records.at(3600), instances=(records.instance(launched=0.0),)
+    )
+    assert (found.spent, found.stop_cost) == pytest.approx((1.5, found.stop_seconds / 3600 + 0.1))
+    for_time = found.start_seconds + found.stop_seconds
+    assert found.cost_of(away, 2) == pytest.approx(2 * for_time / 3600 + 3 * 0.1), "two restores and a save"
+    assert found.cost_of(records.offer(), 2) == pytest.approx(2 * for_time / 3600)
+
+
 def test_only_the_currency_of_the_limit_counts(records):
     intent = records.intent(offer=records.offer(currency="CNY"))
     history, listed = records.history(records.launch(intent=intent)), (records.instance(launched=0.0),)

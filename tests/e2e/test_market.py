@@ -145,6 +145,11 @@ def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no
     machines = [MachineDirectory(path).instance() for path in (seen.state / "machines").iterdir()]
     assert sorted(one.launch for one in machines) == [1, bought[1]["launch"]]
     assert all(one.ended_at is not None for one in machines)
+    moved = {one["launch"]: (one["transfer_bytes"], one["transfer_spent"]) for one in shown["ledger"]}
+    assert moved[1] == (0, 0.0), "moving within the region is free"
+    num_bytes, spent = moved[bought[1]["launch"]]
+    assert num_bytes >= shown["last_commit"]["bytes"], "it has restored and saved"
+    assert spent == pytest.approx(num_bytes / 2**30 * bought[1]["transfer_price_per_gib"])
     # What both have said is in the one log, whichever region they said it in.
     steps = {int(found[1]) for line in seen.log if (found := re.search(r"step (\d+) loss", line))}
     assert sorted(steps) == list(range(shown["steps_total"]))

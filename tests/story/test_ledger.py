@@ -2,7 +2,7 @@ import pytest
 
 from cloudspot.jobstore.records import Phase
 from cloudspot.model import Billing
-from cloudspot.story.ledger import PURPOSES, bill, purposes
+from cloudspot.story.ledger import PURPOSES, bill, pieces_of, purposes
 
 
 def proofs(*certificates):
@@ -325,6 +325,55 @@ def test_clocks_that_disagree_bill_no_second_twice(records):
         "starting": 200,
         "training": 50,
     }
+
+
+def moved(records, *, gib, price, ended=60.0):
+    """A machine in another region has run for ``ended`` minutes from 0 on, at 1.0 an hour, and moved so much."""
+    offer = records.offer(transfer_price_per_gib=price)
+    launch = records.launch(
+        intent=records.intent(offer=offer),
+        heartbeats={0: records.heartbeat(moved_bytes=int(gib * 2**30))},
+        certificates=proofs(records.certificate("i-1-0", started=0.0, ended=60.0 * ended)),
+    )
+    return records.history(launch, generations=(records.generation(1, at=60),))
+
+
+def test_what_a_machine_has_moved_to_and_from_another_region_is_billed(records):
+    history = moved(records, gib=25.0, price=0.02)
+    (line,) = bill(history, records.at(9999)).lines
+    assert (line.spent, line.transfer_spent, line.transfer_bytes) == (1.5, 0.5, 25 * 2**30)
+    assert line.on_demand_equivalent == 3.0
+    (of_it,) = purposes(history, bill(history, records.at(9999)), records.at(9999))
+    assert of_it["transfer"] == (0.0, pytest.approx(0.5))
+    assert sum(one.spent for one in of_it.values()) == pytest.approx(1.5)
+    assert sum(one.seconds for one in of_it.values()) == pytest.approx(3600)
+
+
+def test_within_the_region_moving_costs_nothing(records):
+    (line,) = bill(moved(records, gib=25.0, price=0.0), records.at(9999)).lines
+    assert (line.spent, line.transfer_spent, line.transfer_bytes) == (1.0, 0.0, 0)
+
+
+def test_transfer_is_shared_out_among_the_days_of_the_machine(records):
+    """What one day has cost is told in the same way tomorrow, as nearly as that can be known."""
+    history = moved(records, gib=100.0, price=0.01, ended=48 * 60)
+    (pieces,) = pieces_of(history, bill(history, records.at(4e5)), records.at(4e5))
+    days = {}
+    for one in pieces:
+        if one.purpose == "transfer":
+            days[one.begun.date()] = days.get(one.begun.date(), 0.0) + one.spent
+    assert list(days.values()) == [pytest.approx(0.5), pytest.approx(0.5)]
+
+
+def test_a_machine_that_is_taken_back_while_that_is_free_pays_for_what_it_has_moved(records):
+    offer = records.offer(transfer_price_per_gib=0.02, billing=Billing(free_if_reclaimed_seconds=3600.0))
+    proof = records.certificate("i-1-0", started=0.0, ended=1800.0, end_reason="reclaimed")
+    launch = records.launch(
+        intent=records.intent(offer=offer),
+        heartbeats={0: records.heartbeat(moved_bytes=2**30)},
+        certificates=proofs(proof),
+    )
+    assert bill(records.history(launch), records.at(9999)).spent == 0.02
 
 
 def test_a_machine_without_a_seat_has_never_done_anything_but_start(records):

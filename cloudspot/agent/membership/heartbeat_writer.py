@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import change_count, fill_up
 from cloudspot.jobstore.records import Heartbeat
-from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.stored_records import find_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class HeartbeatWriter:
         self._counter = time.monotonic_ns() // 1_000_000
         self._num_changes: int | None = None
         """None: an earlier agent of this machine may have counted some."""
+        self._moved_before = 0
+        """``Heartbeat.moved_bytes`` of the last earlier agent."""
         self._told: object = None
         """What the peers have to know of the last beat."""
         self._stopped = threading.Event()
@@ -89,7 +91,7 @@ class HeartbeatWriter:
         """Overwrite the heartbeat once."""
         context, status = self._context, self._status
         key = keys.heartbeat(context.job_id, context.node.launch, context.rank)
-        num_changes = self._counted_before(key) if self._num_changes is None else self._num_changes
+        num_changes = self._go_on_counting(key) if self._num_changes is None else self._num_changes
         self._counter += 1
         step, total = status.progress()
         beat = Heartbeat(
@@ -110,6 +112,7 @@ class HeartbeatWriter:
             notice_seconds=status.notice_seconds,
             at_risk=status.is_at_risk,
             transfer=status.transfer,
+            moved_bytes=self._moved_before + status.moved_bytes(),
             staged=status.staged,
             log=status.log_standing(),
             idle=status.idle,
@@ -130,10 +133,14 @@ class HeartbeatWriter:
             self._context.read_stop()
         self._context.read_journal()
 
-    def _counted_before(self, key: str) -> int:
+    def _go_on_counting(self, key: str) -> int:
         """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
-        meta = find_meta(self._context.store, key)
-        return 0 if meta is None else change_count(meta.size)
+        data = find_bytes(self._context.store, key)
+        if data is None:
+            return 0
+        with suppress(CorruptData):  # its size still counts
+            self._moved_before = codec.decode(data, Heartbeat, key=key).moved_bytes
+        return change_count(len(data))
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, -math.inf

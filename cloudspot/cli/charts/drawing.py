@@ -37,6 +37,7 @@ _COLORS = {
     "saving": "#56b4e9",
     "holding": "#999933",
     "standby": "#999933",
+    "transfer": "#0072b2",
     "waiting": "#ffffff",
     "suspended": "#ffffff",
     "ended": "#ffffff",

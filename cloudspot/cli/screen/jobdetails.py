@@ -214,9 +214,11 @@ def _echo_machines(value: Mapping[str, Any], most: int) -> None:
     for other, amount in cost["others"].items():
         rows.append(("and", "", "", "", money_text(amount, other)))
     for purpose, one in cost["purposes"].items():
-        if purpose != "training" and one["seconds"] >= 0.05:
-            of_it = money_text(one["spent"], currency)
-            rows.append((f"of it: {purpose}", "", output.duration_text(one["seconds"]), "", of_it))
+        if purpose != "training" and (one["seconds"] >= 0.05 or one["spent"]):
+            much = output.duration_text(one["seconds"])
+            if purpose == "transfer":
+                much = output.size_text(sum(line["transfer_bytes"] for line in value["ledger"]))
+            rows.append((f"of it: {purpose}", "", much, "", money_text(one["spent"], currency)))
     rows.append(("on demand", "", total, "", money_text(on_demand, currency)))
     if on_demand > 0:
         saved = money_text(on_demand - spent, currency)

@@ -8,8 +8,8 @@ from cloudspot.jobfile.amounts import money_text
 from cloudspot.model import Offer
 
 EXPLAINED = (
-    "TRANSFER: of a GiB between there and the bucket's region; it counts, in the choice and not in the bill, "
-    "once the job has committed a checkpoint"
+    "TRANSFER: of a GiB between there and the bucket's region; it counts in the choice once the job has "
+    "committed a checkpoint, and in the bill as it is moved"
 )
 
 

@@ -29,7 +29,8 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Failed, Seat
+from cloudspot.jobstore.records import Failed, Heartbeat, Seat
+from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import Instance, InstanceState, NodeIdentity
 
@@ -348,6 +349,21 @@ def test_beats_within_one_second_of_the_stores_clock_are_told_apart(make_nodes):
     nodes.writers[1].beat()
     nodes.peers[0]._pass()
     assert nodes.peers[0].standing(Seat(1, 1)) is Standing.FRESH
+
+
+def test_a_restarted_agent_counts_on_what_the_machine_has_moved(make_nodes):
+    nodes = make_nodes(2)
+    context, key = nodes.contexts[1], keys.heartbeat("digits-1", 1, 1)
+    context.status.moved_bytes = lambda: 700
+    nodes.writers[1].beat()
+    later = HeartbeatWriter(context)
+    context.status.moved_bytes = lambda: 50
+    for _ in range(2):
+        later.beat()
+        assert find_record(nodes.store, key, Heartbeat).moved_bytes == 750
+    nodes.store.put(key, b"{")  # nobody can tell any more, and nothing stops for it
+    HeartbeatWriter(context).beat()
+    assert find_record(nodes.store, key, Heartbeat).moved_bytes == 50
 
 
 def test_a_restarted_agent_counts_its_changes_on(make_nodes):

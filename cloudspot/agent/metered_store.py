@@ -1,0 +1,69 @@
+"""A store that counts the bytes that pass: they cost money where the bucket is in another region."""
+
+from __future__ import annotations
+
+import threading
+
+from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.jobstore.wrapped_store import WrappedStore
+
+
+class MeteredStore(WrappedStore):
+    """Counts what was sent and received, by the calls that have succeeded.
+
+    Requests that failed, headers, listings and what plugins send by themselves, such as log lines, are small
+    beside checkpoints, and are left out.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self._moved_bytes = 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return how many bytes have been moved, in both directions."""
+        return self._moved_bytes
+
+    def count(self, num_bytes: int) -> None:
+        """Add what was moved."""
+        with self._lock:
+            self._moved_bytes += num_bytes
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        super().put(key, data, if_absent=if_absent)
+        self.count(memoryview(data).nbytes)
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        self.count(len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        data = super().get_range(key, start, length)
+        self.count(len(data))
+        return data
+
+    def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        num_bytes = super().get_range_into(key, start, buffer)
+        self.count(num_bytes)
+        return num_bytes
+
+    def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
+        return _MeteredUpload(self, super().open_upload(key, if_absent=if_absent))
+
+
+class _MeteredUpload(Upload):
+    def __init__(self, store: MeteredStore, inner: Upload) -> None:
+        self._store = store
+        self._inner = inner
+
+    def write(self, data: Data) -> None:
+        self._inner.write(data)
+        self._store.count(memoryview(data).nbytes)
+
+    def commit(self) -> None:
+        self._inner.commit()
+
+    def abort(self) -> None:
+        self._inner.abort()
