@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+import botocore.session
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
@@ -15,6 +17,14 @@ from cloudspot_aws_sandbox.strict_s3 import StrictS3
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 REGION = "eu-central-1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_reader_of_service_models() -> Iterator[None]:
+    """Let all sessions read botocore's descriptions of services once: they take longer than most tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
 
 
 class EmulatedAws:
