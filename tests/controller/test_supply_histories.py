@@ -29,7 +29,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of
 
-NUM_HISTORIES = 800
+NUM_HISTORIES = 400
 TOO_MANY = "are there to stay"
 
 

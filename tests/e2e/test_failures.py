@@ -88,7 +88,7 @@ def test_a_secret_reaches_the_training_and_nothing_else(user: User) -> None:
 def test_the_limit_on_cost_stops_the_job_with_a_checkpoint_before_it_is_passed(user: User) -> None:
     """What a start and a stop take is known from the first run, at one unit of money a second."""
     prices = ["providers.local.spot_price=3600.0", "providers.local.on_demand_price=7200.0"]
-    user.run_tiny("dear", sets=['run.env.TINY_EPOCHS="2000"', *prices, 'limits.max_runtime="40s"'], status=10)
+    user.run_tiny("dear", sets=['run.env.TINY_EPOCHS="2000"', *prices, 'limits.max_runtime="20s"'], status=10)
     limit = user.show("dear")["cost"]["spent"] + 50.0
     limits = ("--set", "limits.max_runtime=1h", "--set", f"limits.max_cost={limit}", "--anyway")
     done = user.cloudspot("resume", "dear", *limits, status=10)

@@ -149,7 +149,7 @@ def test_on_the_emulated_aws_a_job_goes_on_in_another_region_when_its_own_has_no
     assert moved[1] == (0, 0.0), "moving within the region is free"
     num_bytes, spent = moved[bought[1]["launch"]]
     assert num_bytes >= shown["last_commit"]["bytes"], "it has restored and saved"
-    assert spent == pytest.approx(num_bytes / 2**30 * bought[1]["transfer_price_per_gib"])
+    assert spent == pytest.approx(num_bytes / 2**30 * bought[1]["transfer_price_per_gib"], abs=1e-6)
     # What both have said is in the one log, whichever region they said it in.
     steps = {int(found[1]) for line in seen.log if (found := re.search(r"step (\d+) loss", line))}
     assert sorted(steps) == list(range(shown["steps_total"]))
