@@ -210,7 +210,7 @@ def test_its_role_has_what_a_submitters_has_but_drills_and_hears_of_audit_events
 
 def patient(host: CloudRunHost) -> CloudRunHost:
     """Let the host look again soon."""
-    host._sleep = lambda seconds: time.sleep(min(seconds, 0.3))
+    host._sleep = lambda seconds: time.sleep(min(seconds, 0.05))
     return host
 
 
