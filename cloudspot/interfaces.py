@@ -555,6 +555,8 @@ class Provider(ABC):
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
+    can_run_containers: ClassVar[bool] = True
+    """Whether docker or podman can run on its machines, so that a job may have ``run.image``."""
     is_this_computer: ClassVar[bool] = False
     """Its machines are processes of the computer that drives them, and end when that is switched off."""
 

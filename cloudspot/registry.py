@@ -72,6 +72,11 @@ def open_provider(name: str, spec: JobSpec | None) -> Provider:
     if spec is None:
         options = convert({}, class_.options_type, at=("providers", name))
     else:
+        if spec.run.image is not None and not class_.can_run_containers:
+            raise SpecError(
+                f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
+                "says which image they have"
+            )
         options = decode_options(spec, name, class_.options_type)
     return _called(f'provider "{name}"', lambda: class_(options), may_raise=CloudspotError)
 

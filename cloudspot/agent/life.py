@@ -23,9 +23,9 @@ from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
 from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.agent.training.container import runtime_of
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.input_staging import InputStaging, data_variables
-from cloudspot.agent.training.interpreter import with_interpreter
 from cloudspot.agent.training.preparation import fetch_code, run_setup
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
@@ -63,6 +63,7 @@ class Life:
                 asked_seconds=job.spec.logs.flush_seconds,
             ),
         )
+        self.runtime = runtime_of(node, job.spec)
         context.status.num_live = job.spec.nodes.max  # until it has heard the others
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
@@ -109,14 +110,14 @@ class Life:
         except TransientError:
             raise  # it may pass: the next agent of this machine goes on
         except AuthError as error:
-            end_training(node)
+            self._end_training()
             self._leave_denied(error)
             raise
         except (CloudspotError, OSError) as error:
             # The next agent of this machine would meet it again, and the machine would be paid for meanwhile.
             _log.exception("this node cannot go on")
             leaving = Leaving("failed", str(error), exit_code=1)
-        end_training(node)
+        self._end_training()
         self._leave(leaving)
         if leaving.outcome != "superseded":
             self.last_pass.run_until_replaced()
@@ -146,16 +147,15 @@ class Life:
         secrets = context.insist(
             lambda: read_secrets(context.store, context.job_id, run.secrets, resumption=resumption)
         )
-        environment = {**os.environ, **run.env, **secrets}
+        environment = {**self.runtime.inherited, **run.env, **secrets}
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
-        python = context.job.spec.run.python or context.node.train_python
         inputs = InputStaging(context)
         inputs.start()
         with EarlyRestore(context) as early:
             try:
-                run_setup(context, with_interpreter(environment, python, context.node), check=inputs.check)
+                run_setup(context, self.runtime, environment, check=inputs.check)
                 inputs.finish()
             finally:
                 inputs.stop()
@@ -165,12 +165,20 @@ class Life:
             return GenerationRun(
                 context,
                 Membership(context, early),
-                with_interpreter(environment, python, context.node),  # anew: the setup may have made it
+                self.runtime,
+                self.runtime.with_programs(environment),  # anew: the setup may have made the interpreter
                 courier=self.courier,
                 artifacts=self.artifacts,
                 logs=self.logs,
                 events=self.events,
             ).run_all()
+
+    def _end_training(self) -> None:
+        end_training(self.context.node)
+        try:
+            self.runtime.stop()
+        except CloudspotError as error:
+            _log.warning("%s", error)
 
     def _leave(self, leaving: Leaving) -> None:
         FinalDelivery(

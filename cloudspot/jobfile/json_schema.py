@@ -14,6 +14,7 @@ from cloudspot.jobfile.data import DATA_NAME, DATA_PATH, DATA_URL, SHA256
 from cloudspot.jobfile.notify import QUIET_PATTERN, URL_PATTERN
 from cloudspot.jobfile.quantities import MONEY_PATTERN
 from cloudspot.jobfile.spec import (
+    IMAGE,
     LABEL_NAME,
     LABEL_VALUE,
     MAX_LABELS,
@@ -46,6 +47,7 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("data", "sha256"): {"pattern": f"^{SHA256}$"},
     ("run",): {"oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}]},
     ("run", "entrypoint"): {"pattern": _INSIDE},
+    ("run", "image"): {"pattern": f"^{IMAGE}$"},
     ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},

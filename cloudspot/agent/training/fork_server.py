@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from cloudspot.agent.node import Node
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import fork_client
@@ -26,17 +26,18 @@ main()
 class ForkServer:
     """The fork server of a node; it lives as long as the node trains, and no agent has to live for it."""
 
-    def __init__(self, node: Node, run: RunSpec, python: str, environment: Mapping[str, str]) -> None:
-        """``environment`` is that of the training, in which ``python`` runs; see TrainerPlan."""
-        self._node = node
-        self._python = python
+    def __init__(self, runtime: Runtime, run: RunSpec, environment: Mapping[str, str]) -> None:
+        """``environment`` is that of the training; see TrainerPlan."""
+        self._node = node = runtime.node
+        self._python = runtime.python
         self._script = run.entrypoint or ""
         self._environment = environment
         self._socket = str(node.fork_server)
         self._process: subprocess.Popen[bytes] | None = None
         # Only Linux shows the processes that are forked by their own environment.
         is_of_use = run.entrypoint is not None and run.launcher_or_default == "torchrun"
-        self._is_used = run.fork_server and is_of_use and sys.platform == "linux"
+        can_fork = runtime.can_fork and sys.platform == "linux"
+        self._is_used = run.fork_server and is_of_use and can_fork
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.idle_watch import IdleWatch
 from cloudspot.agent.training.network_interface import gloo_environment
+from cloudspot.agent.training.preparation import start_runtime
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.script_notice import withdraw
 from cloudspot.agent.training.supervision import Supervisor
 from cloudspot.agent.training.trainer import (
@@ -45,6 +47,7 @@ class GenerationRun:
         self,
         context: NodeContext,
         membership: Membership,
+        runtime: Runtime,
         environment: Mapping[str, str],
         *,
         courier: Courier,
@@ -55,13 +58,14 @@ class GenerationRun:
         self._context = context
         self._node = context.node
         self._spec = context.job.spec
+        self._runtime = runtime
         run = self._spec.run
         self._environment = launch_settings(
             environment,
             has_torchrun=run.launcher_or_default == "torchrun",
             procs_per_node=self._spec.procs_per_node,
         )
-        self._fork_server = ForkServer(self._node, run, self._python(), self._environment)
+        self._fork_server = ForkServer(runtime, run, self._environment)
         logs.follow(self._node.fork_server_log, "agent")
         self._courier = courier
         self._artifacts = artifacts
@@ -132,6 +136,7 @@ class GenerationRun:
         index = self._take_ranks(record)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
+        start_runtime(context, self._runtime)
         self._check_programs()
         self._events.begin(record.number, status.restored_step)
         withdraw(self._spec.checkpoint.on_notice, node)
@@ -162,8 +167,8 @@ class GenerationRun:
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)
         plan = TrainerPlan(
-            python=self._python(),
-            words=run.words(self._python()),
+            python=self._runtime.python,
+            words=run.words(self._runtime.python),
             has_torchrun=run.launcher_or_default == "torchrun",
             num_nodes=len(record.members),
             node_rank=index,
@@ -184,7 +189,7 @@ class GenerationRun:
         memory.restored_step = status.restored_step
         memory.next_why = "agent-restarted"
         memory.save(node)
-        trainer = Trainer.start(plan, handoff)
+        trainer = Trainer.start(plan, handoff, self._runtime)
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()
         memory.save(node)
@@ -214,15 +219,12 @@ class GenerationRun:
         run = self._spec.run
         try:
             if run.command:
-                check_program(run.command[0], self._environment, self._node.work)
+                check_program(run.command[0], self._environment, self._runtime)
             if run.launcher_or_default == "torchrun" or not run.command:
-                check_torch(self._python(), self._environment, self._node.work)
+                check_torch(self._environment, self._runtime)
         except CloudspotError as error:
             raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
         self._is_checked = True
-
-    def _python(self) -> str:
-        return self._spec.run.python or self._node.train_python
 
     def _follow_metrics(self, handoff: Path, generation: int) -> None:
         # The pump tells files apart by name, and each generation has a metrics file of the same name.

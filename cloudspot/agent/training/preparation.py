@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import log_tail
-from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.errors import BundleError, CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.process_marks import kill_marked
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.submission import code_key
@@ -41,8 +42,29 @@ def fetch_code(context: NodeContext) -> None:
     memory.save(node)
 
 
+def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], None] = lambda: None) -> None:
+    """Have ready where the programs of the job run.
+
+    Raises:
+        LeavingError: an order to leave came, or it cannot be had.
+    """
+
+    def look() -> None:
+        context.obey()
+        check()
+
+    try:
+        runtime.start(setup_is_done=context.memory.setup_done, check=look)
+    except CloudspotError as error:
+        raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
+
+
 def run_setup(
-    context: NodeContext, environment: Mapping[str, str], *, check: Callable[[], None] = lambda: None
+    context: NodeContext,
+    runtime: Runtime,
+    environment: Mapping[str, str],
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Have the job's setup done; ``check`` is asked all the while, and raises what ends it.
 
@@ -50,10 +72,11 @@ def run_setup(
         LeavingError: an order to leave came, or the setup failed.
     """
     memory, node, command = context.memory, context.node, context.job.spec.run.setup
+    start_runtime(context, runtime, check)
     if memory.setup_done:
         return
     if command is not None:
-        _run(context, command, environment, check)
+        _run(context, command, runtime, runtime.with_programs(environment), check)
     memory.setup_done = True
     memory.save(node)
 
@@ -64,17 +87,24 @@ def end_setup(node: Node) -> None:
 
 
 def _run(
-    context: NodeContext, command: str, environment: Mapping[str, str], check: Callable[[], None]
+    context: NodeContext,
+    command: str,
+    runtime: Runtime,
+    environment: Mapping[str, str],
+    check: Callable[[], None],
 ) -> None:
     node = context.node
     end_setup(node)  # of an agent that was killed in the middle
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
+    words, variables = runtime.command(
+        ["/bin/bash", "-euo", "pipefail", "-c", command], {**environment, _SETUP_MARK: str(node.directory)}
+    )
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            ["/bin/bash", "-euo", "pipefail", "-c", command],
+            words,
             cwd=node.work,
-            env={**environment, _SETUP_MARK: str(node.directory)},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

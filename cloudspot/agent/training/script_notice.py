@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from cloudspot.agent.node import Node
+from cloudspot.agent.training.container import ENGINES
 from cloudspot.agent.training.trainer import OWN_SHELLS
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.process_marks import marked_processes, signal_process
@@ -32,6 +33,7 @@ _LAUNCHERS = {
     "accelerate",
     "deepspeed",
     "deepspeed.launcher.launch",
+    *ENGINES,
     fork_client.__file__,
 }
 """Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""

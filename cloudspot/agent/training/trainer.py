@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from cloudspot.agent.delivery.log_pump import split_lines
 from cloudspot.agent.node import Node
 from cloudspot.agent.rank_reports import RankError, read_report
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.errors import CloudspotError
 from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
@@ -157,14 +157,17 @@ class Trainer:
         """The child process; None when an earlier agent started it."""
 
     @classmethod
-    def start(cls, plan: TrainerPlan, handoff: Path) -> Trainer:
+    def start(cls, plan: TrainerPlan, handoff: Path, runtime: Runtime) -> Trainer:
         """Start it; it reads nothing from the agent and lives without it."""
-        environment = {**plan.environment, files.HANDOFF: str(handoff)}
+        words, environment = runtime.command(
+            ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+            {**plan.environment, files.HANDOFF: str(handoff)},
+        )
         if not plan.has_torchrun:  # nothing has to meet its peers first
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+                words,
                 cwd=plan.work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -274,27 +277,31 @@ def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
     return max(1, cores // procs_per_node)
 
 
-def check_program(program: str, environment: Mapping[str, str], work: Path) -> None:
+def check_program(program: str, environment: Mapping[str, str], runtime: Runtime) -> None:
     """Check that the program of ``run.command`` is there.
 
     Raises:
         CloudspotError: it is not.
     """
-    path = str(work / program) if "/" in program else program
-    if shutil.which(path, path=environment.get("PATH")) is None:
+    path = str(runtime.node.work / program) if "/" in program else program
+    if not runtime.has_program(path, environment):
         where = "is not an executable file in the working directory" if "/" in program else "is not on PATH"
         raise CloudspotError(f"run.command: {program!r} {where}; install it in run.setup")
 
 
-def check_torch(python: str, environment: Mapping[str, str], work: Path) -> None:
+def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
     """Check for torch before torchrun does, whose own words are harder to read.
 
     Raises:
         CloudspotError: the interpreter cannot be run, or finds no torch.
     """
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    probe, python = (
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)",
+        runtime.python,
+    )
+    words, variables = runtime.command([python, "-c", probe], environment)
     try:
-        found = subprocess.run([python, "-c", probe], env=dict(environment), cwd=work, check=False).returncode
+        found = subprocess.run(words, env=variables, cwd=runtime.node.work, check=False).returncode
     except OSError as error:
         raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
     if found != 0:

@@ -22,6 +22,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
 
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
+    can_run_containers = False
 
     def preemption_source(self) -> PreemptionSource:
         options = self._options

@@ -12,6 +12,7 @@ import pytest
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.fork_server import ForkServer
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.jobfile.spec import RunSpec
@@ -54,7 +55,7 @@ def server(tmp_path_factory):
     node.directory.mkdir()
     node.create_directories()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    server = ForkServer(node, RunSpec(entrypoint="train.py"), sys.executable, environment)
+    server = ForkServer(Runtime(node, sys.executable), RunSpec(entrypoint="train.py"), environment)
     server.start()
     yield dataclasses.make_dataclass("Given", ["node", "environment", "own"])(node, environment, server)
     end_training(node)
@@ -220,7 +221,7 @@ def test_it_is_started_once_and_ends_with_the_training(server, start, wait_until
 def test_other_trainings_get_none(server, run):
     socket = str(server.node.fork_server)
     before = marked_processes(MARK, socket)
-    other = ForkServer(server.node, run, sys.executable, server.environment)
+    other = ForkServer(Runtime(server.node, sys.executable), run, server.environment)
     other.start()
     assert other.prefix == ()
     assert marked_processes(MARK, socket) == before

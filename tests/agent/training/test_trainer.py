@@ -4,11 +4,13 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import (
     Trainer,
     TrainerPlan,
@@ -31,6 +33,10 @@ def plan(work, *, python="python3", args=(), command=None):
     )  # fmt: skip
 
 
+def here(work, python="python3"):
+    return Runtime(SimpleNamespace(work=work), python)
+
+
 @pytest.fixture
 def start(bench, tmp_path):
     handoff = tmp_path / "handoff"
@@ -39,7 +45,7 @@ def start(bench, tmp_path):
 
     def start_script(text):
         (tmp_path / "train.py").write_text(text)
-        trainers.append(Trainer.start(plan(tmp_path, python=str(bench.stand_in())), handoff))
+        trainers.append(Trainer.start(plan(tmp_path, python=str(bench.stand_in())), handoff, here(tmp_path)))
         return trainers[-1]
 
     yield start_script
@@ -60,7 +66,7 @@ def test_a_command_is_started_once_and_its_own_status_told(tmp_path, wait_until)
     handoff.mkdir()
     made = plan(tmp_path, command=["sh", "-c", 'echo "$0" "$1"; exit 3', "$HOME", "${local_rank}"])
     assert made.command() == tuple(made.words)
-    trainer = Trainer.start(made, handoff)
+    trainer = Trainer.start(made, handoff, here(tmp_path))
     wait_until(lambda: trainer.poll() is not None)
     trainer.kill()  # its shell may not have ended yet
     assert (trainer.poll(), trainer.failed_status((0,))) == (3, None)
@@ -74,7 +80,7 @@ def test_a_command_that_starts_several_processes_is_given_no_number_of_threads(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "handoff").mkdir()
     made = plan(tmp_path, command=["sh", "-c", "echo threads $OMP_NUM_THREADS"])
-    trainer = Trainer.start(made, tmp_path / "handoff")
+    trainer = Trainer.start(made, tmp_path / "handoff", here(tmp_path))
     wait_until(lambda: trainer.poll() is not None)
     trainer.kill()
     assert (tmp_path / "train.log").read_text() == "threads\n"
@@ -101,11 +107,11 @@ def test_a_command_finds_the_variables_that_its_launcher_reads():
 )
 def test_a_command_whose_program_is_missing_is_said(tmp_path, program, message):
     with pytest.raises(CloudspotError, match=f"run.command: {re.escape(message)}"):
-        check_program(program, os.environ, tmp_path)
+        check_program(program, os.environ, here(tmp_path))
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
-    check_program("./run.sh", os.environ, tmp_path)
-    check_program("sh", os.environ, tmp_path)
+    check_program("./run.sh", os.environ, here(tmp_path))
+    check_program("sh", os.environ, here(tmp_path))
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -242,9 +248,9 @@ def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
     with pytest.raises(CloudspotError, match=r"has no torch; install it in run\.setup"):
-        check_torch(str(python), os.environ, tmp_path)
+        check_torch(os.environ, here(tmp_path, str(python)))
     with pytest.raises(CloudspotError, match="cannot be run"):
-        check_torch(str(tmp_path / "none"), os.environ, tmp_path)
+        check_torch(os.environ, here(tmp_path, str(tmp_path / "none")))
 
 
 def test_the_processes_of_a_node_share_the_cores_that_it_is_said_to_have():

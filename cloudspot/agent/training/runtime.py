@@ -1,0 +1,58 @@
+"""Where the job's programs run, setup and training alike: on the machine itself, or in a container."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from cloudspot.agent.node import Node
+from cloudspot.agent.training.interpreter import with_interpreter
+
+
+class Command(NamedTuple):
+    """What is started on the machine to run a program of the job."""
+
+    words: list[str]
+    environment: dict[str, str]
+    """The whole of it."""
+
+
+class Runtime:
+    """The machine itself; the programs see its files and the agent's environment."""
+
+    can_fork = True
+    """Whether a program here can take over an open socket, as the fork server does."""
+
+    def __init__(self, node: Node, python: str) -> None:
+        """``python`` is the training's interpreter: a path, or a name that is looked up on PATH."""
+        self.node = node
+        self.python = python
+
+    @property
+    def inherited(self) -> Mapping[str, str]:
+        """Return the variables that programs have before the job adds its own."""
+        return os.environ
+
+    def start(self, *, setup_is_done: bool, check: Callable[[], None]) -> None:
+        """Have it ready for programs; ``check`` is asked all the while, and raises what ends the wait.
+
+        Raises:
+            CloudspotError: it cannot be had, or what the setup has changed in it is lost.
+        """
+
+    def stop(self) -> None:
+        """End whatever ``start`` has started; safe to repeat."""
+
+    def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment in which ``python`` and ``pip`` are those of the training."""
+        return with_interpreter(environment, self.python, self.node)
+
+    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> Command:
+        """Return how a program is started that is to have this environment and the working directory."""
+        return Command([*words], {**environment})
+
+    def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
+        """Return whether the program, a name on PATH or a path, is there and may be run."""
+        return shutil.which(program, path=environment.get("PATH")) is not None

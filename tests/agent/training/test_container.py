@@ -1,0 +1,186 @@
+"""The container of a job that names an image, with the real engine where one runs here."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_image import containers, small_image, why_no_containers
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.training import container as under_test
+from cloudspot.agent.training.container import Container, runtime_of
+from cloudspot.agent.training.runtime import Runtime
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.registry import open_provider
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+JOB = {"name": "boxed", "run": {"command": ["true"], "image": f"here/it@{DIGEST}"}}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> Iterator[str]:
+    if why := why_no_containers():
+        pytest.skip(why)
+    with small_image(tmp_path_factory.mktemp("image")) as name:
+        yield name
+
+
+@pytest.fixture
+def node(bench):
+    return bench.node()
+
+
+@pytest.fixture
+def run(node, image):
+    """``run(words, environment, **more)``: run a program in a container of the node; return what it prints."""
+    container = Container(node, "python3", image)
+    container.start(setup_is_done=False, check=lambda: None)
+
+    def run(words, environment, **more):
+        words, environment = container.command(words, environment)
+        run.words = words
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, **more)
+        return done.stdout + done.stderr
+
+    run.container = container
+    yield run
+    container.stop()
+    assert containers(node.directory) == []
+
+
+def engine(directory: Path, name: str, script: str) -> None:
+    """Put a stand-in for an engine into a directory."""
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_programs_have_the_variables_of_the_job_and_the_image_and_none_of_the_agents(run, monkeypatch):
+    monkeypatch.setenv("OF_THE_AGENT", "not for the job")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    given = {"LANG": "de_DE", "HOME": "/elsewhere", "TOKEN": "a secret\nof two lines = 2", "PATH": "/usr/bin"}
+    said = run(["python3", "-c", "import os; print(dict(os.environ))"], given)
+    found = eval(said)
+    assert {name: found[name] for name in given} == given
+    assert "OF_THE_AGENT" not in found
+    assert not any("a secret" in word for word in run.words), "every user of the machine can read these"
+
+
+def test_programs_see_the_nodes_files_its_processes_and_its_memory(run, node):
+    (node.work / "code.txt").write_text("code")
+    (node.arena / "slot").write_text("a checkpoint")
+    script = (
+        "import os, pathlib, sys; "
+        "print(pathlib.Path('code.txt').read_text(), pathlib.Path(sys.argv[1], 'slot').read_text(), "
+        "pathlib.Path('/proc', sys.argv[2], 'comm').exists(), os.getuid()); "
+        "import cloudspot.train; print(cloudspot.train.__name__); pathlib.Path('made').write_text('x')"
+    )
+    environment = {"PYTHONPATH": str(node.python_path)}
+    said = run(["python3", "-c", script, str(node.arena), str(os.getpid())], environment)
+    assert said.startswith(f"code a checkpoint True {os.getuid()}\n")
+    assert (node.work / "made").stat().st_uid == os.getuid()
+
+
+def test_what_is_not_there_is_not_found_though_the_machine_has_it(run, node):
+    assert run.container.has_program("python3", {})
+    assert not run.container.has_program("git", {})
+    assert Runtime(node, "python3").has_program("git", os.environ)
+
+
+def test_a_later_agent_finds_the_container_with_what_the_setup_has_made(run, node, image):
+    run(["/bin/sh", "-c", "echo x > /made"], {})
+    later = Container(node, "python3", image)
+    later.start(setup_is_done=True, check=lambda: None)
+    words, environment = later.command(["cat", "/made"], {})
+    assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"x\n"
+
+
+def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):
+    with pytest.raises(CloudspotError, match="has ended, and with it what its setup had changed"):
+        Container(node, "python3", image).start(setup_is_done=True, check=lambda: None)
+
+
+def test_a_pull_is_repeated_and_its_last_error_told(node, image, monkeypatch, caplog):
+    monkeypatch.setattr(under_test, "NUM_PULLS", 2)
+    monkeypatch.setattr(under_test, "PULL_WAIT_SECONDS", 0.01)
+    away = Container(node, "python3", f"localhost:1/it:5@{DIGEST}")
+    with pytest.raises(
+        CloudspotError, match=r"localhost:1/it@sha256:0123456789ab cannot be pulled: .*refused"
+    ):
+        away.start(setup_is_done=False, check=lambda: None)
+    assert len([record for record in caplog.records if "the pull of" in record.message]) == 2
+
+
+def test_an_order_to_leave_ends_a_pull_at_once(node, tmp_path, monkeypatch):
+    engine(tmp_path / "bin", "docker", 'case "$1" in info) exit 0;; pull) exec sleep 600;; *) exit 1;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    num_looks = iter(range(3))
+
+    def check():
+        if next(num_looks, None) is None:
+            raise LeavingError(Leaving("stopped", "as told"))
+
+    with pytest.raises(LeavingError):
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=check)
+
+
+def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkeypatch):
+    engine(tmp_path / "bin", "docker", "echo first >&2; echo is the daemon running\\? >&2; exit 1")
+    boxed = Container(node, "python3", f"it@{DIGEST}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(CloudspotError, match=r"neither works; docker: is the daemon running\?$"):
+        boxed.start(setup_is_done=False, check=lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CloudspotError, match=r"needs docker or podman on the machine, and neither works$"):
+        boxed.start(setup_is_done=False, check=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("docker", "--gpus all"), ("podman", "--device nvidia.com/gpu=all")]
+)
+def test_gpus_and_the_places_of_inputs_are_handed_on(node, tmp_path, monkeypatch, name, options):
+    script = f'echo "$@" >> {tmp_path}/said; case "$1" in inspect) exit 1;; esac'
+    engine(tmp_path / "bin", name, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(under_test, "_GPU_DEVICE", tmp_path / "bin")
+    data = tmp_path / "far" / "images"
+    Container(node, "python3", f"it@{DIGEST}", [str(data)]).start(setup_is_done=False, check=lambda: None)
+    (start,) = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("run ")]
+    assert options in start
+    assert f"--volume {data.parent}:{data.parent} " in start
+    assert data.parent.is_dir()
+
+
+def test_only_a_job_that_names_an_image_has_a_container(node):
+    plain = {**JOB, "run": {"command": ["true"]}}
+    assert type(runtime_of(node, spec_from_json(plain))) is Runtime
+    boxed = runtime_of(node, spec_from_json(JOB))
+    assert (type(boxed), boxed.python, boxed.can_fork) == (Container, "python3", False)
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        ("pytorch/pytorch:2.13", "`docker buildx imagetools inspect pytorch/pytorch:2.13` tells the digest"),
+        (f"-v@{DIGEST}", "expected NAME@sha256:"),
+        (f"it@{DIGEST[:-1]}", "expected NAME@sha256:"),
+        (f"it {DIGEST}", "expected NAME@sha256:"),
+    ],
+)
+def test_an_image_without_its_digest_is_refused(image, says):
+    with pytest.raises(
+        SpecError, match=r"run\.image: expected NAME@sha256:.* so that every machine"
+    ) as error:
+        spec_from_json({**JOB, "run": {"command": ["true"], "image": image}})
+    assert says in str(error.value)
+
+
+def test_pods_are_no_place_for_a_container():
+    with pytest.raises(
+        SpecError, match=r'run\.image: machines of the provider "kubernetes" run no containers'
+    ):
+        open_provider("kubernetes", spec_from_json(JOB))

@@ -1,0 +1,137 @@
+"""Jobs that name an image: whole ones, with real containers."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from small_image import containers, kill_container, small_image, why_no_containers
+
+from cloudspot.errors import JobNotFound
+
+TORCH = (
+    *("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
+    *("filelock", "fsspec", "typing_extensions"),
+)
+"""What the image of a training with torch holds."""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if why := why_no_containers():
+        pytest.skip(why)
+    with small_image(tmp_path_factory.mktemp("image")) as name:
+        yield name
+
+
+def start(user: User, image: str, *sets: str):
+    user.environ["COUNT_TOKEN"] = "hush, not in any list of processes"
+    words = ["run", str(JOBS / "boxed" / "job.toml"), "--name", "boxed", "--set", f"run.image={image}"]
+    return user.start(*words, *(word for one in sets for word in ("--set", one)))
+
+
+def commits(user: User) -> Sequence[object]:
+    try:
+        return user.history("boxed").commits
+    except JobNotFound:
+        return ()
+
+
+def processes(machine: Path, word: str) -> list[int]:
+    found = []
+    for pid in supervisors_processes(machine):
+        try:
+            words = Path("/proc", str(pid), "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if word in words:
+            found.append(pid)
+    return found
+
+
+def starts(user: User) -> Sequence[str]:
+    log = user.cloudspot("logs", "boxed", "--source", "train").stdout
+    return re.findall(r"starts at (\d+): token of 34, hello, world, made by setup", log)
+
+
+def test_a_job_in_a_container_outlives_its_agent_and_a_reclaim(user: User, image: str) -> None:
+    run = start(user, image)
+    before = wait_for("a checkpoint", lambda: commits(user))
+    (container,), (machine,) = containers(user.home), user.machines()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert "hush" not in path.read_text(errors="replace")
+        except OSError:
+            continue
+    trainings = processes(machine, "count.py")
+    agents = processes(machine, "cloudspot.agent")
+    assert trainings
+    assert agents
+    for agent in agents:
+        kill(agent)
+    wait_for("another agent", lambda: set(processes(machine, "cloudspot.agent")) - set(agents))
+    wait_for("a later checkpoint", lambda: len(commits(user)) > len(before))
+    assert (containers(user.home), processes(machine, "count.py")) == ([container], trainings)
+
+    user.cloudspot("preempt", "boxed", "--notice", "8s")
+    assert run.wait(timeout=180) == 0, user.output(run)
+    shown = user.show("boxed", "--verify")
+    assert (shown["state"], len(shown["launches"])) == ("succeeded", 2)
+    assert shown["last_commit"]["verified"] is True
+    first, second = starts(user)
+    log = user.cloudspot("logs", "boxed", "--source", "train").stdout
+    assert (first, second) == ("0", re.search(r"leaves at (\d+)", log)[1])
+    assert "has counted to 300" in log
+    assert containers(user.home) == []
+    assert not Path("/made-by-setup").exists()
+
+
+@pytest.mark.long
+def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, image: str) -> None:
+    """What the setup has changed in it is gone, and nobody knows what of it the training needs."""
+    run = start(user, image)
+    wait_for("a checkpoint", lambda: commits(user))
+    kill_container(*containers(user.home))
+    for pid in processes(user.machines()[0], "count.py"):
+        kill(pid)
+    assert run.wait(timeout=180) == 0, user.output(run)
+    shown = user.show("boxed")
+    assert shown["state"] == "succeeded"
+    assert [one["outcome"] for one in shown["nodes"]] == ["failed", "succeeded"]
+    assert "the job's container has ended, and with it what its setup had changed" in user.output(run)
+    assert int(starts(user)[-1]) >= 20
+    assert containers(user.home) == []
+
+
+@pytest.mark.long
+def test_a_machine_that_is_killed_leaves_no_container(user: User, image: str) -> None:
+    run = start(user, image, 'spot.policy="on-demand"')
+    wait_for("a checkpoint", lambda: commits(user))
+    send(run.pid, signal.SIGINT)
+    run.wait(timeout=60)
+    for pid in supervisors_processes(user.machines()[0]):
+        kill(pid)
+    wait_for("the end of the container", lambda: containers(user.home) == [])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_two_nodes_with_torch_in_containers_make_the_weights_that_they_make_without(
+    user: User, tmp_path_factory: pytest.TempPathFactory, undisturbed
+) -> None:
+    if why := why_no_containers():
+        pytest.skip(why)
+    sets = ("nodes=2", 'run.env.TINY_EPOCHS="20"', 'run.env.TINY_STEP_SECONDS="0.05"')
+    calm = undisturbed("two-boxed", sets)
+    reclaim = 'providers.local.reclaims=[{launch=1, rank=1, after_steps=100, notice="8s"}]'
+    with small_image(tmp_path_factory.mktemp("image"), packages=TORCH) as image:
+        user.run_tiny("boxed", sets=(*sets, reclaim, f"run.image={image}"))
+    shown = user.show("boxed", "--verify")
+    assert (shown["state"], shown["steps_lost"], len(shown["notices"])) == ("succeeded", 0, 1)
+    assert len(shown["launches"]) == 2
+    assert shown["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
+    assert containers(user.home) == []
