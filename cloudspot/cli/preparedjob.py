@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
+from cloudspot.cli.image_digest import with_digest
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.notifying import check_messages, with_notify
@@ -64,9 +65,14 @@ def prepare_job(
 def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
     """Open the provider, and return it with the job file that holds its pinned options; errors as above.
 
-    A market policy of a plugin is opened too, and the messages that the job will send are checked.
+    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
+    that the job will send are checked.
     """
     check_messages(spec.notify)
+    if spec.run.image is not None:
+        spec = msgspec.structs.replace(
+            spec, run=msgspec.structs.replace(spec.run, image=with_digest(spec.run.image))
+        )
     if spec.spot.policy not in POLICIES:
         from cloudspot.controller.spot_market import policy_of
         from cloudspot.market.knowledge import NOTHING_KNOWN

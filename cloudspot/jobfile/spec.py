@@ -35,7 +35,7 @@ POLICY_NAME: Final = "[a-z][a-z0-9-]*"
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 """Those that can be the notice to a script."""
 SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
-IMAGE: Final = "[A-Za-z0-9][A-Za-z0-9._/:-]{0,250}@sha256:[0-9a-f]{64}"
+IMAGE: Final = "[A-Za-z0-9][A-Za-z0-9._/:-]{0,250}(?:@sha256:[0-9a-f]{64})?"
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
@@ -115,8 +115,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
     setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
     image: str | None = None
-    """A container image, by its digest: ``NAME@sha256:...``. Setup and training then run in a container of it
-    on each machine, which needs docker or podman. If left out, they run on the machine itself."""
+    """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of it on
+    each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job is
+    submitted. If left out, they run on the machine itself."""
     fork_server: bool = True
     """Whether a process on each machine imports torch while the machine prepares, and torchrun and the
     processes of an entrypoint are forked from it, so that a restart imports nothing. A program that would not
@@ -480,10 +481,7 @@ def _check_inside(path: FieldPath, value: str) -> None:
 def _check_image(run: RunSpec) -> None:
     if run.image is None or re.fullmatch(IMAGE, run.image):
         return
-    found = f'expected NAME@sha256:... so that every machine runs the same image, got "{run.image}"'
-    if re.fullmatch(IMAGE.partition("@")[0], run.image):
-        found += f"; `docker buildx imagetools inspect {run.image}` tells the digest"
-    raise FieldError(("run", "image"), found)
+    raise FieldError(("run", "image"), f'expected NAME:TAG or NAME@sha256:..., got "{run.image}"')
 
 
 def _check_environment(run: RunSpec) -> None:

@@ -79,8 +79,10 @@ def _fill(root: Path, packages: Sequence[str]) -> None:
         found = Path(importlib.util.find_spec(package).origin)
         if found.name == "__init__.py":
             leave_out = shutil.ignore_patterns("__pycache__", "include", "*.a")
-            shutil.copytree(found.parent, target / package, ignore=leave_out)
-            modules += found.parent.rglob("*.so*")
+            for one in (found.parent, found.parent.with_name(f"{package}.libs")):
+                if one.exists():
+                    shutil.copytree(one, target / one.name, ignore=leave_out)
+                    modules += one.rglob("*.so*")
         else:
             shutil.copy2(found, target)
     for needed in _libraries([*programs, python, *modules]):

@@ -162,23 +162,6 @@ def test_only_a_job_that_names_an_image_has_a_container(node):
     assert (type(boxed), boxed.python, boxed.can_fork) == (Container, "python3", False)
 
 
-@pytest.mark.parametrize(
-    ("image", "says"),
-    [
-        ("pytorch/pytorch:2.13", "`docker buildx imagetools inspect pytorch/pytorch:2.13` tells the digest"),
-        (f"-v@{DIGEST}", "expected NAME@sha256:"),
-        (f"it@{DIGEST[:-1]}", "expected NAME@sha256:"),
-        (f"it {DIGEST}", "expected NAME@sha256:"),
-    ],
-)
-def test_an_image_without_its_digest_is_refused(image, says):
-    with pytest.raises(
-        SpecError, match=r"run\.image: expected NAME@sha256:.* so that every machine"
-    ) as error:
-        spec_from_json({**JOB, "run": {"command": ["true"], "image": image}})
-    assert says in str(error.value)
-
-
 def test_pods_are_no_place_for_a_container():
     with pytest.raises(
         SpecError, match=r'run\.image: machines of the provider "kubernetes" run no containers'
