@@ -28,6 +28,8 @@ _KINDS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+_IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
+"""Servers that need no https; everyone between here and another one could read a log-in."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
@@ -79,8 +81,7 @@ def _parts(image: str) -> tuple[str, str, str]:
 
 def _manifest(registry: str, name: str, tag: str) -> tuple[bytes, str | None]:
     """Return the manifest of a tag, and its digest as the registry says it."""
-    host = registry.partition(":")[0]
-    scheme = "http" if host in {"localhost", "127.0.0.1"} else "https"
+    scheme = "http" if ("http", registry.partition(":")[0]) in _IN_CLEAR else "https"
     url = f"{scheme}://{registry}/v2/{name}/manifests/{tag}"
     try:
         return _get(url, authorization=None)
@@ -106,10 +107,10 @@ def _authorization(challenge: str, login: str | None, scope: str) -> str | None:
     query = {"scope": found.get("scope", scope)}
     if "service" in found:
         query["service"] = found["service"]
-    realm = found["realm"]
-    if urlsplit(realm).scheme != "https" and urlsplit(realm).hostname not in {"localhost", "127.0.0.1"}:
-        return None  # it would get the log-in in clear
-    data, _ = _get(f"{realm}?{urlencode(query)}", authorization=login and f"Basic {login}")
+    realm = urlsplit(found["realm"])
+    if realm.scheme != "https" and (realm.scheme, realm.hostname) not in _IN_CLEAR:
+        return None
+    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=login and f"Basic {login}")
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
     return f"Bearer {token}" if isinstance(token, str) else None

@@ -104,9 +104,10 @@ def test_a_registry_may_ask_for_the_log_in_itself(registry, tmp_path):
     assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST)
 
 
-def test_a_log_in_is_not_sent_in_clear_to_a_stranger(registry, tmp_path):
+@pytest.mark.parametrize("realm", ["http://example.org/token", "file://localhost/etc/passwd"])
+def test_a_log_in_is_not_sent_in_clear_to_a_stranger_and_no_file_read(registry, tmp_path, realm):
     registry.is_private = True
-    registry.challenge = 'Bearer realm="http://example.org/token",service="here"'
+    registry.challenge = f'Bearer realm="{realm}",service="here"'
     log_in(registry, tmp_path)
     with pytest.raises(SpecError, match="no such tag, or it is private"):
         with_digest(f"{registry.name}/team/train:7")

@@ -80,7 +80,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_lost_work(prepared)
     if as_json:
-        output.echo_json(_plan_json(planned, store, submission, spec.nodes.max, prospects, inputs))
+        output.echo_json(_plan_json(planned, store, submission, spec, prospects, inputs))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
@@ -133,10 +133,10 @@ def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:
 
 
 def _start_text(spec: JobSpec) -> str:
-    words = " ".join(shlex.join(spec.run.words(spec.run.python or "python")).split())
-    if spec.run.launcher_or_default == "none":
-        return words
-    return f"{words}, {spec.procs_per_node} time(s), by torchrun"
+    text = " ".join(shlex.join(spec.run.words(spec.run.python or "python")).split())
+    if spec.run.launcher_or_default != "none":
+        text += f", {spec.procs_per_node} time(s), by torchrun"
+    return text if spec.run.image is None else f"{text}, in a container of {spec.run.image}"
 
 
 def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
@@ -160,7 +160,7 @@ def _plan_json(
     planned: Sequence[PlannedLaunch],
     store: ObjectStore,
     submission: Submission,
-    most_nodes: int,
+    spec: JobSpec,
     prospects: Prospects,
     inputs: Sequence[FoundInput],
 ) -> dict[str, Any]:
@@ -169,8 +169,9 @@ def _plan_json(
         "provider": submission.provider,
         "store": store.url,
         "code": {"sha256": submission.code_sha256, "bytes": submission.code_bytes},
+        "image": spec.run.image,
         "data": inputs_json(inputs),
-        "most_machines": MOST_AT_ONCE * most_nodes,
+        "most_machines": MOST_AT_ONCE * spec.nodes.max,
         "forecast": prospects_json(prospects),
         "launches": [
             {

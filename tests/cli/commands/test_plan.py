@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import msgspec
 import pytest
@@ -31,6 +32,10 @@ def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     [
         (["procs_per_node=2"], "python -u train.py, 2 time(s), by torchrun"),
         (["run.launcher=none", 'run.args=["--lr", "1 e"]'], "python -u train.py --lr '1 e'"),
+        (
+            [f"run.image=here/it@sha256:{'0' * 64}"],
+            f"python -u train.py, 1 time(s), by torchrun, in a container of here/it@sha256:{'0' * 64}",
+        ),
     ],
 )
 def test_plan_says_what_starts_and_how(jobs, sets, said):
@@ -49,6 +54,16 @@ def test_a_job_that_cannot_survive_anything_is_said_before_it_costs_money(jobs, 
     (jobs.job_file.parent / "lib").mkdir()
     (jobs.job_file.parent / "lib" / "loop.py").write_text("import cloudspot.train as spot\n")
     assert warned not in jobs.run(*command, str(jobs.job_file)).stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_image_whose_digest_nobody_tells_is_refused_before_there_is_a_job(jobs, command):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        image = f"127.0.0.1:{taken.getsockname()[1]}/it:7"
+        result = jobs.run(command, str(jobs.job_file), "--set", f"run.image={image}", status=2)
+    assert f"does not tell the digest of {image}" in result.stderr
+    assert "no jobs" in jobs.run("ps").stdout
 
 
 def test_a_session_in_what_is_not_sent_saves_nothing(jobs):
