@@ -115,9 +115,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
     setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
     image: str | None = None
-    """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of it
-    on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job is
-    submitted. If left out, they run on the machine itself."""
+    """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
+    it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
+    is submitted. If left out, they run on the machine itself."""
     fork_server: bool = True
     """Whether a process on each machine imports torch while the machine prepares, and torchrun and the
     processes of an entrypoint are forked from it, so that a restart imports nothing. A program that would not
