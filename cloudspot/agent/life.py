@@ -54,7 +54,7 @@ class Life:
         self.context = context = NodeContext(node, metered, provider, job, NodeMemory.load(node))
         self.stream = stream_name(node.launch, context.rank)
         self.logs = LogPump(
-            provider.log_sink(store, node.job_id) or ObjectStoreLogSink(store, node.job_id),
+            provider.log_sink(store, node.job_id) or ObjectStoreLogSink(metered, node.job_id),
             stream=self.stream,
             position_path=node.directory / "logpump.json",
             flush_seconds=flush_seconds_of(
@@ -110,15 +110,17 @@ class Life:
         except TransientError:
             raise  # it may pass: the next agent of this machine goes on
         except AuthError as error:
-            self._end_training()
+            end_training(node)
             self._leave_denied(error)
+            self._stop_runtime()
             raise
         except (CloudspotError, OSError) as error:
             # The next agent of this machine would meet it again, and the machine would be paid for meanwhile.
             _log.exception("this node cannot go on")
             leaving = Leaving("failed", str(error), exit_code=1)
-        self._end_training()
+        end_training(node)
         self._leave(leaving)
+        self._stop_runtime()
         if leaving.outcome != "superseded":
             self.last_pass.run_until_replaced()
 
@@ -173,11 +175,11 @@ class Life:
                 events=self.events,
             ).run_all()
 
-    def _end_training(self) -> None:
-        end_training(self.context.node)
+    def _stop_runtime(self) -> None:
+        """Leave no container; nothing that the job has made is lost with it any more."""
         try:
             self.runtime.stop()
-        except CloudspotError as error:
+        except (CloudspotError, OSError) as error:
             _log.warning("%s", error)
 
     def _leave(self, leaving: Leaving) -> None:

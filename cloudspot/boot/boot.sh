@@ -170,7 +170,7 @@ start_unit() {
 [Unit]
 Description=The agent of a cloudspot job
 Wants=network-online.target
-After=network-online.target nss-lookup.target
+After=network-online.target nss-lookup.target docker.service containerd.service
 StartLimitIntervalSec=0
 
 [Service]

@@ -112,8 +112,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
     python: str | None = None
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
-    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH. One that the
-    setup makes is named relative to the working directory, such as ``".venv/bin/python"``."""
+    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in an
+    image. One that the setup makes is named relative to the working directory, such as
+    ``".venv/bin/python"``."""
     image: str | None = None
     """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
     it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
@@ -208,8 +209,8 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """What may be spent on machines in all, with their boot disks and public addresses as far as ``plan``
-    names their prices, what their agents move between the bucket and another region, and what the stop costs.
-    Requests to the store, what is stored there and other traffic are not counted."""
+    names their prices, checkpoints and other files of the job that are moved to another region, and what the
+    stop costs. Requests to the store, what is stored there, inputs and other traffic are not counted."""
     currency: str | None = None
     """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
     max_runtime: PositiveDuration | None = None
@@ -450,7 +451,7 @@ def _check(spec: JobSpec) -> None:
         expected = " or ".join(f'"{name}"' for name in SIGNALS)
         raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
     check_data(spec.data)
-    _check_image(spec.run)
+    _check_image(spec)
     _check_environment(spec.run)
     check_notify(spec.notify)
 
@@ -478,10 +479,16 @@ def _check_inside(path: FieldPath, value: str) -> None:
         )
 
 
-def _check_image(run: RunSpec) -> None:
-    if run.image is None or re.fullmatch(IMAGE, run.image):
+def _check_image(spec: JobSpec) -> None:
+    image = spec.run.image
+    if image is None:
         return
-    raise FieldError(("run", "image"), f'expected NAME:TAG or NAME@sha256:..., got "{run.image}"')
+    if not re.fullmatch(IMAGE, image):
+        raise FieldError(("run", "image"), f'expected NAME:TAG or NAME@sha256:..., got "{image}"')
+    for name, one in spec.data.items():
+        if (one.path or "").startswith("/"):
+            found = f'"{one.path}" is the image\'s own with run.image; name one in the working directory'
+            raise FieldError(("data", name, "path"), found)
 
 
 def _check_environment(run: RunSpec) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PROGRAMS = ("sh", "bash", "cat", "env", "id", "mv", "sleep")
+PROGRAMS = ("sh", "bash", "cat", "chmod", "env", "id", "mkdir", "mv", "sleep")
 PYTHON = Path("/usr/bin/python3")
 
 
@@ -38,7 +38,8 @@ def small_image(scratch: Path, *, packages: Sequence[str] = ()) -> Iterator[str]
     archive = scratch / "image.tar"
     subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True)
     shutil.rmtree(root)
-    _podman("import", str(archive), name)
+    own = ("--change", "ENV OF_IMAGE=image", "--change", "ENV PYTHONPATH=/of/image")
+    _podman("import", *own, str(archive), name)
     archive.unlink()
     try:
         digest = _podman("image", "inspect", "--format", "{{.Digest}}", name).stdout.strip()

@@ -13,30 +13,39 @@ import os
 import pwd
 import re
 import resource
+import shlex
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.agent.node import Node
-from cloudspot.agent.training.runtime import Command, Runtime
+from cloudspot.agent.training.interpreter import PROGRAMS
+from cloudspot.agent.training.runtime import Command, Runtime, RuntimeLost
 from cloudspot.errors import CloudspotError
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.private_directories import make_private
 from cloudspot.jobfile.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 
 ENGINES = ("docker", "podman")
-"""The programs that can run it, in the order in which they are tried."""
+"""The programs that can run it. One that has the image is preferred, and else the first."""
+START_SECONDS = 60.0
+"""How long an engine is waited for, which may start beside the agent."""
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
 """Before the second pull; twice as long before each further one."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
 """How long the engine may take for what needs no network."""
-_GPU_DEVICE = Path("/dev/nvidiactl")
+_GPU_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 _GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
-_WAIT = 'trap "exit 0" TERM; while :; do sleep 86400 & wait $!; done'
+# A stop of the engine, as at the machine's shutdown, must not end the training before it has saved.
+_WAIT = 'trap "" TERM; while :; do sleep 86400 & wait $!; done'
+_STOP_SECONDS = 3600
 _LIMITS = {
     "nofile": (resource.RLIMIT_NOFILE, 1048576),
     "nproc": (resource.RLIMIT_NPROC, 32768),
@@ -44,6 +53,20 @@ _LIMITS = {
 }
 """The agent's own limits are set, up to these: what engines set by themselves needs a privilege."""
 _PREFIX = "CLOUDSPOT_"
+_OF_ENGINES = re.compile(
+    "HOME|PATH|TMPDIR|(DOCKER|XDG|CONTAINER|REGISTRY|LD|GO|SSL|HTTPS?|NO)_.*", re.IGNORECASE
+)
+"""Variables that an engine reads itself: it keeps its own."""
+# The program writes to the log itself: what passed through the engine could be lost at its end. An engine
+# that was about to start it when the agent gave it up must not do so later.
+_BEGIN = (
+    'log=$0 ended=$1 programs=$2 path=$3; shift 3; [ ! -e "$ended" ] || exit 137; '
+    'PATH="$programs:$PATH" PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"; export PATH PYTHONPATH; '
+    '[ -z "$log" ] || exec >> "$log" 2>&1; exec "$@"'
+)
+_HAS_PROGRAM = 'case "$0" in */*) [ -f "$0" ] && [ -x "$0" ];; *) command -v "$0";; esac || exit 9'
+_ANSWERS = (0, 9, 126, 127)
+"""The statuses of a probe that has run: yes, no, and what a shell says of a program that it cannot start."""
 
 
 def runtime_of(node: Node, spec: JobSpec) -> Runtime:
@@ -51,8 +74,7 @@ def runtime_of(node: Node, spec: JobSpec) -> Runtime:
     run = spec.run
     if run.image is None:
         return Runtime(node, run.python or node.train_python)
-    paths = (one.path_or_default(name) for name, one in spec.data.items() if one.is_staged)
-    return Container(node, run.python or "python3", run.image, [path for path in paths if path[0] == "/"])
+    return Container(node, run.python or "python3", run.image)
 
 
 class Container(Runtime):
@@ -60,11 +82,9 @@ class Container(Runtime):
 
     can_fork = False
 
-    def __init__(self, node: Node, python: str, image: str, data_paths: Iterable[str] = ()) -> None:
-        """``image`` has a digest. ``data_paths`` are the absolute paths at which inputs are to be found."""
+    def __init__(self, node: Node, python: str, image: str) -> None:
         super().__init__(node, python)
         self._image = re.sub(":[^/:@]*@", "@", image)  # podman 4 takes no tag beside a digest
-        self._data_paths = [*data_paths]
         self._shown = self._image[:-52]
         """With the first digits of its digest."""
         tag = hashlib.sha256(str(node.directory).encode()).hexdigest()[:12]
@@ -76,14 +96,19 @@ class Container(Runtime):
         return {}
 
     def start(self, *, setup_is_done: bool, check: Callable[[], None]) -> None:
-        self._engine = _find_engine()
-        if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
-            return  # an earlier agent of this machine has started it
+        engines = [self._engine] if self._engine else _wait_for_engines(check)
+        for self._engine in engines:
+            if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
+                return  # this agent or an earlier one has started it
         if setup_is_done:
             raise CloudspotError("the job's container has ended, and with it what its setup had changed")
-        self.stop()
-        if self._ask("image", "inspect", "--format", "{{.Id}}", self._image) is None:
+        for self._engine in engines:
+            if self._ask("image", "inspect", "--format", "{{.Id}}", self._image) is not None:
+                break
+        else:
+            self._engine = engines[0]
             self._pull(check)
+        self.stop()
         _log.info("starting the container of %s", self._shown)
         done = self._run([*self._start_words()])
         if done.returncode != 0:
@@ -91,40 +116,78 @@ class Container(Runtime):
 
     def stop(self) -> None:
         if self._engine:
-            self._run(["rm", "--force", self._name])
+            at_once = ("--time", "0") if self._is_podman else ()
+            self._run(["rm", "--force", *at_once, self._name])
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
+        self.node.programs.mkdir(exist_ok=True)
+        if self.python not in PROGRAMS:
+            python = str(self.node.work / self.python) if "/" in self.python else self.python
+            for name, options in PROGRAMS.items():
+                write_whole(self.node.programs / name, self._wrapper(name, python, options), mode=0o755)
         return {**environment}
 
-    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> Command:
-        """Values stay out of the command line, which every user of the machine can read.
-
-        The engine has to keep its own HOME and PATH, so what differs from the agent's is the exception.
-        """
-        named = [
-            name if name != "HOME" and os.environ.get(name, value) == value else f"{name}={value}"
-            for name, value in environment.items()
-        ]
-        options = [word for one in named for word in ("--env", one)]
-        start = [self._engine, "exec", "--workdir", str(self.node.work), *options, self._name]
-        return Command([*start, *words], {**environment, **os.environ, "HOME": _home()})
+    def command(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        ended: Path | None = None,
+    ) -> Command:
+        """Values stay out of the command line, which every user of the machine can read."""
+        node, named, own = self.node, list[str](), {**os.environ, "HOME": _home()}
+        for name, value in environment.items():
+            if name == "PYTHONPATH":
+                continue
+            is_of_engine = _OF_ENGINES.fullmatch(name) is not None
+            named += ("--env", f"{name}={value}" if is_of_engine else name)
+            if not is_of_engine:
+                own[name] = value
+        begin = ("/bin/sh", "-c", _BEGIN, str(log or ""), str(ended or ""), str(node.programs))
+        path = environment.get("PYTHONPATH", str(node.python_path))
+        start = (self._engine, "exec", "--workdir", str(node.work), *named, self._name)
+        return Command([*start, *begin, path, *words], own)
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
-        words, variables = self.command(["/bin/sh", "-c", 'command -v "$0"', program], environment)
-        return subprocess.run(words, env=variables, capture_output=True, check=False).returncode == 0
+        return self.probe(["/bin/sh", "-c", _HAS_PROGRAM, program], environment) == 0
+
+    def probe(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        words, variables = self.command(words, environment)
+        try:
+            done = subprocess.run(
+                words, env=variables, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeLost(f"the job's container has not answered for {ENGINE_SECONDS:.0f} s") from error
+        if done.returncode not in _ANSWERS:
+            raise RuntimeLost(f"nothing can be run in the job's container: {_last_line(done.stderr)}")
+        return done.returncode
+
+    @property
+    def _is_podman(self) -> bool:
+        return Path(self._engine).name == "podman"
+
+    def _wrapper(self, name: str, python: str, options: str) -> bytes:
+        """Return a program that runs the training's interpreter; until that is there, what the image has."""
+        python, programs = shlex.quote(python), shlex.quote(f"{self.node.programs}:")
+        return (
+            f'#!/bin/sh\nif command -v {python} >/dev/null; then exec {python}{options} "$@"; fi\n'
+            f'PATH=${{PATH#{programs}}}; exec {name} "$@"\n'
+        ).encode()
 
     def _start_words(self) -> Iterator[str]:
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
+        yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
         # A rootless podman's root is the user; docker's is root, and the agent could not remove its files.
-        is_podman = Path(self._engine).name == "podman"
-        yield from ("--user", "0:0" if is_podman else f"{os.getuid()}:{os.getgid()}")
+        yield from ("--user", "0:0" if self._is_podman else f"{os.getuid()}:{os.getgid()}")
         for name, (number, most) in _LIMITS.items():
             soft, hard = (
                 limit if most is None or 0 <= limit < most else most for limit in resource.getrlimit(number)
             )
             yield from ("--ulimit", f"{name}={soft}:{hard}")
-        if _GPU_DEVICE.exists():
+        if any(sign.exists() for sign in _GPU_SIGNS):
             yield from _GPU_OPTIONS[Path(self._engine).name]
         for path, options in self._mounts():
             yield from ("--volume", f"{path}:{path}{options}")
@@ -137,14 +200,11 @@ class Container(Runtime):
         node = self.node
         yield node.directory, ""
         yield node.arena, ""
-        node.data_cache.mkdir(parents=True, exist_ok=True)
+        make_private(node.data_cache)
         if node.directory not in node.data_cache.parents:
             yield node.data_cache, ""
         for package in node.python_path.iterdir():
             yield package.resolve(), ":ro"
-        for parent in {Path(path).parent for path in self._data_paths}:
-            parent.mkdir(parents=True, exist_ok=True)
-            yield parent, ""
 
     def _pull(self, check: Callable[[], None]) -> None:
         for number in range(NUM_PULLS):
@@ -169,10 +229,7 @@ class Container(Runtime):
                 return
             _log.warning("the pull of %s failed: %s", self._shown, _last_line(said))
             if number + 1 < NUM_PULLS:
-                again_at = time.monotonic() + PULL_WAIT_SECONDS * 2**number
-                while time.monotonic() < again_at:
-                    check()
-                    time.sleep(LOOK_SECONDS)
+                _pause(PULL_WAIT_SECONDS * 2**number, check)
         raise CloudspotError(f"{self._shown} cannot be pulled: {_last_line(said)}")
 
     def _ask(self, *words: str) -> str | None:
@@ -184,17 +241,38 @@ class Container(Runtime):
         return _run([self._engine, *words])
 
 
-def _find_engine() -> str:
-    said = ""
-    for name in ENGINES:
-        path = shutil.which(name)
-        if path is None:
-            continue
-        done = _run([path, "info"])
-        if done.returncode == 0:
-            return path
-        said += f"; {name}: {_last_line(done.stderr)}"
-    raise CloudspotError(f"run.image needs docker or podman on the machine, and neither works{said}")
+def _wait_for_engines(check: Callable[[], None]) -> list[str]:
+    """Return the paths of the engines that work, as soon as one does."""
+    if sys.platform != "linux":
+        raise CloudspotError("run.image needs machines with Linux, whose containers share their processes")
+    end = time.monotonic() + START_SECONDS
+    while True:
+        found, said = [], ""
+        for name in ENGINES:
+            path = shutil.which(name)
+            if path is None:
+                continue
+            try:
+                done = _run([path, "info"])
+            except CloudspotError as error:
+                said += f"; {error}"
+                continue
+            if done.returncode == 0:
+                found.append(path)
+            else:
+                said += f"; {name}: {_last_line(done.stderr)}"
+        if found:
+            return found
+        if not said or time.monotonic() > end:
+            raise CloudspotError(f"run.image needs docker or podman on the machine, and neither works{said}")
+        _pause(1.0, check)
+
+
+def _pause(seconds: float, check: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check()
+        time.sleep(LOOK_SECONDS)
 
 
 def _home() -> str:

@@ -20,7 +20,7 @@ from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.idle_watch import IdleWatch
 from cloudspot.agent.training.network_interface import gloo_environment
 from cloudspot.agent.training.preparation import start_runtime
-from cloudspot.agent.training.runtime import Runtime
+from cloudspot.agent.training.runtime import Runtime, RuntimeLost
 from cloudspot.agent.training.script_notice import withdraw
 from cloudspot.agent.training.supervision import Supervisor
 from cloudspot.agent.training.trainer import (
@@ -223,7 +223,8 @@ class GenerationRun:
             if run.launcher_or_default == "torchrun" or not run.command:
                 check_torch(self._environment, self._runtime)
         except CloudspotError as error:
-            raise LeavingError(Leaving("failed", str(error), 1, permanent=True)) from error
+            permanent = not isinstance(error, RuntimeLost)
+            raise LeavingError(Leaving("failed", str(error), 1, permanent=permanent)) from error
         self._is_checked = True
 
     def _follow_metrics(self, handoff: Path, generation: int) -> None:

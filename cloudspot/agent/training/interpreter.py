@@ -11,7 +11,7 @@ from pathlib import Path
 from cloudspot.agent.node import Node
 from cloudspot.host.partial_files import write_whole
 
-_PROGRAMS = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
+PROGRAMS = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
 """The names that mean the training's interpreter, and how it is called for each."""
 
 
@@ -30,7 +30,7 @@ def with_interpreter(environment: Mapping[str, str], python: str, node: Node) ->
     first = [str(Path(found).parent), path]
     if os.access(found, os.X_OK):
         node.programs.mkdir(exist_ok=True)
-        for name, options in _PROGRAMS.items():
+        for name, options in PROGRAMS.items():
             script = f'#!/bin/sh\nexec {shlex.quote(found)}{options} "$@"\n'
             write_whole(node.programs / name, script.encode(), mode=0o755)
         first.insert(0, str(node.programs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
@@ -83,7 +84,13 @@ def run_setup(
 
 def end_setup(node: Node) -> None:
     """End every process of the job's setup, also of one that an agent left behind."""
+    _ended(node).touch()
     kill_marked(_SETUP_MARK, str(node.directory))
+
+
+def _ended(node: Node) -> Path:
+    """Return the file that is there once the setup may not start any more."""
+    return node.directory / "setup.ended"
 
 
 def _run(
@@ -98,8 +105,12 @@ def _run(
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
     words, variables = runtime.command(
-        ["/bin/bash", "-euo", "pipefail", "-c", command], {**environment, _SETUP_MARK: str(node.directory)}
+        ["/bin/bash", "-euo", "pipefail", "-c", command],
+        {**environment, _SETUP_MARK: str(node.directory)},
+        log=log_path,
+        ended=_ended(node),
     )
+    _ended(node).unlink(missing_ok=True)
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             words,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.interpreter import with_interpreter
+from cloudspot.errors import CloudspotError
+
+
+class RuntimeLost(CloudspotError):
+    """No program can be run here any more; another machine may do."""
 
 
 class Command(NamedTuple):
@@ -49,10 +56,34 @@ class Runtime:
         """Return the environment in which ``python`` and ``pip`` are those of the training."""
         return with_interpreter(environment, self.python, self.node)
 
-    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> Command:
-        """Return how a program is started that is to have this environment and the working directory."""
+    def command(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        ended: Path | None = None,
+    ) -> Command:
+        """Return how a program is started that is to have this environment and the working directory.
+
+        It writes to the log, with which the caller starts it, too. If the file ``ended`` exists by then, it
+        must not start any more.
+        """
         return Command([*words], {**environment})
 
+    def probe(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run a short program; return its exit status.
+
+        Raises:
+            OSError: it cannot be run.
+            RuntimeLost: nothing can be run.
+        """
+        return subprocess.run(words, env=dict(environment), cwd=self.node.work, check=False).returncode
+
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
-        """Return whether the program, a name on PATH or a path, is there and may be run."""
+        """Return whether the program, a name on PATH or a path, is there and may be run.
+
+        Raises:
+            RuntimeLost: nothing can be run.
+        """
         return shutil.which(program, path=environment.get("PATH")) is not None

@@ -33,7 +33,6 @@ _LAUNCHERS = {
     "accelerate",
     "deepspeed",
     "deepspeed.launcher.launch",
-    *ENGINES,
     fork_client.__file__,
 }
 """Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""
@@ -144,6 +143,6 @@ def processes_of(handoff: Path) -> dict[int, Process]:
 
 def _is_launcher(process: Process) -> bool:
     words = process.words
-    return any(shell in words for shell in OWN_SHELLS) or any(
-        word in _LAUNCHERS or PurePath(word).name in _LAUNCHERS for word in words[:_LAUNCHER_WORDS]
-    )
+    if any(shell in words for shell in OWN_SHELLS) or PurePath(*words[:1]).name in ENGINES:
+        return True
+    return any(word in _LAUNCHERS or PurePath(word).name in _LAUNCHERS for word in words[:_LAUNCHER_WORDS])

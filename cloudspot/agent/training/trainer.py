@@ -26,9 +26,13 @@ from cloudspot.train.fork_server import MARK
 LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 65536
 _KILLED = 137
+_NOT_RUN = (126, 127)
+"""The statuses with which a shell says that it cannot run a program."""
 _TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
 """How torch 2.13's torchrun begins its report on a script that failed."""
 _STATUS = "trainer.status"
+_ENDED = "trainer.ended"
+"""Of this name is a file in the hand-off directory once nothing of the generation may start any more."""
 # $0 is the status file: written whole, by rename, when torchrun, or else the command, has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
@@ -162,6 +166,8 @@ class Trainer:
         words, environment = runtime.command(
             ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
             {**plan.environment, files.HANDOFF: str(handoff)},
+            log=plan.log,
+            ended=handoff / _ENDED,
         )
         if not plan.has_torchrun:  # nothing has to meet its peers first
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
@@ -241,7 +247,7 @@ class Trainer:
 
     def kill(self) -> bool:
         """End every process of the generation, whatever has started it; return whether all have ended."""
-        have_ended = kill_marked(files.HANDOFF, str(self.handoff))
+        have_ended = _end_generation(self.handoff)
         if self._process is not None:
             self._process.wait()
         return have_ended
@@ -259,7 +265,13 @@ def end_training(node: Node) -> None:
 
 def _end_generations(node: Node) -> None:
     for handoff in node.directory.glob("generations/*"):
-        kill_marked(files.HANDOFF, str(handoff))
+        _end_generation(handoff)
+
+
+def _end_generation(handoff: Path) -> bool:
+    """End every process of a generation, also one that is about to start; return whether all have ended."""
+    (handoff / _ENDED).touch()
+    return kill_marked(files.HANDOFF, str(handoff))
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
@@ -295,14 +307,13 @@ def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
     Raises:
         CloudspotError: the interpreter cannot be run, or finds no torch.
     """
-    probe, python = (
-        "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)",
-        runtime.python,
-    )
-    words, variables = runtime.command([python, "-c", probe], environment)
+    python = runtime.python
+    probe = "import importlib.util, sys; sys.exit(9 if importlib.util.find_spec('torch') is None else 0)"
     try:
-        found = subprocess.run(words, env=variables, cwd=runtime.node.work, check=False).returncode
+        found = runtime.probe([python, "-c", probe], environment)
     except OSError as error:
         raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
+    if found in _NOT_RUN:
+        raise CloudspotError(f"run.python {python!r} cannot be run: it is not there, or no program")
     if found != 0:
         raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

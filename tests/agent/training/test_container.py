@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_image import containers, small_image, why_no_containers
+from small_image import containers, kill_container, small_image, why_no_containers
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.training import container as under_test
 from cloudspot.agent.training.container import Container, runtime_of
-from cloudspot.agent.training.runtime import Runtime
+from cloudspot.agent.training.runtime import Runtime, RuntimeLost
+from cloudspot.agent.training.trainer import check_torch
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.registry import open_provider
@@ -62,9 +63,11 @@ def engine(directory: Path, name: str, script: str) -> None:
 def test_programs_have_the_variables_of_the_job_and_the_image_and_none_of_the_agents(run, monkeypatch):
     monkeypatch.setenv("OF_THE_AGENT", "not for the job")
     monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("TOKEN", "the agent's")
     given = {"LANG": "de_DE", "HOME": "/elsewhere", "TOKEN": "a secret\nof two lines = 2", "PATH": "/usr/bin"}
     said = run(["python3", "-c", "import os; print(dict(os.environ))"], given)
     found = eval(said)
+    assert found.pop("PATH") == f"{run.container.node.programs}:{given.pop('PATH')}"
     assert {name: found[name] for name in given} == given
     assert "OF_THE_AGENT" not in found
     assert not any("a secret" in word for word in run.words), "every user of the machine can read these"
@@ -89,6 +92,69 @@ def test_what_is_not_there_is_not_found_though_the_machine_has_it(run, node):
     assert run.container.has_program("python3", {})
     assert not run.container.has_program("git", {})
     assert Runtime(node, "python3").has_program("git", os.environ)
+    script = node.work / "run.sh"
+    script.write_text("#!/bin/sh\n")
+    assert not run.container.has_program(str(script), {}), "nobody may run it"
+    script.chmod(0o755)
+    assert run.container.has_program(str(script), {})
+    assert not run.container.has_program(str(node.work), {})
+
+
+def test_a_container_that_is_gone_is_no_sign_of_a_missing_program(run):
+    kill_container(*containers(run.container.node.directory))
+    with pytest.raises(RuntimeLost, match=r"nothing can be run in the job's container: .*"):
+        run.container.has_program("python3", {})
+    with pytest.raises(RuntimeLost, match=r"nothing can be run in the job's container: .*"):
+        check_torch({}, run.container)
+
+
+def test_an_image_without_the_interpreter_or_without_torch_is_said(run):
+    with pytest.raises(CloudspotError, match="python3 has no torch"):
+        check_torch({}, run.container)
+    run.container.python = "python9"
+    with pytest.raises(CloudspotError, match="'python9' cannot be run"):
+        check_torch({}, run.container)
+
+
+def test_what_was_given_up_does_not_start_any_more(run, node):
+    ended = node.directory / "ended"
+    words, environment = run.container.command(["/bin/sh", "-c", "echo x > late"], {}, ended=ended)
+    ended.touch()
+    assert subprocess.run(words, env=environment, check=False).returncode == 137
+    assert not (node.work / "late").exists()
+
+
+def test_the_last_lines_are_in_the_log_though_the_engine_is_killed(run, node, wait_until):
+    """The engine passes a program's output on, and lost what it had not yet when the agent killed it."""
+    log = node.logs / "train.log"
+    script = "read -r go < ready; echo the last line; exit 3"
+    os.mkfifo(node.work / "ready")
+    words, environment = run.container.command(["/bin/sh", "-c", script], {}, log=log)
+    with subprocess.Popen(words, env=environment) as client, (node.work / "ready").open("w") as ready:
+        client.kill()
+        client.wait()
+        ready.write("go\n")
+    wait_until(lambda: log.exists() and log.read_text() == "the last line\n")
+
+
+def test_the_images_own_variables_stay_and_its_modules_are_found_behind_ours(run, node):
+    script = "import os; print(os.environ['OF_IMAGE'], os.environ['PYTHONPATH'])"
+    assert run(["python3", "-c", script], {"PYTHONPATH": "/ours"}) == "image /ours:/of/image\n"
+
+
+@pytest.mark.parametrize("python", ["own/bin/python", "/opt/own/bin/python", "own-python"])
+def test_python_and_pip_are_the_trainings_as_soon_as_it_is_there(run, node, python):
+    """The setup may only make it."""
+    container = run.container
+    container.python = python
+    environment = container.with_programs({})
+    assert run(["python3", "-c", "print('the image')"], environment) == "the image\n"
+    target = python if python.startswith("/") else f"/usr/bin/{python}"
+    target = str(node.work / python) if python.startswith("own/") else target
+    made = f"mkdir -p {target.rpartition('/')[0]}; printf '#!/bin/sh\necho own $*' > {target}; chmod 755 {target}"
+    assert run(["/bin/sh", "-c", made], environment) == ""
+    assert run(["python3", "-c", "x"], environment) == "own -c x\n"
+    assert run(["pip", "install", "it"], environment) == "own -m pip install it\n"
 
 
 def test_a_later_agent_finds_the_container_with_what_the_setup_has_made(run, node, image):
@@ -131,6 +197,7 @@ def test_an_order_to_leave_ends_a_pull_at_once(node, tmp_path, monkeypatch):
 def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkeypatch):
     engine(tmp_path / "bin", "docker", "echo first >&2; echo is the daemon running\\? >&2; exit 1")
     boxed = Container(node, "python3", f"it@{DIGEST}")
+    monkeypatch.setattr(under_test, "START_SECONDS", 1.5)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(CloudspotError, match=r"neither works; docker: is the daemon running\?$"):
         boxed.start(setup_is_done=False, check=lambda: None)
@@ -142,17 +209,14 @@ def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkey
 @pytest.mark.parametrize(
     ("name", "options"), [("docker", "--gpus all"), ("podman", "--device nvidia.com/gpu=all")]
 )
-def test_gpus_and_the_places_of_inputs_are_handed_on(node, tmp_path, monkeypatch, name, options):
+def test_gpus_are_handed_on(node, tmp_path, monkeypatch, name, options):
     script = f'echo "$@" >> {tmp_path}/said; case "$1" in inspect) exit 1;; esac'
     engine(tmp_path / "bin", name, script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(under_test, "_GPU_DEVICE", tmp_path / "bin")
-    data = tmp_path / "far" / "images"
-    Container(node, "python3", f"it@{DIGEST}", [str(data)]).start(setup_is_done=False, check=lambda: None)
+    monkeypatch.setattr(under_test, "_GPU_SIGNS", (tmp_path / "nothing", tmp_path / "bin"))
+    Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     (start,) = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("run ")]
     assert options in start
-    assert f"--volume {data.parent}:{data.parent} " in start
-    assert data.parent.is_dir()
 
 
 def test_only_a_job_that_names_an_image_has_a_container(node):
@@ -160,6 +224,18 @@ def test_only_a_job_that_names_an_image_has_a_container(node):
     assert type(runtime_of(node, spec_from_json(plain))) is Runtime
     boxed = runtime_of(node, spec_from_json(JOB))
     assert (type(boxed), boxed.python, boxed.can_fork) == (Container, "python3", False)
+
+
+def test_an_image_has_its_own_root_so_inputs_lie_in_the_working_directory():
+    job = {**JOB, "data": {"images": {"url": "file:///x/", "path": "/data/images"}}}
+    with pytest.raises(
+        SpecError, match=r'data\.images\.path: "/data/images" is the image.s own with run\.image'
+    ):
+        spec_from_json(job)
+
+
+def test_a_cache_of_inputs_stays_private(run, node):
+    assert node.data_cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_pods_are_no_place_for_a_container():
