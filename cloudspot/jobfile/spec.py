@@ -112,8 +112,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
     python: str | None = None
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
-    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in an
-    image. One that the setup makes is named relative to the working directory, such as
+    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in
+    an image. One that the setup makes is named relative to the working directory, such as
     ``".venv/bin/python"``."""
     image: str | None = None
     """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
