@@ -49,6 +49,22 @@ def at_socket(path: str, do: str) -> socket.socket:
     return found
 
 
+def listen_at(path: str) -> socket.socket:
+    """Return a socket that listens at the path, for this user alone, who runs code there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    listener = at_socket(path, "bind")
+    try:
+        os.chmod(path, 0o600)  # noqa: PTH101 - pathlib is slow to import
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def request(words: Sequence[str]) -> bytes:
     """Return what the server is sent: the directory, the words and the environment, with their lengths."""
     variables = [name + b"=" + value for name, value in os.environb.items()]

@@ -134,4 +134,7 @@ def test_two_nodes_with_torch_in_containers_make_the_weights_that_they_make_with
     assert (shown["state"], shown["steps_lost"], len(shown["notices"])) == ("succeeded", 0, 1)
     assert len(shown["launches"]) == 2
     assert shown["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
+    said = user.cloudspot("logs", "boxed", "--source", "agent").stdout
+    assert "Traceback" not in said
+    assert "not forked" not in said
     assert containers(user.home) == []

@@ -80,7 +80,7 @@ def runtime_of(node: Node, spec: JobSpec) -> Runtime:
 class Container(Runtime):
     """The container of this node."""
 
-    can_fork = False
+    inherits_files = False
 
     def __init__(self, node: Node, python: str, image: str) -> None:
         super().__init__(node, python)

@@ -21,6 +21,14 @@ sys.path[:] = filter(None, sys.path)  # the working directory's modules are the 
 from cloudspot.train.fork_server import main
 main()
 """
+_LISTEN_AND_START = f"""
+import os, sys
+sys.path[:] = filter(None, sys.path)
+from cloudspot.train.fork_client import listen_at
+listener = listen_at(os.environ["{MARK}"])
+os.dup2(listener.fileno(), 0)
+listener.close()
+{_START}"""
 
 
 class ForkServer:
@@ -28,23 +36,23 @@ class ForkServer:
 
     def __init__(self, runtime: Runtime, run: RunSpec, environment: Mapping[str, str]) -> None:
         """``environment`` is that of the training; see TrainerPlan."""
-        self._node = node = runtime.node
-        self._python = runtime.python
+        self._runtime = runtime
+        self._node = runtime.node
         self._script = run.entrypoint or ""
         self._environment = environment
-        self._socket = str(node.fork_server)
+        self._socket = str(self._node.fork_server)
         self._process: subprocess.Popen[bytes] | None = None
         # Only Linux shows the processes that are forked by their own environment.
         is_of_use = run.entrypoint is not None and run.launcher_or_default == "torchrun"
-        can_fork = runtime.can_fork and sys.platform == "linux"
-        self._is_used = run.fork_server and is_of_use and can_fork
+        self._is_used = run.fork_server and is_of_use and sys.platform == "linux"
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """The words before those of a Python program that have it forked, or started if that cannot be."""
         if not self._is_used:
             return ()
-        return (sys.executable, "-IS", fork_client.__file__, self._socket)
+        python = sys.executable if self._runtime.inherits_files else self._runtime.python
+        return (python, "-IS", fork_client.__file__, self._socket)
 
     def start(self) -> None:
         """Start it if it does not run yet, without waiting until it can fork."""
@@ -52,21 +60,28 @@ class ForkServer:
             return
         self._node.fork_server.unlink(missing_ok=True)
         environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
-        words = [self._python, "-u", "-c", _START, self._script]
         try:
+            if not self._runtime.inherits_files:
+                # A client that comes before it listens is started as usual.
+                self._start(_LISTEN_AND_START, environment, subprocess.DEVNULL)
+                return
             # Bound here, so that a client which comes before it is ready waits for it.
-            listener = fork_client.at_socket(self._socket, "bind")
-            with listener, self._node.fork_server_log.open("ab") as log:
-                self._node.fork_server.chmod(0o600)  # whoever may connect runs code here
-                listener.listen()
-                self._process = subprocess.Popen(
-                    [*words, " " * _WORDS_BYTES],
-                    cwd=self._node.work,
-                    env=environment,
-                    stdin=listener.fileno(),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            with fork_client.listen_at(self._socket) as listener:
+                self._start(_START, environment, listener.fileno())
         except OSError as error:  # the start of the training says it, too
             _log.warning("the fork server does not start: %s", error)
+
+    def _start(self, program: str, environment: Mapping[str, str], stdin: int) -> None:
+        path = self._node.fork_server_log
+        words = [self._runtime.python, "-u", "-c", program, self._script, " " * _WORDS_BYTES]
+        command = self._runtime.command(words, environment, log=path)
+        with path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command.words,
+                cwd=self._node.work,
+                env=command.environment,
+                stdin=stdin,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )

@@ -29,8 +29,8 @@ class Command(NamedTuple):
 class Runtime:
     """The machine itself; the programs see its files and the agent's environment."""
 
-    can_fork = True
-    """Whether a program here can take over an open socket, as the fork server does."""
+    inherits_files = True
+    """Whether a program has the standard input with which it is started."""
 
     def __init__(self, node: Node, python: str) -> None:
         """``python`` is the training's interpreter: a path, or a name that is looked up on PATH."""

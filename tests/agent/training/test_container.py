@@ -223,7 +223,7 @@ def test_only_a_job_that_names_an_image_has_a_container(node):
     plain = {**JOB, "run": {"command": ["true"]}}
     assert type(runtime_of(node, spec_from_json(plain))) is Runtime
     boxed = runtime_of(node, spec_from_json(JOB))
-    assert (type(boxed), boxed.python, boxed.can_fork) == (Container, "python3", False)
+    assert (type(boxed), boxed.python) == (Container, "python3")
 
 
 def test_an_image_has_its_own_root_so_inputs_lie_in_the_working_directory():
