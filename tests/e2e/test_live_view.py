@@ -51,7 +51,7 @@ def test_a_job_is_watched_left_and_seen_to_its_end(user, terminal):
     )
     shown = panel(screen)
     assert shown["on"] == "local: spot local in local-a at 0.3 USD an hour"
-    assert re.fullmatch(r"1\.0 running  127\.\d+\.\d+\.\d+", shown["node"])
+    assert re.fullmatch(r"1\.0 running  127\.\d+\.\d+\.\d+(  uploading .*)?", shown["node"])
     assert re.fullmatch(r"0\.\d{4} USD \(on demand 0\.\d{4} USD: 70% saved\)", shown["cost"])
     assert re.fullmatch(r"step \d+, \S+ ago; an upload takes \S+, a notice leaves 6s", shown["saved"])
     assert any("⠀" <= character <= "⣿" for character in shown["loss"])

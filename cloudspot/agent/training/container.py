@@ -54,7 +54,7 @@ _LIMITS = {
 """The agent's own limits are set, up to these: what engines set by themselves needs a privilege."""
 _PREFIX = "CLOUDSPOT_"
 _OF_ENGINES = re.compile(
-    "HOME|PATH|TMPDIR|(DOCKER|XDG|CONTAINER|REGISTRY|LD|GO|SSL|HTTPS?|NO)_.*", re.IGNORECASE
+    "HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_.*", re.IGNORECASE
 )
 """Variables that an engine reads itself: it keeps its own."""
 # The program writes to the log itself: what passed through the engine could be lost at its end. An engine
