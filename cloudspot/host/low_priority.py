@@ -14,6 +14,10 @@ NICENESS = 10
 """A tenth of the share of what does not yield: a thread that is put off while it holds the interpreter's lock
 must not keep the others waiting for long."""
 _AUTOGROUP = Path("/proc/self/autogroup")
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""In nanoseconds: for how long the thread ran, and for how long it waited to run."""
+_STARVED_SECONDS = 1.0
+_STARVED_RATIO = 6
 
 
 def lower_thread_priority() -> None:
@@ -27,6 +31,20 @@ def lower_thread_priority() -> None:
         with suppress(OSError):
             if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
                 os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
+
+
+def is_starved() -> bool:
+    """Return whether others leave the calling thread next to nothing, so that yielding is no help any more.
+
+    It has then been ready to run, without a processor, for more than a second, and for six times as long as
+    it ran; threads that share one free core among them wait three times as long. False where the kernel does
+    not tell.
+    """
+    try:
+        ran, waited, _times = _SCHEDSTAT.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return False
+    return int(waited) > max(_STARVED_SECONDS * 1e9, _STARVED_RATIO * int(ran))
 
 
 @contextmanager

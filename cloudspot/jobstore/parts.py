@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 import xxhash
 
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.host.low_priority import low_priority_session, lower_thread_priority
+from cloudspot.host.low_priority import is_starved, low_priority_session, lower_thread_priority
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
@@ -68,7 +69,7 @@ def upload_part(
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
     looked for first. With ``in_background``, what else runs on this host gets the processors first, if the
-    part is large.
+    part is large, for as long as it leaves some time to this.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
@@ -283,16 +284,27 @@ def _upload(
             progress(len(data))
             return Chunk(size=content[0], xxh3_128=content[1], home=home)
 
-    in_background = in_background and part.size >= MIN_BACKGROUND_BYTES
-    with low_priority_session() if in_background else nullcontext():
-        chunks = each(
-            carry,
-            range(len(runs)),
-            num_threads=num_threads,
-            begin_thread=lower_thread_priority if in_background else None,
-        )
+    chunks: dict[int, Chunk] = {}
+    if in_background and part.size >= MIN_BACKGROUND_BYTES:
+        gets_nothing = threading.Event()
+
+        def carry_if_there_is_time(number: int) -> None:
+            if not gets_nothing.is_set():
+                chunks[number] = carry(number)
+                if is_starved():
+                    gets_nothing.set()
+
+        with low_priority_session():
+            each(
+                carry_if_there_is_time,
+                range(len(runs)),
+                num_threads=num_threads,
+                begin_thread=lower_thread_priority,
+            )
+    left = [number for number in range(len(runs)) if number not in chunks]
+    chunks.update(zip(left, each(carry, left, num_threads=num_threads), strict=True))
     check()
-    part = msgspec.structs.replace(part, chunks=tuple(chunks))
+    part = msgspec.structs.replace(part, chunks=tuple(chunks[number] for number in range(len(runs))))
     if found is not None:
         check_part(part)
         return _same(found, part, key)

@@ -93,3 +93,51 @@ def test_a_kernel_that_has_no_sessions_is_no_error(monkeypatch, tmp_path):
     monkeypatch.setattr(low_priority, "_AUTOGROUP", tmp_path / "none" / "autogroup")
     with low_priority.low_priority_session():
         pass
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "is_starved"),
+    [
+        (0.1, 0.9, False),  # that is too short to tell
+        (0.1, 1.1, True),
+        (1.0, 5.0, False),  # it shares a free core with three others, and waits for its turns
+        (1.0, 6.5, True),
+    ],
+)
+def test_who_waits_many_times_as_long_as_it_runs_is_starved(tmp_path, monkeypatch, ran, waited, is_starved):
+    schedule = tmp_path / "schedstat"
+    schedule.write_text(f"{int(ran * 1e9)} {int(waited * 1e9)} 150\n")
+    monkeypatch.setattr(low_priority, "_SCHEDSTAT", schedule)
+    assert low_priority.is_starved() is is_starved
+
+
+def test_where_the_kernel_does_not_tell_nobody_is_starved(tmp_path, monkeypatch):
+    monkeypatch.setattr(low_priority, "_SCHEDSTAT", tmp_path / "nothing")
+    assert low_priority.is_starved() is False
+
+
+def test_a_thread_that_gets_no_processor_finds_out():
+    """For real: several times as many threads of the usual priority as there are processors."""
+    script = """
+import os, sys, threading, time
+from cloudspot.host.low_priority import is_starved, lower_thread_priority
+
+lower_thread_priority()
+end, at = time.monotonic() + 60, 0.0
+while not is_starved():
+    assert time.monotonic() < end, open("/proc/thread-self/schedstat").read()
+print("starved")
+"""
+    busy = "while True: pass"
+    number = 2 * len(os.sched_getaffinity(0))
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:1]]
+    pinned = ["taskset", "-c", ",".join(cores)]
+    others = [subprocess.Popen([*pinned, sys.executable, "-c", busy]) for _ in range(number)]
+    try:
+        words = [*pinned, sys.executable, "-c", script]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert done.stdout == "starved\n", done.stderr

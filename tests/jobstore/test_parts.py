@@ -1,16 +1,21 @@
 """Uploads of parts."""
 
 import mmap
+import os
+import sys
+import threading
 from datetime import datetime, timezone
 
 import pytest
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
+from cloudspot.host.low_priority import NICENESS
 from cloudspot.jobstore import codec, fetching, keys, manifests, parts
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import File, Part, SaveId
+from cloudspot.jobstore.wrapped_store import WrappedStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 C = SaveId(1, 10, 0)
@@ -229,3 +234,31 @@ def test_extents_cover_each_run_of_bytes_once():
     assert list(parts.extents(files, 2, 3)) == [("a", 2, 1), ("c", 0, 2)]
     assert list(parts.extents(files, 7, 1)) == [("d", 0, 1)]
     assert list(parts.extents(files, 3, 0)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux")
+@pytest.mark.parametrize("gets_nothing", [False, True])
+def test_an_upload_that_yields_stops_doing_so_where_others_leave_it_nothing(
+    store, checkpoints, monkeypatch, gets_nothing
+):
+    """Beside one busy core, a save of 1 GB took 23 s and more: four threads got a tenth of a core."""
+    monkeypatch.setattr(parts, "MIN_BACKGROUND_BYTES", 0)
+    monkeypatch.setattr(parts, "is_starved", lambda: gets_nothing)
+    usual, seen, data = niceness(), [], os.urandom(9000)
+
+    class Watched(WrappedStore):
+        def put(self, key, data, *, if_absent=False):
+            if "/chunks/" in key:
+                seen.append(niceness())
+            super().put(key, data, if_absent=if_absent)
+
+    options = {"chunk_bytes": 1000, "in_background": True, "num_threads": 1}
+    part = upload(Watched(store), checkpoints, data, **options)
+    assert [chunk.size for chunk in part.chunks] == [1000] * 9
+    found = [store.get(keys.chunk("x", C, 0, number)) for number in range(9)]
+    assert b"".join(found) == data, "each in its place"
+    assert seen == [NICENESS, *[usual if gets_nothing else NICENESS] * 8]
+
+
+def niceness():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
