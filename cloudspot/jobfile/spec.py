@@ -487,7 +487,7 @@ def _check_image(spec: JobSpec) -> None:
         raise FieldError(("run", "image"), f'expected NAME:TAG or NAME@sha256:..., got "{image}"')
     for name, one in spec.data.items():
         if (one.path or "").startswith("/"):
-            found = f'"{one.path}" is the image\'s own with run.image; name one in the working directory'
+            found = f'"{one.path}" must not be absolute with run.image; name a path in the working directory'
             raise FieldError(("data", name, "path"), found)
 
 

@@ -134,7 +134,7 @@ class HeartbeatWriter:
         self._context.read_journal()
 
     def _go_on_counting(self, key: str) -> int:
-        """Return the count of changes in the last heartbeat of an earlier agent, 0 where there was none."""
+        """Keep what an earlier agent has moved, by its last heartbeat, and return its count of changes."""
         data = find_bytes(self._context.store, key)
         if data is None:
             return 0

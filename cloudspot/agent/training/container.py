@@ -115,9 +115,13 @@ class Container(Runtime):
             raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
 
     def stop(self) -> None:
-        if self._engine:
-            at_once = ("--time", "0") if self._is_podman else ()
-            self._run(["rm", "--force", *at_once, self._name])
+        if not self._engine:
+            return
+        # It ignores SIGTERM, for which podman's `rm` would wait.
+        self._run(["kill", "--signal", "KILL", self._name])
+        self._run(["rm", "--force", self._name])
+        if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
+            _log.warning("the container %s could not be removed", self._name)
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
         self.node.programs.mkdir(exist_ok=True)
@@ -164,10 +168,6 @@ class Container(Runtime):
             raise RuntimeLost(f"nothing can be run in the job's container: {_last_line(done.stderr)}")
         return done.returncode
 
-    @property
-    def _is_podman(self) -> bool:
-        return Path(self._engine).name == "podman"
-
     def _wrapper(self, name: str, python: str, options: str) -> bytes:
         """Return a program that runs the training's interpreter; until that is there, what the image has."""
         python, programs = shlex.quote(python), shlex.quote(f"{self.node.programs}:")
@@ -181,7 +181,8 @@ class Container(Runtime):
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
         # A rootless podman's root is the user; docker's is root, and the agent could not remove its files.
-        yield from ("--user", "0:0" if self._is_podman else f"{os.getuid()}:{os.getgid()}")
+        is_podman = Path(self._engine).name == "podman"
+        yield from ("--user", "0:0" if is_podman else f"{os.getuid()}:{os.getgid()}")
         for name, (number, most) in _LIMITS.items():
             soft, hard = (
                 limit if most is None or 0 <= limit < most else most for limit in resource.getrlimit(number)

@@ -314,6 +314,6 @@ def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
     except OSError as error:
         raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
     if found in _NOT_RUN:
-        raise CloudspotError(f"run.python {python!r} cannot be run: it is not there, or no program")
+        raise CloudspotError(f"run.python {python!r} cannot be run: it is missing, or is not a program")
     if found != 0:
         raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

@@ -229,7 +229,7 @@ def test_only_a_job_that_names_an_image_has_a_container(node):
 def test_an_image_has_its_own_root_so_inputs_lie_in_the_working_directory():
     job = {**JOB, "data": {"images": {"url": "file:///x/", "path": "/data/images"}}}
     with pytest.raises(
-        SpecError, match=r'data\.images\.path: "/data/images" is the image.s own with run\.image'
+        SpecError, match=r'data\.images\.path: "/data/images" must not be absolute with run\.image'
     ):
         spec_from_json(job)
 
