@@ -1,6 +1,6 @@
 """A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
-python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95]
+python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95] [--gpu]
 
 Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
 every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -42,6 +43,7 @@ from cloudspot.local.processes import MARK
 JOB = Path(__file__).parent / "gigabyte"
 NAME = "gigabyte"
 CHUNK = 64 << 20
+NAMES = ("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT", "CUDA_VISIBLE_DEVICES")
 
 
 def wait_for(what: str, condition: Callable[[], Any], *, seconds: float = 180.0) -> Any:
@@ -75,7 +77,7 @@ def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tupl
 
 
 def by_torch(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
-    """Return stall, training time lost and whole save of torch's own way, in seconds."""
+    """Return stall, training time lost and whole save of torch's own way, in seconds; NaN: no save ended."""
     with tempfile.TemporaryDirectory(dir=directory) as out:
         words = [sys.executable, str(JOB / "train.py"), "--how", how, "--out", out]
         subprocess.run(
@@ -85,16 +87,18 @@ def by_torch(how: str, directory: Path, environment: dict[str, str]) -> tuple[fl
         saves = json.loads(Path(out, "saves.json").read_text())
     windows = [(save["began"], save["ended"]) for save in saves if save["ended"] < began[-1]]
     if not windows:
-        sys.exit(f"{how}: no save ended in time; give it more --seconds")
+        return (math.nan,) * 3
     return (*lost(began, windows), statistics.median(high - low for low, high in windows))
 
 
 # --- references -----------------------------------------------------------------------------------
 
 
-def memcpy_seconds(num_bytes: int) -> float:
-    torch.set_num_threads(1)  # as the training has it
-    source, target = torch.ones(num_bytes // 4), torch.zeros(num_bytes // 4)
+def memcpy_seconds(num_bytes: int, *, is_on_gpu: bool) -> float:
+    """Copy the state once: by one thread as the training has it, or from the GPU into pinned memory."""
+    torch.set_num_threads(1)
+    source = torch.ones(num_bytes // 4, device="cuda" if is_on_gpu else "cpu")
+    target = torch.zeros(num_bytes // 4, pin_memory=is_on_gpu)
     target.copy_(source)
     found = []
     for _ in range(7):
@@ -161,7 +165,7 @@ class Job:
         self.store = FileStore(f"file://{home}/store")
         self.reader = HistoryReader(self.store, NAME)
         words = ["run", str(JOB / "job.toml"), "--name", NAME]
-        for name in ("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT"):
+        for name in NAMES:
             words += ["--set", f'run.env.{name}="{environment[name]}"']
         self.process = self.start(*words)
 
@@ -221,12 +225,13 @@ def main() -> None:
     parser.add_argument(
         "--frozen", type=float, default=0.0, help="the share of the state that does not change"
     )
+    parser.add_argument("--gpu", action="store_true", help="keep the state on a GPU")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        measure(Path(name), options.bytes, options.seconds, options.frozen)
+        measure(Path(name), options.bytes, options.seconds, options.frozen, is_on_gpu=options.gpu)
 
 
-def measure(directory: Path, num_bytes: float, seconds: float, frozen: float) -> None:
+def measure(directory: Path, num_bytes: float, seconds: float, frozen: float, *, is_on_gpu: bool) -> None:
     out = directory / "out"
     out.mkdir()
     environment = {
@@ -236,8 +241,9 @@ def measure(directory: Path, num_bytes: float, seconds: float, frozen: float) ->
         "GIGABYTE_SECONDS": str(seconds),
         "GIGABYTE_OUT": str(out),
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "0" if is_on_gpu else "",
     }
-    floor = memcpy_seconds(int(num_bytes))
+    floor = memcpy_seconds(int(num_bytes), is_on_gpu=is_on_gpu)
     torches = {
         how: by_torch(how, directory, environment) for how in ("torch.save", "dcp-thread", "dcp-process")
     }

@@ -1,6 +1,6 @@
 """From the loss of a trainer to the first step of the next generation, beside torchrun's cold start.
 
-python benchmarks/restart.py [--rounds 5] [--nodes 1]
+python benchmarks/restart.py [--rounds 5] [--nodes 1] [--gpu]
 
 Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
 without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same
@@ -37,11 +37,16 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> Any:
     return value
 
 
-def cold_start(num_nodes: int) -> float:
+def cold_start(num_nodes: int, devices: str) -> float:
     """Return the seconds from the start of the torchruns to the first step that all have done."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CUDA_VISIBLE_DEVICES": devices,
+    }
     environment.pop(handoff.HANDOFF, None)
     started = time.monotonic()
     nodes = [
@@ -79,13 +84,14 @@ def cold_start(num_nodes: int) -> float:
                 node.stdout.close()
 
 
-def restart(home: Path, num_nodes: int, *, has_fork_server: bool) -> float:
+def restart(home: Path, num_nodes: int, devices: str, *, has_fork_server: bool) -> float:
     """Return the seconds from the SIGKILL of the last rank to the first step of the next generation."""
     rank = num_nodes - 1
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
     words = [
         *(sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"),
         *("--set", f"nodes={num_nodes}", "--set", 'run.env.TINY_EPOCHS="400"'),
+        *("--set", f'run.env.CUDA_VISIBLE_DEVICES="{devices}"'),
         *("--set", f"run.fork_server={str(has_fork_server).lower()}"),
     ]
     cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -123,15 +129,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--gpu", action="store_true", help="train on the first GPU")
     options = parser.parse_args()
+    devices = "0" if options.gpu else ""
     colds: list[float] = []
     restarts: dict[bool, list[float]] = {True: [], False: []}
     for number in range(options.rounds):
-        colds.append(cold_start(options.nodes))
+        colds.append(cold_start(options.nodes, devices))
         for has_fork_server, found in restarts.items():
             with tempfile.TemporaryDirectory() as name:
                 home = Path(name) / "home"
-                found.append(restart(home, options.nodes, has_fork_server=has_fork_server))
+                found.append(restart(home, options.nodes, devices, has_fork_server=has_fork_server))
         forked, started = (found[-1] for found in restarts.values())
         print(
             f"round {number + 1}: cold start {colds[-1]:.2f} s, restart {forked:.2f} s, "

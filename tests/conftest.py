@@ -69,11 +69,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_configure() -> None:
-    """Let no test end the tests, and let the programs that they start hear signals.
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no test end the tests, and let the programs that they start hear signals; hide GPUs.
 
-    nohup and shells have some of them ignored in the background.
+    nohup and shells have some signals ignored in the background. Tests for GPUs run by themselves.
     """
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     _guard_process()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -23,11 +23,14 @@ INTERVAL_SECONDS = 5.0
 class Ballast(nn.Module):
     """Parameters of which the frozen ones stay as they are, and the others change a little in each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         size = int(NUM_BYTES / 4 / NUM_TENSORS)
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.full((size,), float(number)), requires_grad=number >= FROZEN * NUM_TENSORS)
+            nn.Parameter(
+                torch.full((size,), float(number), device=device),
+                requires_grad=number >= FROZEN * NUM_TENSORS,
+            )
             for number in range(NUM_TENSORS)
         )
         # In each tensor: no chunk of a checkpoint is what it was in the one before.
@@ -38,11 +41,14 @@ class Ballast(nn.Module):
         torch._foreach_add_(self._first, 1.0)
 
 
-def train(ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], out: Path) -> None:
+def train(
+    ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], out: Path, device: torch.device
+) -> None:
     """Make steps of some 3 ms until the time is over, and write down when each began (monotonic)."""
-    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    width, batch = (512, 192) if device.type == "cpu" else (4096, 1024)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, wanted = torch.randn(192, 512), torch.randint(10, (192,))
+    inputs, wanted = torch.randn(batch, width, device=device), torch.randint(10, (batch,), device=device)
     began: list[float] = []
     end = time.monotonic() + SECONDS
     try:
@@ -54,6 +60,8 @@ def train(ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], o
             loss.backward()
             optimizer.step()
             ballast.change()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
             if began[-1] > end:
                 break
     finally:
@@ -64,16 +72,16 @@ def by_cloudspot() -> None:
     """Train as a job does."""
     import cloudspot.train as spot
 
-    spot.init_process_group()
+    device = spot.init_process_group()
     torch.set_num_threads(1)
-    ballast = Ballast()
+    ballast = Ballast(device)
     made = time.monotonic()
     run = spot.session(ballast=ballast)
     out = Path(os.environ["GIGABYTE_OUT"])
     if run.resumed:
         (out / "load.json").write_text(json.dumps(time.monotonic() - made))
     path = out / f"steps-{os.environ['CLOUDSPOT_GENERATION']}.json"
-    train(ballast, iter(run.steps(1 << 40)), lambda: None, path)
+    train(ballast, iter(run.steps(1 << 40)), lambda: None, path, device)
 
 
 def by_torch(how: str, out: Path) -> None:
@@ -85,7 +93,8 @@ def by_torch(how: str, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo", init_method=f"file://{out}/store", rank=0, world_size=1)
-    ballast = Ballast()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ballast = Ballast(device)
     state = {"ballast": ballast.state_dict()}
     saves: list[dict[str, float]] = []
     last: list[Future[object]] = []
@@ -110,7 +119,7 @@ def by_torch(how: str, out: Path) -> None:
         future.add_done_callback(lambda _: record.update(ended=time.monotonic()))
         last.append(future)
 
-    train(ballast, iter(range(1 << 40)), save, out / "steps.json")
+    train(ballast, iter(range(1 << 40)), save, out / "steps.json", device)
     for future in last:
         future.result()
     (out / "saves.json").write_text(json.dumps(saves))

@@ -148,6 +148,7 @@ class BoundaryMarks:
         self._costs = deque([0.0] * 3, maxlen=3)  # seconds; one may be high because the machine was busy
         self._ended_at = -1e9
         self._num_steps = 0
+        self._streams: dict[Any, Any] = {}
         # Before the step, since its writes show only when they are done.
         self._hook = register_optimizer_step_pre_hook(self._note_step) if self._optimizers else None
 
@@ -210,7 +211,7 @@ class BoundaryMarks:
         """Use CUDA streams that wait for the boundary alone: the usual ones may wait for other ranks."""
         with ExitStack() as stack:
             for event in mark.events:
-                stream = torch.cuda.Stream(device=event.device)
+                stream = self._streams[event.device]
                 stream.wait_event(event)
                 stack.enter_context(torch.cuda.stream(stream))
             yield
@@ -243,6 +244,8 @@ class BoundaryMarks:
         groups = {name: list(map(_settings, each.param_groups)) for name, each in self._optimizers.items()}
         samples = weights.samples()
         devices = {sample.device for sample in samples if sample.device.type == "cuda"}
+        # Now, because the first stream of a process waits until the GPU is idle.
+        self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
         return Mark(
             number,
             step,
@@ -266,7 +269,9 @@ class BoundaryMarks:
         for name, then, now in zip(listing.names, mark.versions, listing.versions(), strict=True):
             if now != then:
                 return f"{name} was written to"
-        if not all(map(torch.equal, weights.samples(), mark.samples)):
+        # Not on a GPU: a kernel that a process has not used yet may wait until that is idle.
+        samples = zip(weights.samples(), mark.samples, strict=True)
+        if not all(torch.equal(now.cpu(), then.cpu()) for now, then in samples):
             return "a model's weights were written to"
         for name, other in mark.others.items():
             if other.tensors is None and other.versions != other.listing.versions():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
+_log = logging.getLogger("cloudspot")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,32 @@ def start_process_group() -> Any:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl")
+    # As init_process_group does by itself; but the backend depends on what the ranks say.
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    is_shared = is_any_shared(dist.PrefixStore(f"{_PREFIX}-gpus", store), world_size, gpu)
+    if is_shared and rank == 0:
+        _log.warning(
+            "several training processes share a GPU, as those of several machines on one computer do: gloo"
+            " connects them instead of NCCL, which needs a GPU for each process, and this is slow"
+        )
+    dist.init_process_group(
+        f"cpu:gloo,cuda:{'gloo' if is_shared else 'nccl'}",
+        store=dist.PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+    )
     return device
+
+
+def is_any_shared(store: Any, world_size: int, gpu: str) -> bool:
+    """Return whether two ranks have the same GPU. Each rank asks once, and waits until all have."""
+    if store.add(gpu, 1) > 1:
+        store.set("shared", "")
+    if store.add("asked", 1) == world_size:
+        store.set("all", "")
+    store.wait(["all"])
+    return bool(store.check(["shared"]))
 
 
 def current_world() -> World:

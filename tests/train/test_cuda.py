@@ -1,22 +1,40 @@
-"""State on a GPU; skipped where there is none."""
+"""State on a GPU: `pytest -m gpu`."""
+
+import gc
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from cloudspot.train import arena
+from cloudspot.train import arena, handoff
 from cloudspot.train.arena import Arena
 from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory
 from cloudspot.train.partition import Item, plan
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, monkeypatch, registered):
+@pytest.fixture(autouse=True)
+def no_garbage():
+    """Collect what earlier tests have left: a forked process may not free their CUDA events."""
+    gc.collect()
+
+
+@pytest.fixture
+def memory():
+    """A directory in memory, as the arena has on a machine."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk", "unlocked memory"])
+def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, memory, monkeypatch, place):
     seals_directory(tmp_path).mkdir()
     slots = Arena(
-        directory=tmp_path / "memory",
+        directory=(tmp_path if place == "disk" else memory) / "memory",
         spill=tmp_path / "disk",
         handoff=tmp_path,
         generation=1,
@@ -35,10 +53,11 @@ def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, monkeypatch, register
     made = plan(items, world_size=1)
     slots.claim(made.part_bytes[0])
     slot = slots.free_slot()
-    if not registered:
-        monkeypatch.setattr(type(slot), "_register", lambda self, nbytes: False)
+    if place == "unlocked memory":
+        monkeypatch.setattr(type(slot), "register", lambda self, nbytes, device: False)
     slot.write(made.parts[0], [tensors[placement.item.name] for placement in made.parts[0]])
-    assert (slot._registered_bytes > 0) is registered
+    assert (slot._registered_bytes > 0) is (place == "memory")
+    assert float(torch.ones(1, device="cuda").add_(1)) == 2.0, "CUDA still has an error to tell"
     data = bytearray(slot.path.read_bytes())
     for placement in made.parts[0]:
         expected = tensors[placement.item.name].cpu()
@@ -47,18 +66,39 @@ def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, monkeypatch, register
     slots.close()
 
 
+def make_model():
+    torch.manual_seed(3)
+    layers = (
+        torch.nn.Linear(64, 64),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.Dropout(0.4),
+        torch.nn.Linear(64, 1),
+    )
+    return torch.nn.Sequential(*layers).to("cuda")
+
+
+KINDS = {
+    "scaled": {},
+    "fused": {"fused": True},
+    "capturable": {"capturable": True, "foreach": True},
+    "compiled": {},
+}
+"""How an Adam is made; its counts of steps are on the GPU if it is fused or capturable."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of the compiler
 @pytest.mark.parametrize("drain_at", [0, 9])
-def test_a_training_on_a_gpu_resumes_bit_equal(open_session, courier, until_held, drain_at):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_on_a_gpu_resumes_bit_equal(open_session, courier, until_held, kind, drain_at):
     def train(restore, drain_at=None):
-        torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.4), torch.nn.Linear(64, 1))
-        model.to("cuda")
-        optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        scaler = torch.amp.GradScaler("cuda")
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01, **KINDS[kind])
+        scaler = torch.amp.GradScaler("cuda", enabled=kind == "scaled")
         run = open_session(courier.begin(restore), model=model, optimizer=optimizer, scaler=scaler)
+        forward = torch.compile(model) if kind == "compiled" else model
         for step in run.steps(20):
             with torch.autocast("cuda"):
-                loss = model(torch.randn(16, 64, device="cuda")).square().mean()
+                loss = forward(torch.randn(16, 64, device="cuda")).square().mean()
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -73,3 +113,55 @@ def test_a_training_on_a_gpu_resumes_bit_equal(open_session, courier, until_held
         train(None, drain_at)
     train(courier.carry())
     assert courier.final() == expected
+
+
+@pytest.mark.parametrize("drain_at", [2, 7])
+def test_batches_in_pinned_memory_are_replayed(open_session, courier, until_held, drain_at):
+    def train(restore, drain_at=None):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        run = open_session(courier.begin(restore), model=model, optimizer=optimizer)
+        loader = DataLoader(
+            TensorDataset(torch.arange(40 * 64.0).view(40, 64) / 2560),
+            batch_size=8,
+            shuffle=True,
+            num_workers=2,
+            pin_memory=True,
+        )
+        for (batch,) in run.batches(loader, epochs=3):
+            assert batch.is_pinned()
+            optimizer.zero_grad()
+            model(batch.to("cuda", non_blocking=True)).square().mean().backward()
+            optimizer.step()
+            if run.step == drain_at:
+                courier.drain()
+                until_held(run)
+
+    train(None)
+    expected = courier.final()
+    with pytest.raises(SystemExit):
+        train(None, drain_at)
+    train(courier.carry())
+    assert courier.final() == expected
+
+
+def test_a_notice_in_an_evaluation_does_not_wait_for_the_gpu(open_session, courier, until_held, memory):
+    """What a rank has queued may wait for other ranks: only what was queued before the boundary counts."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    environment = {**courier.begin(), handoff.ARENA: str(memory / "arena")}
+    run = open_session(environment, model=model, optimizer=optimizer)
+    run.check()
+    busy = torch.cuda.Event()
+    with pytest.raises(SystemExit):
+        for step in run.steps(9):
+            if step == 3:
+                torch.cuda._sleep(int(16e9))  # some eight seconds
+                busy.record()
+                courier.drain()
+                until_held(run)
+                run.check()
+            model(torch.randn(16, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+    assert not busy.query(), "it waited for the GPU"
+    assert courier.drained() == {"step": 3}

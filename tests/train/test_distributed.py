@@ -1,6 +1,7 @@
 """The ranks' common store."""
 
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
@@ -25,6 +26,19 @@ def test_each_rank_has_a_connection_of_its_own(server, clones):
     one.set("a", "1")  # returns before the server has it
     assert other.get("a") == b"1"
     assert other.check(["a"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [(["a"], False), (["a", "b", "c"], False), (["a", "b", "a"], True), (["a", "a", "a"], True)],
+)
+def test_ranks_hear_alike_whether_they_share_a_gpu(server, gpus, expected):
+    def ask(gpu):
+        store = dist.PrefixStore("gpus", server.clone())
+        return distributed.is_any_shared(store, len(gpus), gpu)
+
+    with ThreadPoolExecutor(len(gpus)) as ranks:
+        assert list(ranks.map(ask, gpus)) == [expected] * len(gpus)
 
 
 def test_a_store_that_cannot_be_shared_is_named():

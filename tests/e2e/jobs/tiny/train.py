@@ -29,6 +29,7 @@ HANG_AT = int(os.environ.get("TINY_HANG_AT", "-1"))
 HANG_SECONDS = float(os.environ.get("TINY_HANG_SECONDS", "inf"))
 EXACT = "TINY_EXACT" in os.environ
 EVALUATE_AT = int(os.environ.get("TINY_EVALUATE_AT", "-1"))
+TELL_DEVICE = "TINY_TELL_DEVICE" in os.environ
 TELL_SAMPLES = "TINY_TELL_SAMPLES" in os.environ
 WIDTH = int(os.environ.get("TINY_WIDTH", "32"))
 FROZEN_MIB = int(os.environ.get("TINY_FROZEN_MIB", "0"))
@@ -88,13 +89,15 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(f"arguments {sys.argv[1:]}", flush=True)
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler, exact=EXACT)
+    if TELL_DEVICE:
+        print(f"trains on {device} with {dist.get_backend_config()}", flush=True)
     if EVALUATE_AT >= 0:
         run.check()
     for inputs, wanted, samples in run.batches(loader, epochs=EPOCHS):
         if run.step == EVALUATE_AT and run.rank == 0:
             evaluate(run)
         noise = float(np.random.rand()) + random.random()  # noqa: NPY002
-        loss = nn.functional.mse_loss(model(inputs), wanted) * (1.0 + 0.01 * noise)
+        loss = nn.functional.mse_loss(model(inputs.to(device)), wanted.to(device)) * (1.0 + 0.01 * noise)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
