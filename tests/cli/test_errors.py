@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -495,11 +496,12 @@ def install(directory: Path, group: str, name: str, code: str) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path):
-    """A desk of one's own."""
-    here = tmp_path / "desk"
-    here.mkdir()
-    return Desk(here)
+def desk():
+    """A desk of one's own, outside pytest's directory, which any pytest that starts closes to other users."""
+    with tempfile.TemporaryDirectory() as name:
+        here = Path(name) / "desk"
+        here.mkdir()
+        yield Desk(here)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
