@@ -47,7 +47,7 @@ IMPORTED = (
     "torch.distributed.elastic.rendezvous.registry",
     "torch.nn.parallel.distributed",
     "torch.utils.data",
-    "cloudspot.train",
+    "cloudspot.train.opening",  # the session
 )
 """All before the first program is forked: nobody would hear of a program's end during an import."""
 _COMPILER = "torch._dynamo"

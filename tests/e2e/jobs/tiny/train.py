@@ -15,9 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from uncompiled import leave_compiler_out
+from uncompiled import data_parallel, leave_compiler_out
 
 import cloudspot.train as spot
 from cloudspot.train.training import Session
@@ -81,7 +80,7 @@ def main() -> None:
     model.to(device)
     sampler = None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        model = DistributedDataParallel(model, find_unused_parameters=EXACT)
+        model = data_parallel(model, find_unused_parameters=EXACT)
         sampler = DistributedSampler(dataset, shuffle=True, seed=5)
     loader = DataLoader(dataset, batch_size=16, shuffle=sampler is None, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -2,7 +2,8 @@
 
 DDP and each optimizer import ``torch._dynamo`` at their first use, only to mark functions that it must not
 trace. That takes 1.5 s of CPU in every process, half as long as all else that a process does before its first
-step. The examples and the tests of the session train with the real one.
+step. For the same reason the script does not name DDP: the fork server would import the compiler for it. The
+examples and the tests of the session train with the real one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def leave_compiler_out() -> None:
@@ -22,3 +25,8 @@ def leave_compiler_out() -> None:
     stand_in.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
     stand_in.utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization")
     sys.modules["torch._dynamo"] = torch._dynamo = stand_in
+
+
+def data_parallel(model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
+    """Wrap the model."""
+    return DistributedDataParallel(model, find_unused_parameters=find_unused_parameters)
