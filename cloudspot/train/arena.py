@@ -30,6 +30,8 @@ _CHUNK_BYTES = 64 << 20
 """After this many bytes a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
 _REMOVAL_SECONDS = 2.0
+_locked_for_good: list[Any] = []
+"""What is page-locked and closed: it stays mapped, so that nothing else gets its addresses."""
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -42,6 +44,8 @@ class Slot:
         self._bytes: Any = None  # uint8 tensor over the mapping
         self._registered_bytes = 0
         self._can_register = True
+        self._device: Any = None
+        """The GPU by which the bytes are page-locked."""
         self._views: tuple[Sequence[Placement], list[Any]] | None = None
         self.path: Path | None = None
         self.capacity = 0
@@ -125,10 +129,13 @@ class Slot:
         self._mapped[offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Forget the mapping, unless it is page-locked; the file stays for the agent."""
-        if not self._registered_bytes:  # to unlock it, CUDA would wait for the GPU, as when a rank hangs
-            self._release()
-            self.capacity = 0
+        """Forget the mapping; the file stays for the agent."""
+        if self._registered_bytes:
+            # To unlock it, CUDA would wait for the GPU, perhaps for ranks that are gone.
+            _locked_for_good.append(self._bytes)
+            self._registered_bytes = 0
+        self._release()
+        self.capacity = 0
 
     def _view(self, placement: Placement) -> Any:
         data = self._bytes[placement.offset : placement.offset + placement.nbytes]
@@ -139,40 +146,46 @@ class Slot:
             for view, tensor in copies:
                 view.copy_(tensor)
             return
-        if not self.register(nbytes, copies[0][1].device):
-            _copy_through_staging(copies)
-            return
+        device = copies[0][1].device
+        self._register(nbytes, device)
+        end = self._bytes.data_ptr() + self._registered_bytes
+        is_locked = [view.data_ptr() + view.nbytes <= end for view, _ in copies]
         streams = {}
-        for view, tensor in copies:
+        for (view, tensor), may_hurry in zip(copies, is_locked, strict=True):
+            if not may_hurry:
+                continue
             if tensor.device not in streams:
                 stream = torch.cuda.Stream(device=tensor.device)
                 stream.wait_stream(torch.cuda.current_stream(tensor.device))
                 streams[tensor.device] = stream
             with torch.cuda.stream(streams[tensor.device]):
                 view.copy_(tensor, non_blocking=True)
+        if not all(is_locked):
+            _copy_through_staging([one for one, may in zip(copies, is_locked, strict=True) if not may])
         for stream in streams.values():
             stream.synchronize()
 
-    def register(self, nbytes: int, device: Any) -> bool:
-        """Page-lock the first bytes, so that GPUs write at the speed of the bus; return success.
+    def _register(self, nbytes: int, device: Any) -> None:
+        """Page-lock the first bytes, so that GPUs write at the speed of the bus; once for each mapping.
 
-        Locking takes time (0.05 s a GB), so bytes that no save has needed yet stay unlocked. The ``device``
-        becomes this thread's for a moment: without that, CUDA would take memory of the first GPU.
+        Locking takes time (0.05 s a GB), so bytes that no save has needed yet stay unlocked. So does what a
+        later save needs beyond them, as when it saves another rank's part: to lock anew, CUDA would first
+        wait for all that the GPU has to do, perhaps for ranks that are gone. Only saves lock: between them a
+        script may capture a CUDA graph, which the locking of another thread would spoil.
         """
-        if nbytes > self._registered_bytes and self._can_register:
-            with torch.cuda.device(device):
-                self._unregister()
-                status = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0))
-                if status == 0:
-                    self._registered_bytes = nbytes
-                else:  # as for a file on a disk
-                    self._can_register = False
-                    _forget_error(device)
-        return nbytes <= self._registered_bytes
+        if self._registered_bytes or not self._can_register:
+            return
+        with torch.cuda.device(device):  # a thread's own is the first GPU, of which it would take memory
+            if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) == 0:
+                self._registered_bytes, self._device = nbytes, device
+            else:  # as for a file on a disk
+                self._can_register = False
+                _forget_error(device)
 
     def _unregister(self) -> None:
         if self._registered_bytes:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            with torch.cuda.device(self._device):
+                torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
             self._registered_bytes = 0
 
     def _release(self) -> None:
@@ -197,27 +210,23 @@ class Arena:
         self._slots = tuple(Slot(f"slot-{generation}-{world.rank}-{index}") for index in range(2))
         self._stopped = False
         self._is_hurried = False
-        has_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._gpu = torch.device("cuda", torch.cuda.current_device()) if has_gpu else None
 
-    def claim(self, nbytes: int, wanted_nbytes: int = 0) -> None:
+    def claim(self, nbytes: int, wanted_nbytes: int = 0, *, written: Slot | None = None) -> None:
         """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` where memory is plentiful.
 
-        A slot in use is left as it is; it grows when it is free and needed. If this process uses a GPU,
-        ``nbytes`` of each are page-locked.
+        A slot in use is left as it is; it grows when it is free and needed. The one that was ``written`` just
+        now, and may not be sealed yet, is left as it is, too.
 
         Raises:
             SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
         """
         self._await_removal()
-        slots = [slot for slot in self._slots if slot.is_free() and slot.capacity < nbytes]
+        others = [slot for slot in self._slots if slot is not written]
+        slots = [slot for slot in others if slot.is_free() and slot.capacity < nbytes]
         for num_done, slot in enumerate(slots):
             self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
-        for slot in self._slots:
+        for slot in others:
             self._widen(slot, wanted_nbytes)
-        for slot in self._slots:
-            if self._gpu is not None and slot.is_free() and not self._stopped:
-                slot.register(min(nbytes, slot.capacity), self._gpu)
 
     def _await_removal(self) -> None:
         """Wait for the agent to remove what was restored to memory, once all ranks here have read it."""
@@ -293,9 +302,13 @@ class Arena:
         name = SealName(self.generation, step, number, self.world.rank, taken=False)
         return self.seals / (name.held_name if is_held else name.file_name)
 
+    def stop(self) -> None:
+        """Let a claim in another thread end early."""
+        self._stopped = True
+
     def close(self) -> None:
         """Release the mappings and stop claims; the files stay for the agent."""
-        self._stopped = True
+        self.stop()
         for slot in self._slots:
             slot.close()
 

@@ -15,6 +15,8 @@ from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
 _log = logging.getLogger("cloudspot")
+_shared_gpus: list[str] = []
+"""This rank's GPU, if ranks share one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def start_process_group() -> Any:
     # As init_process_group does by itself; but the backend depends on what the ranks say.
     store, rank, world_size = next(dist.rendezvous("env://"))
     gpu = str(torch.cuda.get_device_properties(device).uuid)
-    is_shared = is_any_shared(dist.PrefixStore(f"{_PREFIX}-gpus", store), world_size, gpu)
+    is_shared = is_any_shared(dist.PrefixStore(f"{_PREFIX}-gpus", store), rank, world_size, gpu)
+    if is_shared:
+        _shared_gpus.append(gpu)
     if is_shared and rank == 0:
         _log.warning(
             "several training processes share a GPU, as those of several machines on one computer do: gloo"
@@ -82,14 +86,15 @@ def start_process_group() -> Any:
     return device
 
 
-def is_any_shared(store: Any, world_size: int, gpu: str) -> bool:
-    """Return whether two ranks have the same GPU. Each rank asks once, and waits until all have."""
-    if store.add(gpu, 1) > 1:
-        store.set("shared", "")
-    if store.add("asked", 1) == world_size:
-        store.set("all", "")
-    store.wait(["all"])
-    return bool(store.check(["shared"]))
+def shares_gpu() -> bool:
+    """Return whether the process group uses gloo on GPUs because ranks share one."""
+    return bool(_shared_gpus)
+
+
+def is_any_shared(store: Any, rank: int, world_size: int, gpu: str) -> bool:
+    """Return whether two ranks have the same GPU. Each rank asks, and waits until all have."""
+    store.set(str(rank), gpu)
+    return len(set(store.multi_get([str(one) for one in range(world_size)]))) < world_size
 
 
 def current_world() -> World:

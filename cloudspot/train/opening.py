@@ -14,7 +14,7 @@ import torch
 
 from cloudspot.train import checkpoint, handoff, sharding
 from cloudspot.train.checkpoint import Checkpoint
-from cloudspot.train.distributed import World, current_world
+from cloudspot.train.distributed import World, current_world, shares_gpu
 from cloudspot.train.errors import SessionError
 from cloudspot.train.training import Session
 from cloudspot.train.uncaught_errors import tell_of_errors
@@ -31,6 +31,8 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
     checkpoint.check_tracked(tracked)
     world = current_world()
     check_exact(tracked.get("model"), world, exact=exact)
+    if shares_gpu():
+        _check_unsharded(tracked)
     directory = os.environ.get(handoff.HANDOFF)
     if directory is not None and world.rank == 0:
         _warn_of_own_statistics(tracked)
@@ -46,6 +48,16 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
         session.connect(Path(directory))
         atexit.register(session.close)
     return session
+
+
+def _check_unsharded(tracked: Mapping[str, Any]) -> None:
+    # What gloo makes of FSDP's averages on a GPU has differed from one torch to another.
+    for name, each in tracked.items():
+        if isinstance(each, torch.nn.Module) and any(map(sharding.is_dtensor, each.parameters())):
+            raise SessionError(
+                f"session({name}=...) is sharded over processes that share a GPU, which is not supported:"
+                " set CUDA_VISIBLE_DEVICES to an empty string to train on the CPU"
+            )
 
 
 def _warn_of_own_statistics(tracked: Mapping[str, Any]) -> None:

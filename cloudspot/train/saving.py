@@ -23,6 +23,7 @@ from cloudspot.train.tree import Json, tensor_bytes
 _log = logging.getLogger(__name__)
 _SAME = ("generation", "step", "round", "plan")
 """What a rank that gives and the one that takes have to agree on."""
+_STOP_SECONDS = 5.0
 _SLOT_POLL_SECONDS = 0.01
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -72,7 +73,7 @@ class Saver:
         with self._lock:
             self._prepare(items)
 
-    def _prepare(self, items: tuple[Item, ...]) -> None:
+    def _prepare(self, items: tuple[Item, ...], *, written: Slot | None = None) -> None:
         rank, num_local = self._world.rank, self._world.local_world_size
         first = rank - self._world.local_rank
         others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
@@ -80,7 +81,10 @@ class Saver:
         alone = plan(items, world_size=self._world.world_size, avoid=others, handover_bytes=most)
         nbytes = self._plan_for(items).part_bytes[rank]
         self._claiming = threading.Thread(
-            target=self._claim, args=(nbytes, alone.part_bytes[rank]), name="cloudspot-arena", daemon=True
+            target=self._claim,
+            args=(nbytes, alone.part_bytes[rank], written),
+            name="cloudspot-arena",
+            daemon=True,
         )
         self._claiming.start()
 
@@ -186,7 +190,7 @@ class Saver:
             }
             if must_grow and order.kind == INTERVAL:
                 # The state has outgrown the slots: let the other one grow before a drain needs it.
-                self.prepare(state.items)
+                self._prepare(state.items, written=slot)
             return Copied(slot, content, HandOver(order, rank, takes=taken), taken)
 
     def _giving(
@@ -226,14 +230,18 @@ class Saver:
 
     def close(self) -> None:
         """Stop warming the arena; what is sealed stays for the agent."""
+        self._arena.stop()
+        if self._claiming is not None:
+            # A thread that is in torch's code when Python ends takes the process with it, by SIGABRT.
+            self._claiming.join(_STOP_SECONDS)
         self._arena.close()
 
     def _has_claimed(self) -> bool:
         return self._claiming is not None and not self._claiming.is_alive()
 
-    def _claim(self, nbytes: int, wanted_nbytes: int) -> None:
+    def _claim(self, nbytes: int, wanted_nbytes: int, written: Slot | None) -> None:
         try:
-            self._arena.claim(nbytes, wanted_nbytes)
+            self._arena.claim(nbytes, wanted_nbytes, written=written)
         except Exception as error:  # raised by the next save, in the main thread
             self._claim_error = error
 

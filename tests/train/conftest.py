@@ -194,7 +194,7 @@ def courier(tmp_path):
     made = Courier(tmp_path)
     yield made
     shutil.rmtree(tmp_path, ignore_errors=True)
-    tmp_path.mkdir()  # no other test gets its name: a process has one session in a directory
+    tmp_path.mkdir(exist_ok=True)  # no other test gets its name: a process has one session in a directory
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """The slots: who may write them when, and where they lie."""
 
+import contextlib
 import errno
 import mmap
 import os
 import shutil
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -409,3 +411,113 @@ def test_the_files_outlive_the_arena(slots):
     path = slots.free_slot().path
     slots.close()
     assert path.exists()
+
+
+# --- GPUs, played by the CPU ------------------------------------------------------------------------
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 1)
+
+
+class Cuda:
+    """Stands in for ``torch.cuda``, whose copies are torch's own; ``calls`` is what it was asked for."""
+
+    def __init__(self, calls, *, refuses=False):
+        self._calls, self._refuses = calls, refuses
+
+    def cudart(self):
+        return self
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
+        self._calls.append(("lock", nbytes))
+        return 1 if self._refuses else 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self._calls.append("unlock")
+
+    def device(self, device):
+        assert device.index == 1
+        return contextlib.nullcontext()
+
+    stream = current_stream = lambda self, *_: contextlib.nullcontext()
+
+    def Stream(self, device):  # noqa: N802
+        self._calls.append("stream")
+        return types.SimpleNamespace(
+            wait_stream=lambda _: None, synchronize=lambda: self._calls.append("done")
+        )
+
+
+@pytest.fixture
+def write_from_gpu(slots, monkeypatch):
+    """``write_from_gpu(num_bytes)``: a save of so much to the same slot; what was asked of CUDA for it."""
+    calls = []
+
+    def stage(copies):
+        calls.append(("staged", sum(view.nbytes for view, _ in copies)))
+        for view, tensor in copies:
+            view.copy_(tensor)
+
+    monkeypatch.setattr(arena, "_copy_through_staging", stage)
+    monkeypatch.setattr(arena, "_forget_error", lambda _: calls.append("forgotten"))
+    slots.claim(8000)
+
+    def write(*lengths, refuses=False):
+        monkeypatch.setattr(torch, "cuda", Cuda(calls, refuses=refuses))
+        items = [Item(str(n), "uint8", (length,), 1) for n, length in enumerate(lengths)]
+        made = plan(items, world_size=1)
+        data = {str(n): torch.full((length,), n + 1, dtype=torch.uint8) for n, length in enumerate(lengths)}
+        slot = slots._slots[0]
+        tensors = [data[one.item.name].as_subclass(OnGpu) for one in made.parts[0]]
+        slot.write(made.parts[0], tensors)
+        held = slot.path.read_bytes()
+        for one in made.parts[0]:
+            assert held[one.offset : one.offset + one.nbytes] == bytes(data[one.item.name].tolist())
+        found = tuple(calls)
+        calls.clear()
+        return found
+
+    return write
+
+
+def test_what_a_save_needs_is_page_locked_once(write_from_gpu):
+    first = write_from_gpu(1000, 1000)
+    assert first[0][0] == "lock"
+    assert first[0][1] >= 2000
+    assert first[1:] == ("stream", "done")
+    assert write_from_gpu(1000, 1000) == ("stream", "done")
+
+
+def test_what_a_later_save_needs_beyond_it_is_not_locked_anew(write_from_gpu):
+    """To unlock the rest, CUDA would wait for the GPU, and a drain has no time for that."""
+    write_from_gpu(1000, 1000)
+    assert write_from_gpu(1000, 1000, 3000) == ("stream", ("staged", 3000), "done")
+
+
+def test_memory_that_cannot_be_locked_is_tried_once_and_the_error_is_not_left_to_the_training(write_from_gpu):
+    refused = write_from_gpu(1000, refuses=True)
+    assert refused[0][0] == "lock"
+    assert refused[1:] == ("forgotten", ("staged", 1000))
+    assert write_from_gpu(1000) == (("staged", 1000),)
+
+
+def test_a_locked_slot_stays_mapped_and_locked_when_it_is_closed(write_from_gpu, slots):
+    write_from_gpu(1000)
+    address = slots._slots[0]._bytes.data_ptr()
+    slots.close()
+    assert [one.data_ptr() for one in arena._locked_for_good[-1:]] == [address]
+
+
+def test_the_slot_that_was_just_written_is_left_alone_before_it_is_sealed(slots, monkeypatch):
+    """It was given more room, and zeros, if it was free a moment before its seal."""
+    slots.claim(8000)
+    written = slots.free_slot()
+    written.put(0, b"x" * 8000)
+    slots.claim(9000, 20_000, written=written)
+    assert [slot.capacity for slot in slots._slots] == [8000, 20_000]
+    assert written.path.read_bytes() == b"x" * 8000

@@ -30,7 +30,7 @@ def memory():
         yield Path(name)
 
 
-@pytest.mark.parametrize("place", ["memory", "disk", "unlocked memory"])
+@pytest.mark.parametrize("place", ["memory", "memory that is locked in part", "unlocked memory", "disk"])
 def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, memory, monkeypatch, place):
     seals_directory(tmp_path).mkdir()
     slots = Arena(
@@ -54,9 +54,12 @@ def test_tensors_on_a_gpu_are_copied_bit_for_bit(tmp_path, memory, monkeypatch, 
     slots.claim(made.part_bytes[0])
     slot = slots.free_slot()
     if place == "unlocked memory":
-        monkeypatch.setattr(type(slot), "register", lambda self, nbytes, device: False)
+        monkeypatch.setattr(slot, "_can_register", False)
+    if place == "memory that is locked in part":
+        slot._register(4096, tensors["a"].device)
     slot.write(made.parts[0], [tensors[placement.item.name] for placement in made.parts[0]])
-    assert (slot._registered_bytes > 0) is (place == "memory")
+    locked = {"memory": made.part_bytes[0], "memory that is locked in part": 4096}
+    assert slot._registered_bytes == locked.get(place, 0)
     assert float(torch.ones(1, device="cuda").add_(1)) == 2.0, "CUDA still has an error to tell"
     data = bytearray(slot.path.read_bytes())
     for placement in made.parts[0]:

@@ -157,6 +157,21 @@ def test_a_state_that_has_grown_makes_the_other_slot_grow_beside_the_training(
     }
 
 
+def test_a_copy_that_is_not_sealed_yet_keeps_its_bytes_while_the_arena_grows(make_savers, objects):
+    """It was overwritten with zeros if its slot got more room in that moment, and then sealed."""
+    saver = make_savers()[0]
+    objects["more"] = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(20))
+    told = Description({}, {"random": 0})
+    order = SaveOrder(INTERVAL, 7)
+    copied = saver.copy(objects, order, step=7, describe=lambda: told, deadline=None)
+    saver._claiming.join()
+    held, tensors = copied.slot.path.read_bytes(), take(objects).tensors
+    assert copied.content["items"]
+    for item in copied.content["items"]:
+        expected = tensors[item["name"]].detach().numpy().tobytes()
+        assert held[item["offset"] : item["offset"] + item["nbytes"]] == expected
+
+
 @pytest.mark.parametrize("leaving", [0, 1])
 def test_what_only_ranks_of_a_leaving_node_have_is_in_the_others_parts(make_savers, leaving):
     """Buffers of the model are rank 0's, and so is what ranks share where they differ."""
