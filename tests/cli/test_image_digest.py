@@ -3,9 +3,11 @@
 import base64
 import hashlib
 import json
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -81,6 +83,24 @@ def log_in(registry, home):
 
 def test_a_registry_that_wants_a_token_gets_one(registry):
     assert with_digest(f"{registry.name}/team/train:7") == f"{registry.name}/team/train:7@{DIGEST}"
+    assert [path for path, _ in registry.seen] == [
+        "/v2/team/train/manifests/7",
+        "/token",
+        "/v2/team/train/manifests/7",
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "offers"])
+def test_what_is_only_looked_at_has_its_tag_looked_up_once(registry, local_home, tmp_path, command):
+    image = f"{registry.name}/team/train:7"
+    (tmp_path / "job.toml").write_text(f'name = "j"\n[run]\nentrypoint = "train.py"\nimage = "{image}"\n')
+    (tmp_path / "train.py").write_text("")
+    subprocess.run(
+        [sys.executable, "-m", "cloudspot", command, "--provider", "local", str(tmp_path / "job.toml")],
+        env={**os.environ, "CLOUDSPOT_LOCAL_HOME": str(local_home)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     assert [path for path, _ in registry.seen] == [
         "/v2/team/train/manifests/7",
         "/token",
