@@ -120,9 +120,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
     is submitted. If left out, they run on the machine itself."""
     fork_server: bool = True
-    """Whether a process on each machine imports torch while the machine prepares, and torchrun and the
-    processes of an entrypoint are forked from it, so that a restart imports nothing. A program that would not
-    run the same is started as usual. Linux only."""
+    """Whether a process on each machine imports torch, and what else the entrypoint imports first, while the
+    machine prepares, and torchrun and the processes of the entrypoint are forked from it, so that a restart
+    imports next to nothing. A program that would not run the same is started as usual. Linux only."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when it ends, and appear in no record, log or request."""

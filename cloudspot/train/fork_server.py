@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from cloudspot.train.early_imports import EarlyImports, import_early
 from cloudspot.train.fork_client import ANSWER, GO
 
 MARK = "CLOUDSPOT_FORK_SERVER"
@@ -94,7 +95,7 @@ class Program:
 def serve(listener: socket.socket, script: Path) -> Program:
     """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
 
-    What else to import is guessed from the text of the ``script``, which clients will ask for.
+    What else to import is seen from the text of the ``script``, which clients will ask for.
 
     Raises:
         ImportError: this Python has no torch.
@@ -110,13 +111,14 @@ def serve(listener: socket.socket, script: Path) -> Program:
         importlib.import_module(name)
     if any(map(_USES_COMPILER.search, _lines(script))):
         importlib.import_module(_COMPILER)
+    early = import_early(script, _modules_in(str(script.parent)))
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
     running = _Running(listener)
     while True:
         for connection in running.wait():
             asked = _receive(connection)
-            why_not = _why_not(asked[0], environment, room) if asked else ""
+            why_not = _why_not(asked[0], environment, room, early) if asked else ""
             if asked is None or why_not:
                 sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
                 connection.close()
@@ -127,7 +129,7 @@ def serve(listener: socket.socket, script: Path) -> Program:
             else:
                 is_wanted = False
                 running.forget()
-                _become(*asked, room)
+                _become(*asked, room, early)
                 with contextlib.suppress(OSError):
                     is_wanted = connection.recv(1) == GO
                 if not is_wanted:
@@ -230,11 +232,14 @@ def _has_ended(client: socket.socket) -> bool:
         return True
 
 
-def _why_not(program: Program, environment: Mapping[str, str], room: _Room) -> str:
+def _why_not(program: Program, environment: Mapping[str, str], room: _Room, early: EarlyImports) -> str:
     """Return why the program must not be forked from here, or an empty text."""
     for name in {*environment, *program.environment}:
         if _EARLY.match(name) and environment.get(name) != program.environment.get(name):
             return f"{name} is read before it starts"
+    other = early.variable_in_the_way(environment, program.environment)
+    if other is not None:
+        return f"{other} may have been read by {', '.join(early.modules)}"
     if program.directory != os.fsencode(Path.cwd()):
         return "it starts in another directory"
     if not room.holds(program):
@@ -280,7 +285,7 @@ def _fork() -> int:
             return -1
 
 
-def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
+def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyImports) -> None:
     """Make this forked process look as if it had been started for the program."""
     os.setpgid(0, 0)  # so that it signals no other program; a leader of a session could not begin its own
     for number, stream in enumerate(streams):
@@ -288,7 +293,7 @@ def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
         os.close(stream)
     os.chdir(program.directory)
     os.environ.clear()
-    os.environ.update(program.environment)
+    os.environ.update({**early.variables, **program.environment})
     room.show(program)
     sys.argv = program.arguments
     sys.orig_argv = list(program.words)

@@ -1,5 +1,6 @@
 """Programs that are forked from a process with torch: they are as if each had been started."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -48,18 +49,36 @@ if len(sys.argv) > 2:
 IS_FORKED = "import sys; print('forked' if 'torch' in sys.modules else 'started', flush=True)\n"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("node")
+@dataclasses.dataclass
+class Given:
+    """A fork server that runs, and what it was started with."""
+
+    node: Node
+    environment: dict[str, str]
+    own: ForkServer
+
+
+@contextlib.contextmanager
+def serving(root, script="", **variables):
     node = Node("job", 1, "file:///store", "local", root / "node", sys.executable, root / "arena", "5" * 64)
-    node.directory.mkdir()
+    node.directory.mkdir(parents=True)
     node.create_directories()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    if script:
+        (node.work / "train.py").write_text(script)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **variables}
     server = ForkServer(Runtime(node, sys.executable), RunSpec(entrypoint="train.py"), environment)
     server.start()
-    yield dataclasses.make_dataclass("Given", ["node", "environment", "own"])(node, environment, server)
-    end_training(node)
-    server._process.wait()
+    try:
+        yield Given(node, environment, server)
+    finally:
+        end_training(node)
+        server._process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("node")) as given:
+        yield given
 
 
 @pytest.fixture
@@ -185,6 +204,33 @@ def test_what_would_not_run_the_same_is_started(server, start, why, given):
     process = start(given.pop("script", IS_FORKED), **given)
     assert process.communicate(timeout=100)[0] == "started\n"
     assert why in server.node.fork_server_log.read_text()
+
+
+def test_what_the_script_imports_first_is_imported_once(tmp_path):
+    """And what its imports have set is set, unless a program is given another value."""
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").write_text(
+        "import os\nprint('imported')\nos.environ.update(SET_HERE='x', GIVEN='x')\n"
+    )
+    script = "import safetensors\nimport os, torch\nprint(os.environ['SET_HERE'], os.environ['GIVEN'])\n"
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    with serving(tmp_path / "there", script, PYTHONPATH=path, GIVEN="mine") as server:
+
+        def run(**variables):
+            return subprocess.run(
+                [*server.own.prefix, sys.executable, "-u", "train.py"],
+                cwd=server.node.work,
+                env={**server.environment, **variables},
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout.split()
+
+        assert run() == run(RANK="1", CLOUDSPOT_GENERATION="2") == ["x", "mine"]
+        assert run(HOME="/elsewhere") == ["imported", "x", "x"]
+        log = server.node.fork_server_log.read_text()
+        assert log.count("imported\n") == 1
+        assert "HOME may have been read by safetensors, torch" in log
 
 
 def test_torchrun_is_forked_without_a_warning(server):
