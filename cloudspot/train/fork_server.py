@@ -293,7 +293,9 @@ def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyI
         os.close(stream)
     os.chdir(program.directory)
     os.environ.clear()
-    os.environ.update({**early.variables, **program.environment})
+    if program.module is None:  # torchrun would hand them on, and has not imported what the script does
+        os.environ.update(early.variables)
+    os.environ.update(program.environment)
     room.show(program)
     sys.argv = program.arguments
     sys.orig_argv = list(program.words)

@@ -52,6 +52,7 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) ->
     assert (time["unknown"], time["lost"]) == (0, 0)
     assert sum(time.values()) == pytest.approx(2 * time["total"], abs=0.02)
     assert 0 < shown["goodput"] == pytest.approx(time["training"] / time["total"], abs=1e-3)
+    assert "not forked" not in user.cloudspot("logs", "digits", "--source", "agent").stdout
     store = user.home / "store"
     objects = [str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()]
     check_layout([key for key in objects if not key.startswith(".")], absent=ABSENT)

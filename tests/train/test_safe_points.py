@@ -121,7 +121,7 @@ def test_a_notice_in_an_evaluation_ends_as_if_nobody_had_disturbed_it(compare, n
 
 
 @pytest.fixture
-def evaluated(open_session, courier, until_held):
+def evaluated(open_session, courier, until_held, monkeypatch):
     """``evaluated(model, evaluate)``: drained in an evaluation at the beginning of step 3; where it was saved.
 
     ``evaluate(check)`` begins with a ``check`` in which nothing is known of the notice yet.
@@ -130,7 +130,9 @@ def evaluated(open_session, courier, until_held):
     def run(model, evaluate, *, at_end=False, **others):
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
         session = open_session(courier.begin(), model=model, optimizer=optimizer, **others)
-        session.check()  # from now on each boundary is marked, however short the steps
+        # From now on each boundary is marked, however short the steps and busy the machine.
+        monkeypatch.setattr(boundary_marks, "ALWAYS_SECONDS", 1e9)
+        session.check()
         expected, num_checks = [], 0
 
         def check():

@@ -215,10 +215,11 @@ def test_what_the_script_imports_first_is_imported_once(tmp_path):
     script = "import safetensors\nimport os, torch\nprint(os.environ['SET_HERE'], os.environ['GIVEN'])\n"
     path = os.pathsep.join((str(tmp_path), *sys.path))
     with serving(tmp_path / "there", script, PYTHONPATH=path, GIVEN="mine") as server:
+        (server.node.work / "tell.py").write_text("import os\nprint(os.environ.get('SET_HERE'))\n")
 
-        def run(**variables):
+        def run(*words, **variables):
             return subprocess.run(
-                [*server.own.prefix, sys.executable, "-u", "train.py"],
+                [*server.own.prefix, sys.executable, *(words or ("-u", "train.py"))],
                 cwd=server.node.work,
                 env={**server.environment, **variables},
                 capture_output=True,
@@ -227,6 +228,7 @@ def test_what_the_script_imports_first_is_imported_once(tmp_path):
             ).stdout.split()
 
         assert run() == run(RANK="1", CLOUDSPOT_GENERATION="2") == ["x", "mine"]
+        assert run("-m", "tell") == ["None"], "torchrun would hand it on"
         assert run(HOME="/elsewhere") == ["imported", "x", "x"]
         log = server.node.fork_server_log.read_text()
         assert log.count("imported\n") == 1
