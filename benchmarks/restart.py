@@ -1,10 +1,10 @@
 """From the loss of a trainer to the first step of the next generation, beside torchrun's cold start.
 
-python benchmarks/restart.py [--rounds 5] [--nodes 1] [--gpu]
+python benchmarks/restart.py [--rounds 5] [--nodes 1] [--gpu] [--job FILE]
 
 Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
 without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same
-run.
+run. With another job, such as examples/hf-trainer/job.toml, there is no reference.
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ def cold_start(num_nodes: int, devices: str) -> float:
                 node.stdout.close()
 
 
-def restart(home: Path, num_nodes: int, devices: str, *, has_fork_server: bool) -> float:
+def restart(home: Path, job: Path, num_nodes: int, devices: str, *, has_fork_server: bool) -> float:
     """Return the seconds from the SIGKILL of the last rank to the first step of the next generation."""
     rank = num_nodes - 1
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
     words = [
-        *(sys.executable, "-m", "cloudspot", "run", str(JOB / "job.toml"), "--name", "restart"),
+        *(sys.executable, "-m", "cloudspot", "run", str(job), "--name", "restart"),
+        *("--set", 'checkpoint.interval="1s"', "--set", "providers.local.reclaims=[]"),
         *("--set", f"nodes={num_nodes}", "--set", 'run.env.TINY_EPOCHS="400"'),
         *("--set", f'run.env.CUDA_VISIBLE_DEVICES="{devices}"'),
         *("--set", f"run.fork_server={str(has_fork_server).lower()}"),
@@ -129,31 +130,34 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--job", type=Path, help="another job than the tests' smallest one")
     parser.add_argument("--gpu", action="store_true", help="train on the first GPU")
     options = parser.parse_args()
     devices = "0" if options.gpu else ""
+    job = options.job or JOB / "job.toml"
     colds: list[float] = []
     restarts: dict[bool, list[float]] = {True: [], False: []}
     for number in range(options.rounds):
-        colds.append(cold_start(options.nodes, devices))
+        if options.job is None:
+            colds.append(cold_start(options.nodes, devices))
         for has_fork_server, found in restarts.items():
             with tempfile.TemporaryDirectory() as name:
                 home = Path(name) / "home"
-                found.append(restart(home, options.nodes, devices, has_fork_server=has_fork_server))
+                found.append(restart(home, job, options.nodes, devices, has_fork_server=has_fork_server))
         forked, started = (found[-1] for found in restarts.values())
+        cold = f"cold start {colds[-1]:.2f} s, " if colds else ""
         print(
-            f"round {number + 1}: cold start {colds[-1]:.2f} s, restart {forked:.2f} s, "
-            f"without the fork server {started:.2f} s",
+            f"round {number + 1}: {cold}restart {forked:.2f} s, without the fork server {started:.2f} s",
             flush=True,
         )
     for has_fork_server, found in restarts.items():
-        ratio = statistics.median(r / c for r, c in zip(found, colds, strict=True))
         what = "with" if has_fork_server else "without"
         spread = f"{min(found):.2f} to {max(found):.2f}"
-        print(
-            f"restart {what} the fork server: median {statistics.median(found):.2f} s ({spread}), "
-            f"{ratio:.2f} x a cold start"
-        )
+        line = f"restart {what} the fork server: median {statistics.median(found):.2f} s ({spread})"
+        if colds:
+            ratio = statistics.median(r / c for r, c in zip(found, colds, strict=True))
+            line += f", {ratio:.2f} x a cold start"
+        print(line)
 
 
 if __name__ == "__main__":
