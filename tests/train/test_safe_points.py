@@ -120,8 +120,14 @@ def test_a_notice_in_an_evaluation_ends_as_if_nobody_had_disturbed_it(compare, n
 # --- where it leaves ----------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def all_marked(monkeypatch):
+    """Mark each boundary once a script checks, however short the steps and busy the machine."""
+    monkeypatch.setattr(boundary_marks, "ALWAYS_SECONDS", 1e9)
+
+
 @pytest.fixture
-def evaluated(open_session, courier, until_held, monkeypatch):
+def evaluated(open_session, courier, until_held):
     """``evaluated(model, evaluate)``: drained in an evaluation at the beginning of step 3; where it was saved.
 
     ``evaluate(check)`` begins with a ``check`` in which nothing is known of the notice yet.
@@ -130,9 +136,7 @@ def evaluated(open_session, courier, until_held, monkeypatch):
     def run(model, evaluate, *, at_end=False, **others):
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
         session = open_session(courier.begin(), model=model, optimizer=optimizer, **others)
-        # From now on each boundary is marked, however short the steps and busy the machine.
-        monkeypatch.setattr(boundary_marks, "ALWAYS_SECONDS", 1e9)
-        session.check()
+        session.check()  # from now on each boundary is marked
         expected, num_checks = [], 0
 
         def check():
