@@ -68,7 +68,8 @@ def train(bench, server, wait_until):
             output += bench.log(life)
             outcomes.append(bench.exit_record(launch=launch).outcome)
         assert outcomes == [*("drained" for _ in reclaim_at), "succeeded"], "\n".join(output)
-        steps = [int(found[1]) for line in output if (found := re.fullmatch(r"step (\d+)", line))]
+        # What the handler of a signal prints may follow on the same line.
+        steps = [int(found[1]) for line in output if (found := re.match(r"step (\d+)", line))]
         assert steps == list(range(1, NUM_STEPS + 1))
         (loss,) = re.findall(rf"trained {NUM_STEPS} steps, loss ([\d.]+)", "\n".join(output))
         return float(loss)
