@@ -151,8 +151,8 @@ class Slot:
         end = self._bytes.data_ptr() + self._registered_bytes
         is_locked = [view.data_ptr() + view.nbytes <= end for view, _ in copies]
         streams = {}
-        for (view, tensor), may_hurry in zip(copies, is_locked, strict=True):
-            if not may_hurry:
+        for (view, tensor), is_fast in zip(copies, is_locked, strict=True):
+            if not is_fast:
                 continue
             if tensor.device not in streams:
                 stream = torch.cuda.Stream(device=tensor.device)
@@ -161,7 +161,9 @@ class Slot:
             with torch.cuda.stream(streams[tensor.device]):
                 view.copy_(tensor, non_blocking=True)
         if not all(is_locked):
-            _copy_through_staging([one for one, may in zip(copies, is_locked, strict=True) if not may])
+            _copy_through_staging(
+                [one for one, is_fast in zip(copies, is_locked, strict=True) if not is_fast]
+            )
         for stream in streams.values():
             stream.synchronize()
 

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def gpu() -> None:
     """Fail without a GPU, where the examples would train on the CPU."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert torch.cuda.is_available(), "there is no GPU"
 
 
 ON_GPU = ('run.env.CUDA_VISIBLE_DEVICES="0"', 'run.env.TINY_TELL_DEVICE="1"', 'run.env.TINY_EPOCHS="5"')
-FORKS = "run.fork_server=true"
 CALM = "providers.local.reclaims=[]"
 STEPS_OF_ONE_NODE = 5 * 20
 

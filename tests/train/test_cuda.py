@@ -80,6 +80,16 @@ def make_model():
     return torch.nn.Sequential(*layers).to("cuda")
 
 
+def check_resumed(courier, train, drain_at):
+    """Train undisturbed, and drained and resumed: both end with the same bits."""
+    train(None)
+    expected = courier.final()
+    with pytest.raises(SystemExit):
+        train(None, drain_at)
+    train(courier.carry())
+    assert courier.final() == expected
+
+
 KINDS = {
     "scaled": {},
     "fused": {"fused": True},
@@ -110,12 +120,7 @@ def test_a_training_on_a_gpu_resumes_bit_equal(open_session, courier, until_held
                 courier.drain()
                 until_held(run)
 
-    train(None)
-    expected = courier.final()
-    with pytest.raises(SystemExit):
-        train(None, drain_at)
-    train(courier.carry())
-    assert courier.final() == expected
+    check_resumed(courier, train, drain_at)
 
 
 @pytest.mark.parametrize("drain_at", [2, 7])
@@ -140,12 +145,7 @@ def test_batches_in_pinned_memory_are_replayed(open_session, courier, until_held
                 courier.drain()
                 until_held(run)
 
-    train(None)
-    expected = courier.final()
-    with pytest.raises(SystemExit):
-        train(None, drain_at)
-    train(courier.carry())
-    assert courier.final() == expected
+    check_resumed(courier, train, drain_at)
 
 
 def test_a_notice_in_an_evaluation_does_not_wait_for_the_gpu(open_session, courier, until_held, memory):
