@@ -417,7 +417,7 @@ def test_a_reclaim_is_first_a_notice_then_the_power_button_and_a_script_then_the
         it = Lab(host, wait_until)
         it.boot(script, tags={"at-end": at_end})
         it.wait_for_console("up\n")
-        host.reclaim("i-1", notice_seconds=3.0)
+        host.reclaim("i-1", notice_seconds=6.0)
         end = it.wait_for_end()
         assert end.end_reason is EndReason.RECLAIMED
         lines = it.console().splitlines()
@@ -437,7 +437,7 @@ def test_the_power_button_is_pressed_at_once_where_the_notice_is_shorter_and_its
         it = Lab(host, wait_until)
         it.boot("echo up; sleep 1000", tags={"at-end": "#!/bin/sh\necho going\nexec sleep 1000\n"})
         it.wait_for_console("up\n")
-        host.reclaim("i-1", notice_seconds=1.0)
+        host.reclaim("i-1", notice_seconds=1.9)
         end = it.wait_for_end()
         assert (end.end_reason, end.ended_at >= end.notice_deadline) == (EndReason.RECLAIMED, True)
         assert "going\n" in host.console("i-1")

@@ -248,7 +248,7 @@ def test_the_limit_outside_ends_a_machine_that_hangs_while_nobody_asks_for_anyth
 
 @enclosed
 def test_a_spot_machine_reads_its_notice_and_the_api_tells_the_reclaim(account):
-    plan = (PlannedReclaim(after_seconds=0.0, notice_seconds=1.5),)
+    plan = (PlannedReclaim(after_seconds=0.0, notice_seconds=10.0),)
     with account(plan=lambda machine: plan if machine.market is Market.SPOT else ()) as it:
         script = f"{TOKEN} until imds spot/instance-action | grep action; do sleep 0.05; done; sleep 1000"
         (instance_id,) = it.run(script, InstanceMarketOptions={"MarketType": "spot"})
