@@ -23,6 +23,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
@@ -35,7 +36,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _PAGE_SIZE = 1000
 _LARGE_BYTES = 8 << 20
-"""Files of this size or more leave the kernel's cache once they are on the disk."""
+"""Files of this size or more do not stay in the kernel's cache."""
 # A directory that another process removes as empty between our mkdir and our link is made anew; each
 # further round needs such a removal in the same few microseconds.
 _NUM_TRIES = 50
@@ -355,7 +356,7 @@ class _FileUpload(Upload):
             self._store._translated("write", self._key),  # noqa: SLF001 (one class in two parts)
             memoryview(data).cast("B") as view,
         ):
-            written = 0
+            written = write_past_cache(self._descriptor, view) if len(view) >= _LARGE_BYTES else 0
             while written < len(view):
                 with view[written:] as rest:
                     written += os.write(self._descriptor, rest)

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -343,6 +344,18 @@ def test_a_large_file_does_not_take_the_memory_that_caches_what_others_read(stor
     store.put("small", large[1:])
     assert advised == [(8 << 20, 0, 0, os.POSIX_FADV_DONTNEED)]
     assert store.get("large") == large
+
+
+@pytest.mark.parametrize(
+    "sizes", [(8 << 20,), ((8 << 20) + 1,), ((8 << 20) + 1, 8 << 20, 9 << 20), (1, 9 << 20)]
+)
+def test_large_pieces_are_stored_as_they_are(store, sizes):
+    pieces = [random.Random(size).randbytes(size) for size in sizes]
+    with store.open_upload("large") as upload:
+        for piece in pieces:
+            upload.write(piece)
+        upload.commit()
+    assert store.get("large") == b"".join(pieces)
 
 
 @pytest.mark.parametrize(

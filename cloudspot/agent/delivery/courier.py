@@ -289,19 +289,19 @@ class Courier:
                     is_repeated=name.taken,
                     in_background=not is_last,
                 )
-        finally:
+            self._sent.note(part)
+            self._context.uploaded_slots[Path(seal.slot)] = save, name.rank
+            self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
+            waited = 0.0
+            if waits:
+                began = time.monotonic()
+                self._orders.wait(YIELD_SECONDS)
+                waited = time.monotonic() - began
+            self._commit(save, seal.sealed_at_unix + waited)
+        finally:  # only now: to unmap a gigabyte takes the kernel some 30 ms
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
-        self._sent.note(part)
-        self._context.uploaded_slots[Path(seal.slot)] = save, name.rank
-        self._context.known_parts[keys.part(self._node.job_id, save, name.rank)] = part
-        waited = 0.0
-        if waits:
-            began = time.monotonic()
-            self._orders.wait(YIELD_SECONDS)
-            waited = time.monotonic() - began
-        self._commit(save, seal.sealed_at_unix + waited)
         taken.unlink()
 
     def _commit(self, save: SaveId, sealed_at_unix: float) -> Commit | None:
