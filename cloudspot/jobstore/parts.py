@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from cloudspot.errors import CorruptData, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.low_priority import is_starved, low_priority_session, lower_thread_priority
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore import keys
@@ -39,6 +39,10 @@ MIN_FILE_BYTES = 8 << 20
 """Files of this size or more have chunks of their own."""
 
 
+class GaveWay(CloudspotError):
+    """An upload ended where its caller asked it to; nothing says that what it has put is whole."""
+
+
 def upload_part(
     store: ObjectStore,
     job_id: str,
@@ -54,6 +58,7 @@ def upload_part(
     sharing: Sharing | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     is_repeated: bool = True,
+    gives_way: Callable[[], bool] = lambda: False,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     in_background: bool = False,
@@ -68,11 +73,13 @@ def upload_part(
     ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
-    looked for first. With ``in_background``, what else runs on this host gets the processors first, if the
+    looked for first. ``gives_way`` is asked before each chunk, from several threads, and ends the upload
+    once it is true. With ``in_background``, what else runs on this host gets the processors first, if the
     part is large, for as long as it leaves some time to this.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
+        GaveWay: as ``gives_way`` asked.
     """
     part = Part(
         generation=save.generation,
@@ -100,6 +107,7 @@ def upload_part(
             progress,
             sharing=sharing,
             is_repeated=is_repeated,
+            gives_way=gives_way,
             in_background=in_background,
         )
 
@@ -266,6 +274,7 @@ def _upload(
     *,
     sharing: Sharing | None,
     is_repeated: bool = True,
+    gives_way: Callable[[], bool] = lambda: False,
     in_background: bool,
 ) -> Part:
     store = patient(store)
@@ -274,6 +283,8 @@ def _upload(
     found = find_record(store, key, Part) if is_repeated else None
 
     def carry(number: int) -> Chunk:
+        if gives_way():
+            raise GaveWay(f"the upload of {key} gave way")
         with read(*runs[number]) as data:
             content = len(data), xxh3_128(data)
             home = None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored
@@ -41,6 +42,8 @@ SETTLE_DIRECTORIES_SECONDS = 600.0
 """A directory that cannot be read must not hold up the next generation for ever."""
 WARN_SHARE = 0.7
 """The share of the notice that an upload may take before the user is warned."""
+LAST_UPLOAD_FACTOR = 1.2
+"""How much longer than the one before, which held itself back, the upload of a last save may take."""
 LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
 """The assumed rate of machines lost without a usable notice: one a node and day."""
 
@@ -242,6 +245,8 @@ class Courier:
             waits = not (seal.is_last or more or 0 in self._status.ranks)
             try:
                 self._carry(taken, seal.name, is_last=seal.is_last, waits=waits)
+            except parts.GaveWay as error:
+                _log.info("%s to the last save of its generation", error)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
@@ -260,6 +265,18 @@ class Courier:
             return False
         marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
+
+    def _gives_way(self, name: files.SealName) -> bool:
+        """Return whether the interval save under way leaves its rest to a last save, sealed and quick enough.
+
+        Where the deadline is too near for that one, what is under way is likelier to be whole in time.
+        """
+        if not any(seal.is_last and seal.name.number != name.number for seal in self._pending()):
+            return False
+        reclaim, seconds = self._orders.reclaim, self._status.upload_seconds
+        if reclaim is None:
+            return True
+        return seconds is not None and time.monotonic() + LAST_UPLOAD_FACTOR * seconds < reclaim.deadline
 
     def _carry(self, taken: Path, name: files.SealName, *, is_last: bool, waits: bool) -> None:
         save = SaveId(name.generation, name.step, name.round)
@@ -287,6 +304,7 @@ class Courier:
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
                     is_repeated=name.taken,
+                    gives_way=(lambda: False) if is_last else partial(self._gives_way, name),
                     in_background=not is_last,
                 )
             self._sent.note(part)

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from datetime import datetime, timezone
+from functools import partial
 from os import utime
 
 import pytest
@@ -217,6 +218,37 @@ def test_a_drain_that_is_sealed_during_an_upload_comes_next(bench, node, monkeyp
     monkeypatch.setattr(courier, "_commit", seal_drain)
     courier._carry_seals()
     assert found == [(40, 0), *((45, rank) for rank in range(8)), *((40, rank) for rank in range(1, 8))]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "took", "gives_way"),
+    [(60.0, 1.0, True), (10.0, 9.0, False), (60.0, None, False), (None, None, True)],
+)
+def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
+    bench, node, monkeypatch, deadline, took, gives_way
+):
+    """A drain came while an interval save was uploaded, and the notice was over before both were."""
+    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    life, put, found = bench.life(), bench.store.put, []
+    life.context.status.upload_seconds = took
+    bench.seal(node, bench.id(1, 40), world_size=2)
+
+    def watched(key, data, **options):
+        if "/chunks/" in key:
+            found.append(int(key.split("/")[-4].split("-")[1]))
+            if len(found) == 1:
+                bench.seal(node, bench.id(1, 45), kind="drain", world_size=2)
+                if deadline is not None:
+                    life.context.orders.give(reclaim=reclaim(deadline))
+        put(key, data, **options)
+
+    monkeypatch.setattr(bench.store, "put", watched)
+    put_parts = parts_put(bench, monkeypatch)
+    life.courier._carry_seals()
+    # No drain of the other node makes it whole: the rest is delivered behind it.
+    assert put_parts == ([(45, 0), (40, 0)] if gives_way else [(40, 0), (45, 0)])
+    count = len(b"weights")
+    assert found == [40] * (1 if gives_way else count) + [45] * count + [40] * (count if gives_way else 0)
 
 
 @pytest.fixture
