@@ -1,0 +1,258 @@
+"""Staging of inputs from S3 beside s5cmd, rclone and boto3 in threads: many small files, few large ones.
+
+    python benchmarks/stage_from_s3.py [--directory DIR] [--small 20000] [--large 4] [--gb 5] [--rounds 3]
+
+The server speaks just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would come on top, the
+same for all. Each round stages into an empty cache, as an agent does, and lets the others fetch the same objects into
+an empty directory, in turns. The others sync no file; so a `sync` of the file system counts for all. Programs that are
+not on the PATH are left out, and named. Then staging is killed in the middle and started again, and at last it is
+started with everything there. Figures are medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from object_store import s3_environment
+
+STAGE = """
+import sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from cloudspot.jobfile.data import DataSpec
+from cloudspot.jobstore.input_cache import InputCache, Staging
+from cloudspot.jobstore.inputs import open_input
+
+@contextmanager
+def progress(total, here):
+    yield lambda count: None
+
+staging = Staging(lambda request: request(), time.sleep, progress)
+print(InputCache(Path(sys.argv[2])).stage(open_input(DataSpec(url=sys.argv[1])), staging).fetched_bytes)
+"""
+DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
+
+
+class Server:
+    """Serves two buckets, ``small`` and ``large``; a process for each connection."""
+
+    def __init__(self, buckets: dict[str, tuple[int, int]]) -> None:
+        """Take each bucket's number of objects, and the bytes of each."""
+        self._buckets = buckets
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._pid = 0
+
+    def __enter__(self) -> Server:
+        self._pid = os.fork()
+        if self._pid == 0:
+            with suppress(KeyboardInterrupt):
+                self._serve()
+            os._exit(0)
+        self._socket.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _serve(self) -> None:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No zombies.
+        file = os.memfd_create("objects")
+        block = os.urandom(1 << 20)
+        for _ in range(-(-max(size for _, size in self._buckets.values()) // len(block))):
+            os.write(file, block)
+        while True:
+            connection, _ = self._socket.accept()
+            if os.fork() == 0:
+                with suppress(ConnectionError):
+                    self._answer(connection, file)
+                os._exit(0)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, file: int) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rest = b""
+        while True:
+            while b"\r\n\r\n" not in rest:
+                more = connection.recv(1 << 16)
+                if not more:
+                    return
+                rest += more
+            raw, _, rest = rest.partition(b"\r\n\r\n")
+            head = raw.decode()
+            method, target = head.split(" ", 2)[:2]
+            url = urlsplit(target)
+            bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+            count, size = self._buckets[bucket]
+            if not key:
+                body = b"" if method == "HEAD" else self._list(bucket, count, size, parse_qs(url.query))
+                connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                continue
+            first, last, status, span = 0, size - 1, "200 OK", ""
+            if found := re.search(r"\r\nrange: *bytes=(\d+)-(\d*)", head.lower()):
+                first, last = int(found[1]), min(int(found[2] or last), last)
+                status, span = "206 Partial Content", f"Content-Range: bytes {first}-{last}/{size}\r\n"
+            connection.sendall(
+                f'HTTP/1.1 {status}\r\nETag: "{key}"\r\nLast-Modified: {DATE}\r\nAccept-Ranges: bytes\r\n'
+                f"{span}Content-Length: {last - first + 1}\r\n\r\n".encode()
+            )
+            while method == "GET" and first <= last:
+                first += os.sendfile(connection.fileno(), file, first, last - first + 1)
+
+    @staticmethod
+    def _list(bucket: str, count: int, size: int, query: dict[str, list[str]]) -> bytes:
+        after = next((query[name][0] for name in ("continuation-token", "start-after", "marker") if name in query), "")
+        limit = min(int(query.get("max-keys", ["1000"])[0]), 1000)
+        names = [f"{number:06}" for number in range(count)]
+        left = [name for name in names if name > after and name.startswith(query.get("prefix", [""])[0])]
+        more, page = len(left) > limit, left[:limit]
+        objects = "".join(
+            f"<Contents><Key>{name}</Key><LastModified>2026-11-20T12:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{name}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for name in page
+        )
+        following = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
+        return (
+            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{following}{objects}</ListBucketResult>"
+        ).encode()
+
+
+# --- the ways ---------------------------------------------------------------------------------
+
+
+def stage(url: str, bucket: str, to: Path) -> list[str]:
+    return [sys.executable, "-c", STAGE, f"s3://{bucket}/", str(to)]
+
+
+def s5cmd(url: str, bucket: str, to: Path) -> list[str]:
+    return ["s5cmd", "--endpoint-url", url, "--log", "error", "cp", f"s3://{bucket}/*", f"{to}/"]
+
+
+def rclone(url: str, bucket: str, to: Path) -> list[str]:
+    remote = f":s3,provider=Other,env_auth=true,list_version=2,endpoint='{url}':{bucket}"
+    fast = ["--transfers", "16", "--checkers", "16", "--multi-thread-streams", "4", "--ignore-checksum"]
+    return ["rclone", "copy", remote, str(to), "--config", "/dev/null", *fast]
+
+
+BOTO3 = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+client = boto3.client("s3", config=Config(max_pool_connections=32, response_checksum_validation="when_required"))
+pages = client.get_paginator("list_objects_v2").paginate(Bucket=sys.argv[1])
+keys = [one["Key"] for page in pages for one in page["Contents"]]
+large = TransferConfig(max_concurrency=16, multipart_chunksize=16 << 20)
+with ThreadPoolExecutor(16 if len(keys) > 16 else 1) as pool:
+    list(pool.map(lambda key: client.download_file(sys.argv[1], key, f"{sys.argv[2]}/{key}", Config=large), keys))
+"""
+
+
+def boto3(url: str, bucket: str, to: Path) -> list[str]:
+    return [sys.executable, "-c", BOTO3, bucket, str(to)]
+
+
+WAYS: dict[str, Callable[[str, str, Path], list[str]]] = {
+    "staged": stage, "s5cmd": s5cmd, "rclone": rclone, "boto3 in 16 threads": boto3
+}  # fmt: skip
+
+
+@contextmanager
+def directory(root: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(dir=root))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        os.sync()
+
+
+def run(command: list[str], root: Path) -> tuple[float, float, float]:
+    """Return the seconds until all is on the disk, the processor's seconds, and the most memory in MB."""
+    os.sync()
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{command[0]} ended with status {process.returncode}")
+    os.sync()
+    took = time.perf_counter() - began
+    return took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
+
+
+def measure(url: str, bucket: str, num_bytes: int, root: Path, rounds: int) -> None:
+    ways = {name: way for name, way in WAYS.items() if shutil.which(way(url, bucket, root)[0])}
+    for name in WAYS.keys() - ways.keys():
+        print(f"{name} is not on the PATH, and left out")
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items() if number else [("staged", stage)]:
+            with directory(root) as to:
+                measured = run(way(url, bucket, to), root)
+            if number:  # the first pass touches the server's memory, and the disk's
+                found[name].append(measured)
+    print(f"{bucket}: {num_bytes / 1e9:.2f} GB")
+    for name, all_of_it in found.items():
+        took, cpu, memory = (statistics.median(column) for column in zip(*all_of_it, strict=True))
+        ratios = sorted(other[0] / ours[0] for ours, other in zip(found["staged"], all_of_it, strict=True))
+        ratio = f"; staging goes at {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) of its rate"
+        print(
+            f"  {name:20} {took:7.2f} s, {num_bytes / took / 1e6:6.0f} MB/s, "
+            f"{cpu:6.1f} s of the processor, {memory:4.0f} MB{'' if name == 'staged' else ratio}"
+        )
+    with directory(root) as to:
+        began = time.perf_counter()
+        killed = subprocess.Popen(stage(url, bucket, to), stdout=subprocess.DEVNULL)
+        time.sleep(statistics.median(one[0] for one in found["staged"]) / 2)
+        killed.kill()
+        killed.wait()
+        rest, again = (subprocess.run(stage(url, bucket, to), capture_output=True, check=True) for _ in range(2))
+        print(
+            f"  killed after {time.perf_counter() - began:.1f} s, the rest fetched {int(rest.stdout) / 1e9:.2f} GB, "
+            f"and a third start {int(again.stdout)} bytes"
+        )
+
+
+def main() -> None:
+    """Serve, measure, and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--directory", type=Path, help="where files are made; default: a temporary one")
+    parser.add_argument("--small", type=int, default=20_000, help="small files (default 20,000)")
+    parser.add_argument("--large", type=int, default=4, help="large files (default 4)")
+    parser.add_argument("--gb", type=float, default=5.0, help="how much either are together (default 5)")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    buckets = {
+        "small-files": (given.small, int(given.gb * 1e9 / given.small)),
+        "large-files": (given.large, int(given.gb * 1e9 / given.large)),
+    }
+    os.environ.pop("AWS_CA_BUNDLE", None)  # rclone takes none, and nothing here is encrypted
+    with tempfile.TemporaryDirectory(dir=given.directory) as name, Server(buckets) as server, s3_environment(server.url):
+        for bucket, (count, size) in buckets.items():
+            measure(server.url, bucket, count * size, Path(name), given.rounds)
+
+
+if __name__ == "__main__":
+    main()
