@@ -2,19 +2,20 @@
 
     python benchmarks/stage_from_s3.py [--directory DIR] [--small 20000] [--large 4] [--gb 5] [--rounds 3]
 
-The server speaks just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would come on top, the
-same for all. Each round stages into an empty cache, as an agent does, and lets the others fetch the same objects into
-an empty directory, in turns. The others sync no file; so a `sync` of the file system counts for all. Programs that are
-not on the PATH are left out, and named. Then staging is killed in the middle and started again, and at last it is
-started with everything there. Figures are medians of the rounds.
+The server speaks just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would come on
+top, the same for all. Each round stages into an empty cache, as an agent does, and lets the others fetch the
+same objects into an empty directory, each of them first in turns. The others sync no file; so a `sync` of
+the file system counts for all. Programs that are not on the PATH are left out, and named. Then staging is
+killed in the middle and started again, and at last it is started with everything there. Figures are medians
+of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -24,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -50,7 +50,7 @@ DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
 
 
 class Server:
-    """Serves two buckets, ``small`` and ``large``; a process for each connection."""
+    """Serves buckets of equal objects; a process for each connection."""
 
     def __init__(self, buckets: dict[str, tuple[int, int]]) -> None:
         """Take each bucket's number of objects, and the bytes of each."""
@@ -65,6 +65,8 @@ class Server:
             with suppress(KeyboardInterrupt):
                 self._serve()
             os._exit(0)
+        with suppress(ProcessLookupError):
+            os.setpgid(self._pid, self._pid)
         self._socket.close()
         return self
 
@@ -119,7 +121,9 @@ class Server:
 
     @staticmethod
     def _list(bucket: str, count: int, size: int, query: dict[str, list[str]]) -> bytes:
-        after = next((query[name][0] for name in ("continuation-token", "start-after", "marker") if name in query), "")
+        after = next(
+            (query[name][0] for name in ("continuation-token", "start-after", "marker") if name in query), ""
+        )
         limit = min(int(query.get("max-keys", ["1000"])[0]), 1000)
         names = [f"{number:06}" for number in range(count)]
         left = [name for name in names if name > after and name.startswith(query.get("prefix", [""])[0])]
@@ -140,40 +144,60 @@ class Server:
 # --- the ways ---------------------------------------------------------------------------------
 
 
-def stage(url: str, bucket: str, to: Path) -> list[str]:
+def stage(bucket: str, to: Path) -> list[str]:
     return [sys.executable, "-c", STAGE, f"s3://{bucket}/", str(to)]
 
 
-def s5cmd(url: str, bucket: str, to: Path) -> list[str]:
-    return ["s5cmd", "--endpoint-url", url, "--log", "error", "cp", f"s3://{bucket}/*", f"{to}/"]
+def s5cmd(bucket: str, to: Path) -> list[str]:
+    return [
+        "s5cmd",
+        "--endpoint-url",
+        os.environ["AWS_ENDPOINT_URL"],
+        "--log",
+        "error",
+        "cp",
+        f"s3://{bucket}/*",
+        f"{to}/",
+    ]
 
 
-def rclone(url: str, bucket: str, to: Path) -> list[str]:
-    remote = f":s3,provider=Other,env_auth=true,list_version=2,endpoint='{url}':{bucket}"
+def rclone(bucket: str, to: Path) -> list[str]:
+    options = f"provider=Other,env_auth=true,list_version=2,endpoint='{os.environ['AWS_ENDPOINT_URL']}'"
+    remote = f":s3,{options}:{bucket}"
     fast = ["--transfers", "16", "--checkers", "16", "--multi-thread-streams", "4", "--ignore-checksum"]
     return ["rclone", "copy", remote, str(to), "--config", "/dev/null", *fast]
 
 
 BOTO3 = """
-import sys
+import shutil, sys
 from concurrent.futures import ThreadPoolExecutor
 import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-client = boto3.client("s3", config=Config(max_pool_connections=32, response_checksum_validation="when_required"))
+config = Config(max_pool_connections=32, response_checksum_validation="when_required")
+client = boto3.client("s3", config=config)
 pages = client.get_paginator("list_objects_v2").paginate(Bucket=sys.argv[1])
 keys = [one["Key"] for page in pages for one in page["Contents"]]
 large = TransferConfig(max_concurrency=16, multipart_chunksize=16 << 20)
-with ThreadPoolExecutor(16 if len(keys) > 16 else 1) as pool:
-    list(pool.map(lambda key: client.download_file(sys.argv[1], key, f"{sys.argv[2]}/{key}", Config=large), keys))
+
+def fetch(key):
+    with open(f"{sys.argv[2]}/{key}", "wb") as file:
+        shutil.copyfileobj(client.get_object(Bucket=sys.argv[1], Key=key)["Body"], file, 1 << 20)
+
+if len(keys) > 16:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(fetch, keys))
+else:
+    for key in keys:
+        client.download_file(sys.argv[1], key, f"{sys.argv[2]}/{key}", Config=large)
 """
 
 
-def boto3(url: str, bucket: str, to: Path) -> list[str]:
+def boto3(bucket: str, to: Path) -> list[str]:
     return [sys.executable, "-c", BOTO3, bucket, str(to)]
 
 
-WAYS: dict[str, Callable[[str, str, Path], list[str]]] = {
+WAYS: dict[str, Callable[[str, Path], list[str]]] = {
     "staged": stage, "s5cmd": s5cmd, "rclone": rclone, "boto3 in 16 threads": boto3
 }  # fmt: skip
 
@@ -188,7 +212,7 @@ def directory(root: Path) -> Iterator[Path]:
         os.sync()
 
 
-def run(command: list[str], root: Path) -> tuple[float, float, float]:
+def run(command: list[str]) -> tuple[float, float, float]:
     """Return the seconds until all is on the disk, the processor's seconds, and the most memory in MB."""
     os.sync()
     began = time.perf_counter()
@@ -202,36 +226,38 @@ def run(command: list[str], root: Path) -> tuple[float, float, float]:
     return took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
 
 
-def measure(url: str, bucket: str, num_bytes: int, root: Path, rounds: int) -> None:
-    ways = {name: way for name, way in WAYS.items() if shutil.which(way(url, bucket, root)[0])}
+def measure(bucket: str, num_bytes: int, root: Path, rounds: int) -> None:
+    ways = {name: way for name, way in WAYS.items() if shutil.which(way(bucket, root)[0])}
     for name in WAYS.keys() - ways.keys():
         print(f"{name} is not on the PATH, and left out")
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        for name, way in ways.items() if number else [("staged", stage)]:
+        for name in itertools.islice(itertools.cycle(ways), number, number + len(ways)):
+            way = ways[name]
             with directory(root) as to:
-                measured = run(way(url, bucket, to), root)
-            if number:  # the first pass touches the server's memory, and the disk's
+                measured = run(way(bucket, to))
+            if number:  # the first pass finds memory cold, the server's and the machine's
                 found[name].append(measured)
     print(f"{bucket}: {num_bytes / 1e9:.2f} GB")
     for name, all_of_it in found.items():
         took, cpu, memory = (statistics.median(column) for column in zip(*all_of_it, strict=True))
         ratios = sorted(other[0] / ours[0] for ours, other in zip(found["staged"], all_of_it, strict=True))
-        ratio = f"; staging goes at {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) of its rate"
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(
             f"  {name:20} {took:7.2f} s, {num_bytes / took / 1e6:6.0f} MB/s, "
-            f"{cpu:6.1f} s of the processor, {memory:4.0f} MB{'' if name == 'staged' else ratio}"
+            f"{cpu:6.1f} s of the processor, {memory:4.0f} MB; staging goes at {spread} of this rate"
         )
     with directory(root) as to:
         began = time.perf_counter()
-        killed = subprocess.Popen(stage(url, bucket, to), stdout=subprocess.DEVNULL)
+        killed = subprocess.Popen(stage(bucket, to), stdout=subprocess.DEVNULL)
         time.sleep(statistics.median(one[0] for one in found["staged"]) / 2)
         killed.kill()
         killed.wait()
-        rest, again = (subprocess.run(stage(url, bucket, to), capture_output=True, check=True) for _ in range(2))
+        took = time.perf_counter() - began
+        rest, again = (subprocess.run(stage(bucket, to), capture_output=True, check=True) for _ in range(2))
         print(
-            f"  killed after {time.perf_counter() - began:.1f} s, the rest fetched {int(rest.stdout) / 1e9:.2f} GB, "
-            f"and a third start {int(again.stdout)} bytes"
+            f"  killed after {took:.1f} s, the next start fetched "
+            f"{int(rest.stdout) / 1e9:.2f} GB, and the third {int(again.stdout)} bytes"
         )
 
 
@@ -249,9 +275,13 @@ def main() -> None:
         "large-files": (given.large, int(given.gb * 1e9 / given.large)),
     }
     os.environ.pop("AWS_CA_BUNDLE", None)  # rclone takes none, and nothing here is encrypted
-    with tempfile.TemporaryDirectory(dir=given.directory) as name, Server(buckets) as server, s3_environment(server.url):
+    with (
+        tempfile.TemporaryDirectory(dir=given.directory) as name,
+        Server(buckets) as server,
+        s3_environment(server.url),
+    ):
         for bucket, (count, size) in buckets.items():
-            measure(server.url, bucket, count * size, Path(name), given.rounds)
+            measure(bucket, count * size, Path(name), given.rounds)
 
 
 if __name__ == "__main__":

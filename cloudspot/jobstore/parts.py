@@ -40,7 +40,7 @@ MIN_FILE_BYTES = 8 << 20
 
 
 class GaveWay(CloudspotError):
-    """An upload ended where its caller asked it to; nothing says that what it has put is whole."""
+    """An upload ended where its caller asked it to, before its part was whole."""
 
 
 def upload_part(
@@ -58,6 +58,7 @@ def upload_part(
     sharing: Sharing | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     is_repeated: bool = True,
+    done: dict[int, Chunk] | None = None,
     gives_way: Callable[[], bool] = lambda: False,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
@@ -73,9 +74,10 @@ def upload_part(
     ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
     ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
     each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
-    looked for first. ``gives_way`` is asked before each chunk, from several threads, and ends the upload
-    once it is true. With ``in_background``, what else runs on this host gets the processors first, if the
-    part is large, for as long as it leaves some time to this.
+    looked for first. ``done`` holds the chunks that an earlier call with the same arguments has put, by their
+    numbers, and takes in those that this one puts. ``gives_way`` is asked before each chunk, from several
+    threads, and ends the upload once it is true. With ``in_background``, what else runs on this host gets the
+    processors first, if the part is large, for as long as it leaves some time to this.
 
     Raises:
         CorruptData: the store has the part with other bytes, or the seal contradicts it.
@@ -107,6 +109,7 @@ def upload_part(
             progress,
             sharing=sharing,
             is_repeated=is_repeated,
+            done=done,
             gives_way=gives_way,
             in_background=in_background,
         )
@@ -274,6 +277,7 @@ def _upload(
     *,
     sharing: Sharing | None,
     is_repeated: bool = True,
+    done: dict[int, Chunk] | None = None,
     gives_way: Callable[[], bool] = lambda: False,
     in_background: bool,
 ) -> Part:
@@ -282,7 +286,11 @@ def _upload(
     # Once the record stands, its chunks are never written again: a commit may name them.
     found = find_record(store, key, Part) if is_repeated else None
 
-    def carry(number: int) -> Chunk:
+    chunks = {} if done is None else done
+    for chunk in chunks.values():
+        progress(chunk.size)
+
+    def carry(number: int) -> None:
         if gives_way():
             raise GaveWay(f"the upload of {key} gave way")
         with read(*runs[number]) as data:
@@ -292,28 +300,27 @@ def _upload(
                 home = None if sharing is None else sharing.home(content)
                 if home is None:
                     store.put(keys.chunk(job_id, part.save, part.rank, number), data)
+            chunks[number] = Chunk(size=content[0], xxh3_128=content[1], home=home)
             progress(len(data))
-            return Chunk(size=content[0], xxh3_128=content[1], home=home)
 
-    chunks: dict[int, Chunk] = {}
+    left = [number for number in range(len(runs)) if number not in chunks]
     if in_background and part.size >= MIN_BACKGROUND_BYTES:
         gets_nothing = threading.Event()
 
         def carry_if_there_is_time(number: int) -> None:
             if not gets_nothing.is_set():
-                chunks[number] = carry(number)
+                carry(number)
                 if is_starved():
                     gets_nothing.set()
 
         with low_priority_session():
             each(
                 carry_if_there_is_time,
-                range(len(runs)),
+                left,
                 num_threads=num_threads,
                 begin_thread=lower_thread_priority,
             )
-    left = [number for number in range(len(runs)) if number not in chunks]
-    chunks.update(zip(left, each(carry, left, num_threads=num_threads), strict=True))
+    each(carry, [number for number in left if number not in chunks], num_threads=num_threads)
     check()
     part = msgspec.structs.replace(part, chunks=tuple(chunks[number] for number in range(len(runs))))
     if found is not None:

@@ -437,7 +437,7 @@ def test_the_power_button_is_pressed_at_once_where_the_notice_is_shorter_and_its
         it = Lab(host, wait_until)
         it.boot("echo up; sleep 1000", tags={"at-end": "#!/bin/sh\necho going\nexec sleep 1000\n"})
         it.wait_for_console("up\n")
-        host.reclaim("i-1", notice_seconds=1.9)
+        host.reclaim("i-1", notice_seconds=1.5)
         end = it.wait_for_end()
         assert (end.end_reason, end.ended_at >= end.notice_deadline) == (EndReason.RECLAIMED, True)
         assert "going\n" in host.console("i-1")

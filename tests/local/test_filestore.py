@@ -1,6 +1,7 @@
 """The object store in a directory."""
 
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -356,6 +357,26 @@ def test_large_pieces_are_stored_as_they_are(store, sizes):
             upload.write(piece)
         upload.commit()
     assert store.get("large") == b"".join(pieces)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_disk_that_takes_direct_writes_in_part_gets_the_rest_as_usual(store, monkeypatch, refuses):
+    write, taken = os.write, []
+
+    def answer(descriptor, data):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            if len(taken) == 2 and refuses:
+                raise OSError(errno.EINVAL, "not any more")
+            if len(taken) == 2:  # cut short in a block
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+                data = data[:100]
+            taken.append(len(data))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", answer)
+    data = random.Random(1).randbytes(9 << 20)
+    store.put("large", data)
+    assert store.get("large") == data
 
 
 @pytest.mark.parametrize(

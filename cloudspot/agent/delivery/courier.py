@@ -24,7 +24,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Commit, Generation, SaveId, new_nonce
+from cloudspot.jobstore.records import Chunk, Commit, Generation, SaveId, new_nonce
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
@@ -69,6 +69,8 @@ class Courier:
         self._orders = context.orders
         self._kinds: dict[tuple[int, ...], str] = {}
         """The kinds of the seals that were read, by their numbers."""
+        self._begun: dict[tuple[int, ...], dict[int, Chunk]] = {}
+        """The chunks that uploads of this agent have put of what is not whole yet, by the seals' numbers."""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._busy = threading.Lock()
@@ -96,6 +98,7 @@ class Courier:
         """Serve a new generation: write its tuning, and note what need not be uploaded again."""
         with self._busy:
             self._kinds.clear()
+            self._begun.clear()
             self._may_seal = True
             self._num_nodes = len(generation.members)
             self._sent.begin(restored.contents)
@@ -231,7 +234,8 @@ class Courier:
         # List them again after each upload: a drain that was sealed meanwhile comes next.
         while not self._stopped.is_set() and (pending := self._pending()):
             seal = pending[0]
-            if not seal.is_last and not seal.name.taken and self._expects_drain():
+            may_wait = not seal.name.taken or seal.name.number in self._begun
+            if not seal.is_last and may_wait and self._expects_drain():
                 return  # its upload could hold up the drain's
             taken = seal.path.with_name(seal.name.taken_name)
             if not seal.name.taken:
@@ -246,7 +250,7 @@ class Courier:
             try:
                 self._carry(taken, seal.name, is_last=seal.is_last, waits=waits)
             except parts.GaveWay as error:
-                _log.info("%s to the last save of its generation", error)
+                _log.info("%s to a generation's last save", error)
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
@@ -267,14 +271,16 @@ class Courier:
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _gives_way(self, name: files.SealName) -> bool:
-        """Return whether the interval save under way leaves its rest to a last save, sealed and quick enough.
+        """Return whether the interval save under way goes on after a last save, which is sealed.
 
-        Where the deadline is too near for that one, what is under way is likelier to be whole in time.
+        Not if it needs no more than this part from here, and the deadline is too near for the last save: what
+        is under way is then likelier to be whole in time.
         """
-        if not any(seal.is_last and seal.name.number != name.number for seal in self._pending()):
+        others = [seal for seal in self._pending() if seal.name.number != name.number]
+        if not any(seal.is_last for seal in others):
             return False
         reclaim, seconds = self._orders.reclaim, self._status.upload_seconds
-        if reclaim is None:
+        if reclaim is None or any(seal.name.number[:3] == name.number[:3] for seal in others):
             return True
         return seconds is not None and time.monotonic() + LAST_UPLOAD_FACTOR * seconds < reclaim.deadline
 
@@ -288,6 +294,8 @@ class Courier:
         raw, seal, mapped = _open_seal(taken)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
+        done = self._begun.setdefault(name.number, {})
+        is_continued = bool(done)
         try:
             with self._status.transferring("uploading", len(data)) as progress:
                 part = parts.upload_part(
@@ -304,6 +312,7 @@ class Courier:
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
                     is_repeated=name.taken,
+                    done=done,
                     gives_way=(lambda: False) if is_last else partial(self._gives_way, name),
                     in_background=not is_last,
                 )
@@ -315,21 +324,24 @@ class Courier:
                 began = time.monotonic()
                 self._orders.wait(YIELD_SECONDS)
                 waited = time.monotonic() - began
-            self._commit(save, seal.sealed_at_unix + waited)
+            # One that gave way, or met an outage, does not tell how long the next upload takes.
+            self._commit(save, None if is_continued else seal.sealed_at_unix + waited)
         finally:  # only now: to unmap a gigabyte takes the kernel some 30 ms
             data.release()
             if isinstance(mapped, mmap.mmap):
                 mapped.close()
         taken.unlink()
+        del self._begun[name.number]
 
-    def _commit(self, save: SaveId, sealed_at_unix: float) -> Commit | None:
+    def _commit(self, save: SaveId, sealed_at_unix: float | None) -> Commit | None:
         context, known = self._context, self._context.known_parts
         writer = new_nonce()
         commit = manifests.try_commit(
             self._store, context.journal, context.job_id, save, known=known, writer=writer
         )
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
-        self._uploaded(max(0.0, time.time() - sealed_at_unix))
+        if sealed_at_unix is not None:
+            self._uploaded(max(0.0, time.time() - sealed_at_unix))
         if commit is not None:
             self._committed(commit)
             # One of the nodes is enough to collect: whoever has appended the commit.

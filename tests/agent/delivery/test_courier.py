@@ -16,7 +16,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.preparation import fetch_code
-from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, TransientError
 from cloudspot.host.low_priority import NICENESS
 from cloudspot.jobstore import fetching, keys, manifests, parts, retention, shared_chunks
 from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
@@ -247,8 +247,57 @@ def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
     life.courier._carry_seals()
     # No drain of the other node makes it whole: the rest is delivered behind it.
     assert put_parts == ([(45, 0), (40, 0)] if gives_way else [(40, 0), (45, 0)])
-    count = len(b"weights")
-    assert found == [40] * (1 if gives_way else count) + [45] * count + [40] * (count if gives_way else 0)
+    count, first = len(b"weights"), 1 if gives_way else len(b"weights")
+    assert found == [40] * first + [45] * count + [40] * (count - first)
+
+
+def test_a_save_that_gave_way_waits_for_the_drain_of_every_rank_here(bench, node, draining, monkeypatch):
+    """It went on after the first rank's, and was in the way of the second's."""
+    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    draining.context.status.upload_seconds = (
+        40.0  # nearly what is left: of one rank it would be finished first
+    )
+    put, found = bench.store.put, []
+
+    def watched(key, data, **options):
+        if "/chunks/" in key:
+            found.append((int(key.split("/")[-4].split("-")[1]), int(key.split("/")[-2])))
+            if len(found) == 1:
+                bench.seal(node, bench.id(1, 45), rank=0, world_size=2, kind="drain")
+                files.write_json(files.drained_path(node.handoff(1), 0), {"step": 45})
+        put(key, data, **options)
+
+    monkeypatch.setattr(bench.store, "put", watched)
+    courier, count = draining.courier, len(b"weights")
+    courier._carry_seals()
+    assert found == [(40, 0)] + [(45, 0)] * count
+    bench.seal(node, bench.id(1, 45), rank=1, world_size=2, kind="drain")
+    files.write_json(files.drained_path(node.handoff(1), 1), {"step": 45})
+    courier._carry_seals()
+    drains, rest = [(45, 0)] * count + [(45, 1)] * count, [(40, 0)] * (count - 1) + [(40, 1)] * count
+    assert found == [(40, 0), *drains, *rest]  # the bench's two parts do not make one checkpoint
+
+
+def test_what_an_outage_cut_off_goes_on_where_it_was(bench, node, monkeypatch):
+    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    bench.seal(node, bench.id(1, 40))
+    put, found = bench.store.put, []
+
+    def broken(key, data, **options):
+        if "/chunks/" in key:
+            found.append(int(key.rpartition("/")[2]))
+            if len(found) == 4:
+                raise CloudspotError("the store does not answer")
+        put(key, data, **options)
+
+    monkeypatch.setattr(bench.store, "put", broken)
+    life = bench.life()
+    with pytest.raises(CloudspotError, match="does not answer"):
+        life.courier._carry_seals()
+    life.courier._carry_seals()
+    assert found == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert bench.commits() == (bench.id(1, 40),)
+    assert life.context.status.upload_seconds is None  # the next one will not meet an outage
 
 
 @pytest.fixture
