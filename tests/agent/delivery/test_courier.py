@@ -254,9 +254,7 @@ def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
 def test_a_save_that_gave_way_waits_for_the_drain_of_every_rank_here(bench, node, draining, monkeypatch):
     """It went on after the first rank's, and was in the way of the second's."""
     monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
-    draining.context.status.upload_seconds = (
-        40.0  # nearly what is left: of one rank it would be finished first
-    )
+    draining.context.status.upload_seconds = 55.0  # of one rank alone it would be finished first
     put, found = bench.store.put, []
 
     def watched(key, data, **options):
