@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -103,8 +103,10 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         from cloudspot_aws_sandbox.strict_logs import StrictLogs
         from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
-        make_vpc = VPCBackend.create_vpc
+        # The process may have had an account before, on another host.
+        make_vpc = getattr(VPCBackend.create_vpc, "__wrapped__", VPCBackend.create_vpc)
 
+        @wraps(make_vpc)
         def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
             """Put the default VPC where this host's machines are."""
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
