@@ -127,8 +127,9 @@ def launch_settings(
     """Return the environment with what each start on a machine needs alike."""
     found = {
         **environment,
-        # With the agent's store shared, a restart after a loss dials dead peers and hangs in four
-        # of six runs (pytorch#135712, #135957; torch 2.13).
+        # For commands that start torchrun with the c10d rendezvous and let it restart ranks: with its store
+        # shared, a restart after a loss dials dead peers and hangs in four of six runs (pytorch#135712,
+        # #135957; torch 2.13). Ours is static, where this says nothing, and restarts none.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
