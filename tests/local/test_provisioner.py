@@ -236,6 +236,8 @@ def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_th
     assert [(one.record().rank, one.record().num_nodes) for one in machines] == [(0, 2), (1, 2)]
     for again in (wished, {**wished, "options": LocalOptions()}):  # whatever the capacity is then
         assert [one.id for one in host.launch(BOOT_ONCE, **again)] == [one.id for one in machines]
+    for machine in machines:
+        host.wait_for_console(machine, "up")
     assert boots(machines) == ["boot\n"] * 2
     with pytest.raises(CapacityError, match="local-a has no spot local now"):
         host.launch(BOOT_ONCE, token="another", **wished)
