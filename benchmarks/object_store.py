@@ -353,6 +353,8 @@ class Sink:
             with suppress(KeyboardInterrupt):
                 self._serve()
             os._exit(0)
+        with suppress(ProcessLookupError):
+            os.setpgid(self._pid, self._pid)  # here too: it may be ended before it has run
         self._socket.close()
         return self
 
@@ -372,22 +374,46 @@ class Sink:
             connection, _ = self._socket.accept()
             if os.fork() == 0:
                 with suppress(ConnectionError):
-                    serve_connection(connection, file, self._size)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self.answer(connection, file)
                 os._exit(0)
             connection.close()
+
+    def answer(self, connection: socket.socket, file: int) -> None:
+        """Answer the connection's requests until the client leaves."""
+        serve_connection(connection, file, self._size)
+
+
+def read_head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes]:
+    """Return the head of the next request, and what came behind it; empty: the client has left."""
+    while b"\r\n\r\n" not in rest:
+        more = connection.recv(1 << 16)
+        if not more:
+            return b"", b""
+        rest += more
+    head, _, rest = rest.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def asked_range(head: bytes, size: int) -> tuple[int, int] | None:
+    """Return the first and the last byte that a request asks for, if not for all."""
+    found = re.search(rb"\r\nrange: *bytes=(\d+)-(\d*)", head.lower())
+    return None if found is None else (int(found[1]), min(int(found[2] or size), size - 1))
+
+
+def send_bytes(connection: socket.socket, file: int, first: int, last: int) -> None:
+    """Send these bytes of the file."""
+    while first <= last:
+        first += os.sendfile(connection.fileno(), file, first, last - first + 1)
 
 
 def serve_connection(connection: socket.socket, file: int, size: int) -> None:
     """Answer requests until the client leaves."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     buffer, rest = bytearray(1 << 20), b""
     while True:
-        while b"\r\n\r\n" not in rest:
-            more = connection.recv(1 << 16)
-            if not more:
-                return
-            rest += more
-        head, _, rest = rest.partition(b"\r\n\r\n")
+        head, rest = read_head(connection, rest)
+        if not head:
+            return
         method, target = head.split(b" ", 2)[:2]
         original, head = head, head.lower()
         if b"expect: 100-continue" in head:
@@ -407,13 +433,10 @@ def serve_connection(connection: socket.socket, file: int, size: int) -> None:
             send(connection, b"200 OK", b"", len(OSS_BUCKET))
             connection.sendall(OSS_BUCKET)
         elif method == b"GET":
-            first, last = 0, size - 1
-            if found := re.search(rb"\r\nrange: *bytes=(\d+)-(\d*)", head):
-                first, last = int(found[1]), min(int(found[2] or last), last)
+            first, last = asked_range(head, size) or (0, size - 1)
             span = b"Content-Range: bytes %d-%d/%d\r\n" % (first, last, size)
             send(connection, b"206 Partial Content", span, last - first + 1)
-            while first <= last:
-                first += os.sendfile(connection.fileno(), file, first, last - first + 1)
+            send_bytes(connection, file, first, last)
         elif method == b"HEAD":
             send(connection, b"200 OK", b"Last-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n", size)
         elif b"/storage/v1/" in target or target == b"/token":

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -25,11 +23,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from object_store import s3_environment
+from object_store import Sink, asked_range, read_head, s3_environment, send_bytes
 
 STAGE = """
 import sys, time
@@ -49,58 +47,22 @@ print(InputCache(Path(sys.argv[2])).stage(open_input(DataSpec(url=sys.argv[1])),
 DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
 
 
-class Server:
-    """Serves buckets of equal objects; a process for each connection."""
+class Server(Sink):
+    """Serves buckets of equal objects."""
 
     def __init__(self, buckets: dict[str, tuple[int, int]]) -> None:
         """Take each bucket's number of objects, and the bytes of each."""
+        super().__init__(max(size for _, size in buckets.values()))
         self._buckets = buckets
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._pid = 0
 
-    def __enter__(self) -> Server:
-        self._pid = os.fork()
-        if self._pid == 0:
-            with suppress(KeyboardInterrupt):
-                self._serve()
-            os._exit(0)
-        with suppress(ProcessLookupError):
-            os.setpgid(self._pid, self._pid)
-        self._socket.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.killpg(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-
-    def _serve(self) -> None:
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No zombies.
-        file = os.memfd_create("objects")
-        block = os.urandom(1 << 20)
-        for _ in range(-(-max(size for _, size in self._buckets.values()) // len(block))):
-            os.write(file, block)
-        while True:
-            connection, _ = self._socket.accept()
-            if os.fork() == 0:
-                with suppress(ConnectionError):
-                    self._answer(connection, file)
-                os._exit(0)
-            connection.close()
-
-    def _answer(self, connection: socket.socket, file: int) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def answer(self, connection: socket.socket, file: int) -> None:
+        """Answer the connection's requests until the client leaves."""
         rest = b""
         while True:
-            while b"\r\n\r\n" not in rest:
-                more = connection.recv(1 << 16)
-                if not more:
-                    return
-                rest += more
-            raw, _, rest = rest.partition(b"\r\n\r\n")
-            head = raw.decode()
-            method, target = head.split(" ", 2)[:2]
+            head, rest = read_head(connection, rest)
+            if not head:
+                return
+            method, target = head.decode().split(" ", 2)[:2]
             url = urlsplit(target)
             bucket, _, key = unquote(url.path).lstrip("/").partition("/")
             count, size = self._buckets[bucket]
@@ -108,16 +70,16 @@ class Server:
                 body = b"" if method == "HEAD" else self._list(bucket, count, size, parse_qs(url.query))
                 connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
                 continue
-            first, last, status, span = 0, size - 1, "200 OK", ""
-            if found := re.search(r"\r\nrange: *bytes=(\d+)-(\d*)", head.lower()):
-                first, last = int(found[1]), min(int(found[2] or last), last)
-                status, span = "206 Partial Content", f"Content-Range: bytes {first}-{last}/{size}\r\n"
+            span = asked_range(head, size)
+            first, last = span or (0, size - 1)
+            status = "200 OK" if span is None else "206 Partial Content"
+            told = "" if span is None else f"Content-Range: bytes {first}-{last}/{size}\r\n"
             connection.sendall(
                 f'HTTP/1.1 {status}\r\nETag: "{key}"\r\nLast-Modified: {DATE}\r\nAccept-Ranges: bytes\r\n'
-                f"{span}Content-Length: {last - first + 1}\r\n\r\n".encode()
+                f"{told}Content-Length: {last - first + 1}\r\n\r\n".encode()
             )
-            while method == "GET" and first <= last:
-                first += os.sendfile(connection.fileno(), file, first, last - first + 1)
+            if method == "GET":
+                send_bytes(connection, file, first, last)
 
     @staticmethod
     def _list(bucket: str, count: int, size: int, query: dict[str, list[str]]) -> bytes:
@@ -149,16 +111,8 @@ def stage(bucket: str, to: Path) -> list[str]:
 
 
 def s5cmd(bucket: str, to: Path) -> list[str]:
-    return [
-        "s5cmd",
-        "--endpoint-url",
-        os.environ["AWS_ENDPOINT_URL"],
-        "--log",
-        "error",
-        "cp",
-        f"s3://{bucket}/*",
-        f"{to}/",
-    ]
+    url = os.environ["AWS_ENDPOINT_URL"]
+    return ["s5cmd", "--endpoint-url", url, "--log", "error", "cp", f"s3://{bucket}/*", f"{to}/"]
 
 
 def rclone(bucket: str, to: Path) -> list[str]:
@@ -278,7 +232,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(dir=given.directory) as name,
         Server(buckets) as server,
-        s3_environment(server.url),
+        s3_environment(f"http://127.0.0.1:{server.port}"),
     ):
         for bucket, (count, size) in buckets.items():
             measure(bucket, count * size, Path(name), given.rounds)

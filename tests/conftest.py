@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -122,6 +123,14 @@ def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> No
 def wait_until_fixture() -> Callable[..., None]:
     """``wait_until(condition, seconds=60)``: poll until the condition is true."""
     return _wait_until
+
+
+@pytest.fixture
+def on_ext4(tmp_path: Path) -> None:
+    """Skip the test where its directory is on another file system."""
+    told = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=False)
+    if told.stdout.strip() != "ext2/ext3":  # and 4
+        pytest.skip(f"the tests' directory is on {told.stdout.strip() or told.stderr}, not on ext4")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,7 @@ def descriptor(tmp_path: Path):
     os.close(descriptor)
 
 
-@pytest.fixture
-def is_possible(tmp_path: Path) -> None:
-    """Skip the test where the files of the tests are on another file system."""
-    told = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=False)
-    if told.stdout.strip() != "ext2/ext3":  # and 4
-        pytest.skip(f"the tests' directory is on {told.stdout.strip() or told.stderr}, not on ext4")
-
-
-@pytest.mark.usefixtures("is_possible")
+@pytest.mark.usefixtures("on_ext4")
 @pytest.mark.parametrize("size", [4096, PIECE, PIECE + 4096, 2 * PIECE + 4095, 3 * PIECE])
 @pytest.mark.parametrize("start", [0, 1])
 def test_whole_blocks_are_written_from_memory_that_begins_anywhere(descriptor, size, start):
@@ -41,7 +32,7 @@ def test_whole_blocks_are_written_from_memory_that_begins_anywhere(descriptor, s
     assert os.pread(descriptor, 4 * PIECE, 0) == bytes(data[: size - size % 4096]) + b"the rest"
 
 
-@pytest.mark.usefixtures("is_possible")
+@pytest.mark.usefixtures("on_ext4")
 def test_nothing_of_it_is_in_the_kernels_cache(descriptor):
     write_past_cache(descriptor, memoryview(DATA)[:PIECE])
     with pytest.raises(BlockingIOError):
@@ -50,7 +41,7 @@ def test_nothing_of_it_is_in_the_kernels_cache(descriptor):
     assert os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) == 4096
 
 
-@pytest.mark.usefixtures("is_possible")
+@pytest.mark.usefixtures("on_ext4")
 def test_what_goes_on_within_a_block_is_left_to_the_caller(descriptor):
     assert write_past_cache(descriptor, memoryview(DATA)[:4095]) == 0
     os.write(descriptor, b"x")
@@ -64,7 +55,7 @@ def test_other_file_systems_are_left_to_the_caller(descriptor, monkeypatch):
     assert os.fstat(descriptor).st_size == 0
 
 
-@pytest.mark.usefixtures("is_possible")
+@pytest.mark.usefixtures("on_ext4")
 @pytest.mark.parametrize(
     ("second", "told"),
     [(errno.EINVAL, PIECE), (100, PIECE + 100), (0, PIECE), (errno.ENOSPC, None)],

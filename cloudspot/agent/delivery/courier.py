@@ -271,10 +271,10 @@ class Courier:
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _gives_way(self, name: files.SealName) -> bool:
-        """Return whether the interval save under way goes on after a last save, which is sealed.
+        """Return whether to break off this interval save for a last save that is sealed; it goes on later.
 
-        Not if it needs no more than this part from here, and the deadline is too near for the last save: what
-        is under way is then likelier to be whole in time.
+        It is finished first if this part is all that is left of it here and the deadline is too near for the
+        last save: what is under way is then likelier to be whole in time.
         """
         others = [seal for seal in self._pending() if seal.name.number != name.number]
         if not any(seal.is_last for seal in others):
@@ -294,8 +294,8 @@ class Courier:
         raw, seal, mapped = _open_seal(taken)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
         data = memoryview(mapped)
+        is_continued = name.number in self._begun
         done = self._begun.setdefault(name.number, {})
-        is_continued = bool(done)
         try:
             with self._status.transferring("uploading", len(data)) as progress:
                 part = parts.upload_part(

@@ -229,7 +229,7 @@ def test_keys_that_have_expired_are_renewed_by_who_holds_them_and_refused_by_eac
 
 @enclosed
 def test_a_spot_machine_reads_its_notice_and_the_api_tells_the_reclaim(account):
-    plan = (PlannedReclaim(after_seconds=0.0, notice_seconds=30.0),)
+    plan = (PlannedReclaim(after_seconds=0.0, notice_seconds=10.0),)
     with account(plan=lambda machine: plan if machine.market is Market.SPOT else ()) as it:
         script = f"{TOKEN} until get instance/spot/termination-time; do sleep 0.05; done; sleep 1000"
         (instance_id,) = it.run(script, SpotStrategy="SpotAsPriceGo")
@@ -239,7 +239,6 @@ def test_a_spot_machine_reads_its_notice_and_the_api_tells_the_reclaim(account):
         assert before - timedelta(seconds=1) <= at <= before + timedelta(seconds=60)
         locks = it.describe(instance_id)["OperationLocks"]["LockReason"]
         assert [lock["LockReason"] for lock in locks] == ["Recycling"]
-        it.host.reclaim(instance_id, notice_seconds=0.0)
         it.wait_until(lambda: it.describe(instance_id) is None)
 
 
