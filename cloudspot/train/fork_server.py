@@ -107,6 +107,7 @@ def serve(listener: socket.socket, script: Path) -> Program:
     # What the libraries keep of it must not lie where the programs' environments are written.
     os.environ.clear()
     os.environ.update(environment)
+    gc.disable()  # looking for garbage would take a fifth of the imports' time
     for name in IMPORTED:
         importlib.import_module(name)
     if any(map(_USES_COMPILER.search, _lines(script))):
@@ -114,6 +115,7 @@ def serve(listener: socket.socket, script: Path) -> Program:
     early = import_early(script, _modules_in(str(script.parent)))
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
+    gc.enable()
     running = _Running(listener)
     while True:
         for connection in running.wait():

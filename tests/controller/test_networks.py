@@ -1,6 +1,7 @@
 """Offers whose machines do not reach each other, such as two regions': what may join, replace and move."""
 
 import pytest
+from few_or_many import few_or_many
 from launch_histories import first_violation, play
 from simnodes import Script
 
@@ -135,10 +136,11 @@ def with_networks(cloud):
     cloud.has_networks = True
 
 
-def test_no_history_brings_nodes_together_that_do_not_reach_each_other():
+@few_or_many(20, 60)
+def test_no_history_brings_nodes_together_that_do_not_reach_each_other(seeds):
     """Neither drivers that race, nor people who move the job, nor notices, losses and lost answers."""
     num_stand_ins = 0
-    for seed in range(60):
+    for seed in seeds:
         nodes = [(1, 1), (2, 2), (1, 2), (2, 3), (1, 3)][seed % 5]
         found = play(seed, nodes=nodes, moves=2, script=LONG, change_cloud=with_networks)
         num_stand_ins += found.num_stand_ins

@@ -36,9 +36,9 @@ TOO_MANY = "are there to stay"
 # --- the protocol ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_every_history_keeps_the_protocol_and_comes_to_its_end(part):
-    results = [play(seed) for seed in range(part, NUM_HISTORIES, 2)]
+@few_or_many(160, NUM_HISTORIES)
+def test_every_history_keeps_the_protocol_and_comes_to_its_end(seeds):
+    results = [play(seed) for seed in seeds]
     # They are worth something only if much goes wrong in them.
     assert sum(one.num_launches for one in results) > 2 * len(results)
     assert sum(one.num_generations for one in results) > 1.5 * len(results)
@@ -57,7 +57,7 @@ def test_people_who_move_a_long_job_at_any_moment_cost_it_no_step_and_no_healthy
     assert sum(one.num_stand_ins for one in results) > 0.2 * len(results)
 
 
-@few_or_many(60, 300)
+@few_or_many(30, 300)
 def test_people_who_resume_the_job_at_any_moment_start_no_second_one(seeds):
     results = [play(seed, resumes=True, nodes=(1, 1)) for seed in seeds]
     assert sum(one.num_resumptions > 0 for one in results) > len(seeds) / 6

@@ -43,6 +43,7 @@ def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) 
         assert len(shown["notices"]) == 1
 
 
+@pytest.mark.long
 def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 1, "8s")
 

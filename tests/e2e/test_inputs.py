@@ -63,7 +63,7 @@ notice = "6s"
 """
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_reclaimed_job_trains_on_from_its_inputs(user: User, tmp_path: Path, is_shared: bool) -> None:
     """With a cache that its machines share, the second one fetches nothing; else each has its own."""
     store = FileStore(f"file://{tmp_path}/data")

@@ -30,11 +30,7 @@ PUTS = {
     "exit": "jobs/*/nodes/*/exit.json",
     "finished": "jobs/*/journal/00000004",
 }
-CI_PUTS = (
-    ("intent", "after"),
-    ("commit", "before"),
-    ("exit", "after"),
-)
+CI_PUTS = (("commit", "before"),)
 SOAK_PUTS = tuple((put, when) for put in PUTS for when in ("before", "after"))
 
 

@@ -156,7 +156,7 @@ def test_a_resumed_loop_sees_what_an_undisturbed_one_sees(open_session, courier,
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("stop", [3, 6, 9])
+@pytest.mark.parametrize("stop", [6, *(pytest.param(stop, marks=pytest.mark.long) for stop in (3, 9))])
 @pytest.mark.parametrize("name", WORKER_LOADERS)
 def test_with_worker_processes_too(open_session, courier, name, stop):
     seed()

@@ -104,7 +104,7 @@ def test_a_reclaim_changes_no_bit(courier, trainer, tmp_path, layout, num_ranks,
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (("fsdp", 4), ("fsdp", 2)),
+        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.long),
         pytest.param(("fsdp", 2), ("fsdp", 4), marks=pytest.mark.soak),
         pytest.param(("fsdp", 2), ("none", 1), marks=pytest.mark.soak),
         pytest.param(("none", 1), ("fsdp", 2), marks=pytest.mark.soak),
