@@ -13,16 +13,20 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import this_boot, whole_file
+from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.chunks import write_at
-from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, version_of_all
+from cloudspot.jobstore.fetching_processes import FILES_AT_ONCE, Fetch, fetching_processes, processes_for
+from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, open_input, version_of_all
 from cloudspot.jobstore.parallel import each
 
 T = TypeVar("T")
@@ -52,6 +56,8 @@ class Staging:
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
     """Is told the bytes of the input, and those that are here; lends what is told further ones."""
     num_threads: int = NUM_THREADS
+    num_processes: int = 0
+    """How many fetch small files, if there are many; 0: as many as it pays to have."""
     place: Callable[[Staged], None] = lambda _staged: None
     """Is called once all is here, while nobody else stages the input and could remove a version."""
 
@@ -128,55 +134,74 @@ class InputCache:
 
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
         """Fetch what is missing; return how many bytes that were."""
-        missing = [_fetched(self, source, own, file) for file in files if not self.has(source, file)]
-        parts = {one.part for one in missing if isinstance(one, _Large)}
+        missing = [file for file in files if not self.has(source, file)]
+        small = [file for file in missing if file.size <= BLOCK_BYTES]
+        large = [
+            _Large(self.path_of(source, file), own, source, file)
+            for file in missing
+            if file.size > BLOCK_BYTES
+        ]
+        parts = {one.part for one in large}
         for left in own.glob("*.part"):
             if left not in parts:
                 left.unlink()  # of a version that is no more, or of an earlier boot
-        num_left = sum(one.num_left_bytes for one in missing)
+        num_left = sum(file.size for file in small) + sum(one.num_left_bytes for one in large)
         _check_room(self.root, num_left)
         total = sum(file.size for file in files)
-        with staging.open_progress(total, total - num_left) as progress:
-            tasks = (task for one in missing for task in one.tasks(staging.repeat, progress))
-            try:
-                _work(tasks, num_threads=staging.num_threads)
-            finally:
-                for one in missing:
-                    one.close()
+        num_processes = staging.num_processes or processes_for(len(small))
+        fetch: Fetch = _SmallFiles(self, own, source)
+        with ExitStack() as stack:
+            progress = stack.enter_context(staging.open_progress(total, total - num_left))
+            if num_processes > 1:
+                fetch = stack.enter_context(fetching_processes(num_processes, fetch))
+            at_once = FILES_AT_ONCE if num_processes > 1 else 1
+
+            def bring(portion: Sequence[Wanted]) -> None:
+                staging.repeat(lambda: fetch(portion))
+                progress(sum(file.size for file in portion))
+
+            for one in large:
+                stack.callback(one.close)
+            blocks = (task for one in large for task in one.tasks(staging.repeat, progress))
+            portions = (small[at : at + at_once] for at in range(0, len(small), at_once))
+            tasks: Iterator[Callable[[], None]] = chain((partial(bring, one) for one in portions), blocks)
+            _work(tasks, num_threads=staging.num_threads)
         return num_left
 
 
-class _Small:
-    """A file that one request brings."""
+class _SmallFiles:
+    """Fetches files that one request brings, here or in another process."""
 
-    def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
-        self.num_left_bytes = file.size
-        self._target, self._own, self._source, self._file = target, own, source, file
+    def __init__(self, cache: InputCache, own: Path, source: Input) -> None:
+        self._cache, self._own, self._source = cache, own, source
 
-    def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
-        def fetch() -> None:
-            repeat(self._fetch)
-            progress(self._file.size)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _small_files, (self._cache.root, self._own, self._source.spec)
 
-        yield fetch
+    def __call__(self, files: Sequence[Wanted]) -> None:
+        """Fetch those of the files that are not here."""
+        missing = [file for file in files if not self._cache.has(self._source, file)]
+        each(self._fetch, missing, num_threads=NUM_THREADS)
 
-    def close(self) -> None:
-        pass
-
-    def _fetch(self) -> None:
-        self._target.parent.mkdir(parents=True, exist_ok=True)
+    def _fetch(self, file: Wanted) -> None:
+        path = self._cache.path_of(self._source, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
         found = hashlib.sha256()
-        with whole_file(self._target, mode=0o444, beside=self._own / "lock") as target:
+        with whole_file(path, mode=0o444, beside=self._own / "lock") as target:
 
             def write(_at: int, view: memoryview) -> None:
                 target.write(view)
                 if self._source.spec.sha256 is not None:
                     found.update(view)
 
-            self._source.read(self._file, 0, self._file.size, write)
-            _check_hash(self._source, self._file, found.hexdigest())
+            self._source.read(file, 0, file.size, write)
+            _check_hash(self._source, file, found.hexdigest())
             target.flush()
-            _settle(target.fileno(), self._file)
+            _settle(target.fileno(), file)
+
+
+def _small_files(root: Path, own: Path, spec: DataSpec) -> _SmallFiles:
+    return _SmallFiles(InputCache(root), own, open_input(spec))
 
 
 class _Large:
@@ -261,11 +286,6 @@ class _Large:
         self._target.parent.mkdir(parents=True, exist_ok=True)
         self.part.replace(self._target)
         self.close()
-
-
-def _fetched(cache: InputCache, source: Input, own: Path, file: Wanted) -> _Small | _Large:
-    kind = _Small if file.size <= BLOCK_BYTES else _Large
-    return kind(cache.path_of(source, file), own, source, file)
 
 
 def _work(tasks: Iterator[Callable[[], None]], *, num_threads: int) -> None:

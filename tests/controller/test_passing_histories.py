@@ -29,7 +29,7 @@ NUM_HISTORIES = 100
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 
 
-@few_or_many(20, NUM_HISTORIES)
+@few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
     results = [play(seed, drivers=drivers) for seed in seeds]
@@ -37,7 +37,7 @@ def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drive
     assert sum(one.num_generations for one in results) > 1.15 * len(results)
 
 
-@few_or_many(20, NUM_HISTORIES)
+@few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers, seeds):
     results = [play(seed, drivers=drivers, **SILENCES) for seed in seeds]

@@ -19,6 +19,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.errors import CloudspotError
+from cloudspot.host.cores import usable_cores
 from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import MARK
@@ -276,18 +277,8 @@ def _end_generation(handoff: Path) -> bool:
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
-    """Return the number of threads of one process: fixed, since it changes the order of sums.
-
-    ``CLOUDSPOT_CORES`` is the machine's number of cores, where the system itself would report more.
-    """
-    said = environ.get("CLOUDSPOT_CORES")
-    if said is not None:
-        cores = int(said)
-    elif hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, cores // procs_per_node)
+    """Return the number of threads of one process: fixed, since it changes the order of sums."""
+    return max(1, usable_cores(environ) // procs_per_node)
 
 
 def check_program(program: str, environment: Mapping[str, str], runtime: Runtime) -> None:
