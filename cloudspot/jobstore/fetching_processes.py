@@ -6,21 +6,24 @@ standard output, and ends with whoever holds the other ends.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import queue
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.errors import CloudspotError
 from cloudspot.host.cores import usable_cores
 
-FILES_AT_ONCE = 64
-"""How many files one order names."""
+_log = logging.getLogger(__name__)
+
 MIN_FILES = 500
 """With fewer of them, a process costs more than it saves: half a second, mostly for its imports."""
 MAX_PROCESSES = 8
@@ -38,26 +41,38 @@ def processes_for(num_files: int) -> int:
 def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
     """Lend a function that has ``function``, which is pickled, called in one of some processes.
 
-    Threads call it, as many at once as there are processes. It raises what the other raises there, and
-    TransientError if the process has died, in whose place the next call starts another.
+    As many threads may call it at once as there are processes. It raises what ``function`` raises there. In
+    place of a process that cannot be had, or dies, ``function`` is called here from then on.
     """
-    free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+    free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
     processes = [_Process(function) for _ in range(number)]
-    for process in processes:
-        free.put(process)
+    for one in processes:
+        free.put(one)
 
     def fetch(files: Sequence[Any]) -> None:
         process = free.get()
         try:
-            process.fetch(files)
+            if process is not None:
+                try:
+                    error = process.fetch(files)
+                except Exception as broken:  # noqa: BLE001 - whatever it is, the files can be fetched without
+                    _log.warning(
+                        "inputs are fetched with a process less: %r, status %s", broken, process.end()
+                    )
+                    process = None
+                else:
+                    if error is not None:
+                        raise error
+                    return
+            function(files)
         finally:
             free.put(process)
 
     try:
         yield fetch
     finally:
-        for process in processes:
-            process.end()
+        for one in processes:
+            one.end()
 
 
 class _Process:
@@ -67,23 +82,26 @@ class _Process:
         self._function = pickle.dumps(function)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def fetch(self, files: Sequence[Any]) -> None:
+    def fetch(self, files: Sequence[Any]) -> Exception | None:
+        """Return what the function has raised; raise what else goes wrong."""
         if self._process is None:
+            # The same modules as here, and not in a directory whose files could be taken for some of them.
+            path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-m", __name__],
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for whoever started this process
             )
         orders, answers = self._process.stdin, self._process.stdout
         assert orders is not None
         assert answers is not None
-        try:
-            pickle.dump((self._function, files), orders)
-            orders.flush()
-            error = pickle.load(answers)  # noqa: S301 - our own process's
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            status = self.end()
-            raise TransientError(f"a process that fetches inputs ended with status {status}") from error
-        if error is not None:
-            raise error
+        pickle.dump((self._function, files), orders)
+        orders.flush()
+        answer: Exception | None = pickle.load(answers)  # noqa: S301 - of our own process
+        return answer
 
     def end(self) -> int | None:
         """Kill the process if there is one, and return the status with which it has ended."""
@@ -97,37 +115,41 @@ class _Process:
 
 def _serve() -> None:
     """Follow the orders, and look out for the next meanwhile: the end of the orders ends the process."""
-    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a plugin prints is no answer
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What a plugin or a program of its own reads is no order, and what it prints no answer.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     functions: dict[bytes, Fetch] = {}
 
     def follow(packed: bytes, files: Sequence[Any]) -> None:
+        answer = None
         try:
             if packed not in functions:
                 functions[packed] = pickle.loads(packed)  # noqa: S301 - of whoever started us
             functions[packed](files)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller is to have it
-            answer = _packed(error)
-        else:
-            answer = pickle.dumps(None)
-        answers.write(answer)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it
+            answer = error
+            if not isinstance(error, CloudspotError | OSError):
+                traceback.print_exc()
+        answers.write(_packed(answer))
         answers.flush()
 
-    with suppress(EOFError):
+    try:
         while True:
             order = pickle.load(orders)  # noqa: S301 - of whoever started us
             threading.Thread(target=follow, args=order, daemon=True).start()
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
-def _packed(error: Exception) -> bytes:
-    """Return the error pickled; one that does not come out as it went in, as its text."""
-    try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)  # noqa: S301 - just packed
-    except Exception:  # noqa: BLE001 - a plugin's may do anything
-        return pickle.dumps(CloudspotError(f"{type(error).__name__}: {error}"))
-    return packed
+def _packed(error: BaseException | None) -> bytes:
+    """Return the error pickled; as its text if it does not come out as it went in."""
+    if error is None or isinstance(error, Exception):
+        with suppress(Exception):  # a plugin's error may do anything
+            packed = pickle.dumps(error)
+            pickle.loads(packed)  # noqa: S301 - just packed
+            return packed
+    return pickle.dumps(CloudspotError(f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

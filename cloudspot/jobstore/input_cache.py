@@ -25,7 +25,7 @@ from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import this_boot, whole_file
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.chunks import write_at
-from cloudspot.jobstore.fetching_processes import FILES_AT_ONCE, Fetch, fetching_processes, processes_for
+from cloudspot.jobstore.fetching_processes import Fetch, fetching_processes, processes_for
 from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, open_input, version_of_all
 from cloudspot.jobstore.parallel import each
 
@@ -36,6 +36,8 @@ NUM_ROUNDS = 3
 """How often an input that changes meanwhile is listed."""
 LOCK_SECONDS = 0.2
 """Between two looks whether another process still stages the same input."""
+PORTION_FILES, PORTION_BYTES = 64, 16 << 20
+"""How many small files another process is told to fetch at once, and how much that may be."""
 _GIB = 2**30
 
 
@@ -56,8 +58,9 @@ class Staging:
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
     """Is told the bytes of the input, and those that are here; lends what is told further ones."""
     num_threads: int = NUM_THREADS
+    """In each process."""
     num_processes: int = 0
-    """How many fetch small files, if there are many; 0: as many as it pays to have."""
+    """How many fetch small files; 0: as many as it pays to have, 1: this one alone."""
     place: Callable[[Staged], None] = lambda _staged: None
     """Is called once all is here, while nobody else stages the input and could remove a version."""
 
@@ -149,12 +152,9 @@ class InputCache:
         _check_room(self.root, num_left)
         total = sum(file.size for file in files)
         num_processes = staging.num_processes or processes_for(len(small))
-        fetch: Fetch = _SmallFiles(self, own, source)
+        fetch: Fetch = _SmallFiles(self, own, source, staging.num_threads)
         with ExitStack() as stack:
             progress = stack.enter_context(staging.open_progress(total, total - num_left))
-            if num_processes > 1:
-                fetch = stack.enter_context(fetching_processes(num_processes, fetch))
-            at_once = FILES_AT_ONCE if num_processes > 1 else 1
 
             def bring(portion: Sequence[Wanted]) -> None:
                 staging.repeat(lambda: fetch(portion))
@@ -163,25 +163,30 @@ class InputCache:
             for one in large:
                 stack.callback(one.close)
             blocks = (task for one in large for task in one.tasks(staging.repeat, progress))
-            portions = (small[at : at + at_once] for at in range(0, len(small), at_once))
-            tasks: Iterator[Callable[[], None]] = chain((partial(bring, one) for one in portions), blocks)
-            _work(tasks, num_threads=staging.num_threads)
+            if num_processes > 1:
+                fetch = stack.enter_context(fetching_processes(num_processes, fetch))
+                portions = (partial(bring, portion) for portion in _portions(small))
+                _work((portions, num_processes), (blocks, staging.num_threads))
+            else:
+                singly = (partial(bring, (file,)) for file in small)
+                _work((chain(singly, blocks), staging.num_threads))
         return num_left
 
 
 class _SmallFiles:
     """Fetches files that one request brings, here or in another process."""
 
-    def __init__(self, cache: InputCache, own: Path, source: Input) -> None:
-        self._cache, self._own, self._source = cache, own, source
+    def __init__(self, cache: InputCache, own: Path, source: Input, num_threads: int) -> None:
+        self._cache, self._own, self._source, self._num_threads = cache, own, source, num_threads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _small_files, (self._cache.root, self._own, self._source.spec)
+        root, own = self._cache.root.absolute(), self._own.absolute()
+        return _small_files, (root, own, self._source.spec, self._num_threads)
 
     def __call__(self, files: Sequence[Wanted]) -> None:
         """Fetch those of the files that are not here."""
         missing = [file for file in files if not self._cache.has(self._source, file)]
-        each(self._fetch, missing, num_threads=NUM_THREADS)
+        each(self._fetch, missing, num_threads=self._num_threads)
 
     def _fetch(self, file: Wanted) -> None:
         path = self._cache.path_of(self._source, file)
@@ -200,8 +205,22 @@ class _SmallFiles:
             _settle(target.fileno(), file)
 
 
-def _small_files(root: Path, own: Path, spec: DataSpec) -> _SmallFiles:
-    return _SmallFiles(InputCache(root), own, open_input(spec))
+def _small_files(root: Path, own: Path, spec: DataSpec, num_threads: int) -> _SmallFiles:
+    return _SmallFiles(InputCache(root), own, open_input(spec), num_threads)
+
+
+def _portions(files: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
+    """Yield the files, so many together that a process is busy for a while and soon done."""
+    portion: list[Wanted] = []
+    num_bytes = 0
+    for file in files:
+        if portion and (len(portion) == PORTION_FILES or num_bytes + file.size > PORTION_BYTES):
+            yield portion
+            portion, num_bytes = [], 0
+        portion.append(file)
+        num_bytes += file.size
+    if portion:
+        yield portion
 
 
 class _Large:
@@ -288,11 +307,11 @@ class _Large:
         self.close()
 
 
-def _work(tasks: Iterator[Callable[[], None]], *, num_threads: int) -> None:
-    """Run the tasks in some threads; after an error no further one is begun."""
-    taking, has_failed = threading.Lock(), threading.Event()
+def _work(*kinds: tuple[Iterator[Callable[[], None]], int]) -> None:
+    """Run the tasks of each kind in so many threads; after an error no further one is begun."""
+    has_failed = threading.Event()
 
-    def work(_number: int) -> None:
+    def work(tasks: Iterator[Callable[[], None]], taking: threading.Lock) -> None:
         while not has_failed.is_set():
             try:
                 with taking:
@@ -304,7 +323,10 @@ def _work(tasks: Iterator[Callable[[], None]], *, num_threads: int) -> None:
                 has_failed.set()
                 raise
 
-    each(work, range(num_threads), num_threads=num_threads)
+    workers: list[Callable[[], None]] = []
+    for tasks, num_threads in kinds:
+        workers += [partial(work, tasks, threading.Lock())] * num_threads
+    each(lambda worker: worker(), workers, num_threads=len(workers))
 
 
 def _settle(descriptor: int, file: Wanted) -> None:

@@ -136,7 +136,7 @@ def with_networks(cloud):
     cloud.has_networks = True
 
 
-@few_or_many(20, 60)
+@few_or_many(30, 60)
 def test_no_history_brings_nodes_together_that_do_not_reach_each_other(seeds):
     """Neither drivers that race, nor people who move the job, nor notices, losses and lost answers."""
     num_stand_ins = 0

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import boto3
 import botocore.config
 import botocore.exceptions
+import botocore.session
+from botocore.utils import parse_timestamp
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
@@ -97,7 +102,10 @@ class AwsClients:
         with self._lock:
             if self._boto_session is None:
                 try:
-                    self._boto_session = boto3.session.Session()
+                    core = botocore.session.get_session()
+                    parsers = core.get_component("response_parser_factory")
+                    parsers.set_parser_defaults(timestamp_parser=parse_time)
+                    self._boto_session = boto3.session.Session(botocore_session=core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
                         f"{error}; `aws configure list-profiles` names those that exist"
@@ -112,6 +120,21 @@ def caller(clients: AwsClients) -> Caller:
     with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
+
+
+def parse_time(value: Any) -> datetime:
+    """Return the time that an answer tells.
+
+    botocore guesses the form, which takes longer than all else that it does with a listing of S3.
+    """
+    text = str(value)
+    with suppress(ValueError):
+        if text.endswith(" GMT"):
+            return parsedate_to_datetime(text)
+        if text.endswith("Z") and text[10:11] == "T":
+            return datetime.fromisoformat(f"{text[:-1]}+00:00")
+    found: datetime = parse_timestamp(value)
+    return found
 
 
 def region_of_this_instance() -> str | None:

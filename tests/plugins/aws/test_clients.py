@@ -3,10 +3,11 @@
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import botocore.utils
 import pytest
 
 from cloudspot.errors import SpecError
-from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.clients import AwsClients, parse_time
 
 
 @pytest.fixture
@@ -105,3 +106,35 @@ def test_clients_of_other_settings_are_others(aws):
     plain = clients.client("s3", s3={"payload_signing_enabled": True})
     assert clients.client("s3", s3={"payload_signing_enabled": True}) is plain
     assert clients.client("s3", s3={"payload_signing_enabled": False}) is not plain
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Fri, 20 Nov 2026 12:00:01 GMT",
+        "Fri, 20-Nov-2026 12:00:01 GMT",
+        "2026-11-20T12:00:01.250Z",
+        "2026-11-20T12:00:01Z",
+        "2026-11-20T12:00:01+02:00",
+        "20261120T120001Z",
+        1795176001,
+        1795176001.5,
+        "1795176001",
+    ],
+    ids=str,
+)
+def test_times_are_read_as_botocore_reads_them(told):
+    found = parse_time(told)
+    assert found == botocore.utils.parse_timestamp(told)
+    assert found.utcoffset() is not None
+
+
+def test_times_that_are_not_are_refused_as_botocore_refuses_them():
+    for told in ("", "soon", "soonZ", "soon GMT", "2026-11-20Z"):
+        with pytest.raises(ValueError, match="timestamp"):
+            parse_time(told)
+
+
+def test_clients_read_times_by_it(aws):
+    factory = AwsClients()._session()._session.get_component("response_parser_factory")
+    assert factory.create_parser("rest-xml")._timestamp_parser is parse_time
