@@ -1,7 +1,6 @@
 """Offers whose machines do not reach each other, such as two regions': what may join, replace and move."""
 
 import pytest
-from few_or_many import few_or_many
 from launch_histories import first_violation, play
 from simnodes import Script
 
@@ -136,7 +135,7 @@ def with_networks(cloud):
     cloud.has_networks = True
 
 
-@few_or_many(30, 60)
+@pytest.mark.parametrize("seeds", [range(36, 56), pytest.param(range(60), marks=pytest.mark.long)])
 def test_no_history_brings_nodes_together_that_do_not_reach_each_other(seeds):
     """Neither drivers that race, nor people who move the job, nor notices, losses and lost answers."""
     num_stand_ins = 0

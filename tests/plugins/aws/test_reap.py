@@ -120,7 +120,7 @@ class Account:
             for name, value in self.cloud._function_environment("a-function").items():
                 patch.setenv(name, value)
             session = boto3.session.Session.__wrapped__()
-            patch.setattr(boto3.session, "Session", lambda: session)
+            patch.setattr(boto3.session, "Session", lambda **_: session)
             yield
 
     def upload(self, key):
