@@ -90,17 +90,19 @@ class Cloud:
         self._server = server
         self._clients = clients
         server.app = self.ec2
-        iam_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()
-        self.client("iam").create_role(RoleName="cloudspot-limit", AssumeRolePolicyDocument=TRUSTS_SCHEDULER)
+        self._iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        self._iam.reset()
+        self._make_role("cloudspot-limit", TRUSTS_SCHEDULER)
         self.make_profile("cloudspot-node")
 
     def make_profile(self, name, *, has_role=True):
-        iam = self.client("iam")
-        iam.create_instance_profile(InstanceProfileName=name)
+        self._iam.create_instance_profile(name, "/", [])
         if has_role:
-            iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")
-            iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
-        self.faults.calls.clear()
+            self._make_role(name, "{}")
+            self._iam.add_role_to_instance_profile(name, name)
+
+    def _make_role(self, name, trust):
+        self._iam.create_role(name, trust, "/", None, "", [], None)
 
     def provider(self, **options):
         """Return a provider whose SDK clients are all tests' own."""
