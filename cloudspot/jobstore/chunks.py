@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,15 +109,6 @@ def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, 
         yield start, block
     if checksum.hexdigest() != stored.chunk.xxh3_128:
         raise _changed(stored)
-
-
-def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of the data to a file, from ``offset`` on; no view of it is kept, not even after an error."""
-    done = 0
-    with memoryview(data) as view:
-        while done < len(view):
-            with view[done:] as rest:
-                done += os.pwrite(descriptor, rest, offset + done)
 
 
 def _changed(stored: StoredChunk) -> CorruptData:

@@ -14,6 +14,7 @@ from pathlib import Path
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.host.names import SymlinkError, make_parents
 from cloudspot.host.partial_files import partial_directory, write_whole
+from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import (
     StoredChunk,
@@ -21,7 +22,6 @@ from cloudspot.jobstore.chunks import (
     read_blocks,
     read_chunk,
     stored_chunks,
-    write_at,
 )
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each

@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import this_boot, whole_file
+from cloudspot.host.piecewise_writes import write_at
 from cloudspot.jobfile.data import DataSpec
-from cloudspot.jobstore.chunks import write_at
 from cloudspot.jobstore.fetching_processes import Fetch, fetching_processes, processes_for
 from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, open_input, version_of_all
 from cloudspot.jobstore.parallel import each
@@ -194,14 +194,13 @@ class _SmallFiles:
         found = hashlib.sha256()
         with whole_file(path, mode=0o444, beside=self._own / "lock") as target:
 
-            def write(_at: int, view: memoryview) -> None:
-                target.write(view)
+            def write(at: int, view: memoryview) -> None:
+                write_at(target.fileno(), view, at)
                 if self._source.spec.sha256 is not None:
                     found.update(view)
 
             self._source.read(file, 0, file.size, write)
             _check_hash(self._source, file, found.hexdigest())
-            target.flush()
             _settle(target.fileno(), file)
 
 

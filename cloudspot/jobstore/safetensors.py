@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.host.partial_files import whole_file
+from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks, write_at
+from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient

@@ -26,6 +26,7 @@ from cloudspot.errors import (
 from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
+from cloudspot.host.piecewise_writes import PIECE_BYTES
 from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
@@ -358,8 +359,8 @@ class _FileUpload(Upload):
         ):
             written = write_past_cache(self._descriptor, view) if len(view) >= _LARGE_BYTES else 0
             while written < len(view):
-                with view[written:] as rest:
-                    written += os.write(self._descriptor, rest)
+                with view[written : written + PIECE_BYTES] as piece:
+                    written += os.write(self._descriptor, piece)
 
     def commit(self) -> None:
         self._check_open()
