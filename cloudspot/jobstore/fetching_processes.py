@@ -56,9 +56,8 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
                 try:
                     error = process.fetch(files)
                 except Exception as broken:  # noqa: BLE001 - whatever it is, the files can be fetched without
-                    _log.warning(
-                        "inputs are fetched with a process less: %r, status %s", broken, process.end()
-                    )
+                    text = "a process that fetches inputs is gone (%r, status %s): this one does its work"
+                    _log.warning(text, broken, process.end())
                     process = None
                 else:
                     if error is not None:
@@ -143,7 +142,7 @@ def _serve() -> None:
 
 
 def _packed(error: BaseException | None) -> bytes:
-    """Return the error pickled; as its text if it does not come out as it went in."""
+    """Return the error pickled, or its text where it cannot be raised by whoever reads it."""
     if error is None or isinstance(error, Exception):
         with suppress(Exception):  # a plugin's error may do anything
             packed = pickle.dumps(error)

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.host.names import is_safe_name, make_parents
 from cloudspot.host.partial_files import whole_file
+from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
@@ -134,13 +135,11 @@ def _fetch(
 ) -> Artifact:
     """Write one whole version of the object and return which: the job may replace it meanwhile."""
     for _ in range(NUM_TRIES):
-        file.seek(0)
-        file.truncate()
+        file.truncate(0)
         for start in range(0, max(artifact.size, 1), _BLOCK):
             data = store.get_range(artifact.key, start, _BLOCK)
-            file.write(data)
+            write_at(file.fileno(), data, start)
             progress(len(data))
-        file.flush()
         meta = store.head(artifact.key)
         if (meta.size, meta.modified_at) == (artifact.size, artifact.modified_at):
             return artifact

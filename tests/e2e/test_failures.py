@@ -85,7 +85,6 @@ def test_a_secret_reaches_the_training_and_nothing_else(user: User) -> None:
     assert not (user.home / "store" / "jobs" / "hush" / "secrets").exists()
 
 
-@pytest.mark.long
 def test_the_limit_on_cost_stops_the_job_with_a_checkpoint_before_it_is_passed(user: User) -> None:
     """What a start and a stop take is known from the first run, at one unit of money a second."""
     prices = ["providers.local.spot_price=3600.0", "providers.local.on_demand_price=7200.0"]

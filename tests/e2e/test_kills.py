@@ -30,7 +30,10 @@ PUTS = {
     "exit": "jobs/*/nodes/*/exit.json",
     "finished": "jobs/*/journal/00000004",
 }
-CI_PUTS = (("commit", "before"),)
+CI_PUTS = (
+    ("commit", "before"),
+    *(pytest.param(*put, marks=pytest.mark.long) for put in (("intent", "after"), ("exit", "after"))),
+)
 SOAK_PUTS = tuple((put, when) for put in PUTS for when in ("before", "after"))
 
 

@@ -29,9 +29,8 @@ SETS = ('run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"')
 @pytest.mark.parametrize(
     ("cloud", "num_nodes", "reclaimed"),
     [
-        ("aws", 1, 0),
+        ("aws", 2, 0),
         *(pytest.param(cloud, 1, 0, marks=pytest.mark.long) for cloud in ("gcp", "aliyun")),
-        pytest.param("aws", 2, 0, marks=pytest.mark.long),
         *(pytest.param(cloud, 2, 1, marks=pytest.mark.soak) for cloud in CLOUDS),
         *(pytest.param(cloud, 2, 0, marks=pytest.mark.soak) for cloud in ("gcp", "aliyun")),
     ],

@@ -53,7 +53,9 @@ def started(monkeypatch):
     return found
 
 
-def test_small_files_come_from_other_processes_and_large_ones_from_this(tmp_path, given, source, monkeypatch):
+def test_small_files_come_from_other_processes_and_large_ones_from_this(
+    tmp_path, given, source, started, monkeypatch
+):
     cache, read, names = InputCache(tmp_path / "cache"), source.read, set()
 
     def noted(file, *args):
@@ -61,14 +63,17 @@ def test_small_files_come_from_other_processes_and_large_ones_from_this(tmp_path
         read(file, *args)
 
     monkeypatch.setattr(source, "read", noted)
+    monkeypatch.setattr(module, "MIN_FILES", 100)
+    monkeypatch.setenv("CLOUDSPOT_CORES", "2")
     told = []
 
     @contextmanager
     def progress(_total, _here):
         yield told.append
 
-    staged = cache.stage(source, staging(num_processes=2, open_progress=progress))
+    staged = cache.stage(source, staging(open_progress=progress))
     assert contents(cache, source, staged) == given
+    assert len(started) == 2
     assert names == {"large"}
     assert sum(told) == sum(map(len, given.values())) == staged.fetched_bytes
 
@@ -89,7 +94,7 @@ def test_what_a_process_that_dies_leaves_is_fetched_here(tmp_path, given, source
     assert contents(cache, source, staged) == given
     assert len(started) == 2
     assert killed[0].returncode == -signal.SIGKILL
-    assert "inputs are fetched with a process less" in caplog.text
+    assert "a process that fetches inputs is gone" in caplog.text
     assert all(one.returncode is not None for one in started)
 
 

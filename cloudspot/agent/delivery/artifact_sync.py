@@ -16,6 +16,7 @@ from cloudspot.agent.delivery.checkpoint_directories import files_below
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
+from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Seat
@@ -100,7 +101,7 @@ class ArtifactSync:
         # Outside the directory until it is whole: an agent killed here must not sync half a file.
         with whole_file(path, beside=self._directory) as file:
             for start in range(0, meta.size, _BLOCK):
-                file.write(self._store.get_range(meta.key, start, _BLOCK))
+                write_at(file.fileno(), self._store.get_range(meta.key, start, _BLOCK), start)
 
     def start(self) -> None:
         """Begin to sync in the background."""

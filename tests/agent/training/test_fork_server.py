@@ -26,7 +26,7 @@ pytestmark = [
 pytest.importorskip("torch")
 
 SELF_PORTRAIT = """
-import atexit, json, os, sys, threading
+import atexit, gc, json, os, sys, threading
 def seen(path):
     return [one for one in open(path).read().split("\\0") if one]
 main = sys.modules["__main__"]
@@ -36,7 +36,7 @@ json.dump({
                    if name.startswith("__")),
     "name": __name__, "directory": os.getcwd(), "environ": sorted(os.environ.items()),
     "seen_environ": sorted(seen("/proc/self/environ")), "seen_words": seen("/proc/self/cmdline"),
-    "threads": threading.active_count(),
+    "threads": threading.active_count(), "collects": [gc.isenabled(), gc.get_threshold()],
     "descriptors": sorted(set(os.listdir("/proc/self/fd")) & set("0123456789")),
     "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)]
     if (signal := __import__("signal")) else [],

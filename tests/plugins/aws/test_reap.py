@@ -1,7 +1,6 @@
 """``cloudspot reap`` on the whole emulated AWS, over HTTP with the real SDK."""
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -9,7 +8,6 @@ import zipfile
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import boto3
 import pytest
 from listed_host import ListedHost
 from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs, chunk_of
@@ -119,8 +117,6 @@ class Account:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.cloud._function_environment("a-function").items():
                 patch.setenv(name, value)
-            session = boto3.session.Session.__wrapped__()
-            patch.setattr(boto3.session, "Session", lambda **_: session)
             yield
 
     def upload(self, key):
@@ -159,10 +155,6 @@ def account(tmp_path, monkeypatch):
     try:
         for name, value in cloud.environment().items():
             monkeypatch.setenv(name, value)
-        # Each session would read the descriptions of all services anew.
-        session, make = boto3.session.Session(), boto3.session.Session
-        shared = functools.wraps(make)(lambda **given: make(**given) if given else session)
-        monkeypatch.setattr(boto3.session, "Session", shared)
         # What is ended waits for nothing here.
         monkeypatch.setattr(account_orphans, "WAITS_SECONDS", (0.0, 0.0))
         store = open_store(f"s3://{BUCKET}/x")
