@@ -40,6 +40,7 @@ from cloudspot.model import (
     LaunchRequest,
     LogPiece,
     LogRecord,
+    MachineImage,
     Message,
     NodeIdentity,
     ObjectMeta,
@@ -214,6 +215,42 @@ class FunctionHost(ABC):
 
         Safe to repeat: what is not there is no error.
         """
+
+
+class ImageHost(ABC):
+    """Where a provider keeps images of machines, from which others start with a job's setup done.
+
+    It knows those that ``save`` has made, in the region of the options, and no others. ``Provisioner.offers``
+    starts machines from the one that has the options' ``setup_key`` and was made of the image that the
+    options name; without one, from that image itself.
+    """
+
+    @abstractmethod
+    def find(self, key: str) -> MachineImage | None:
+        """Return the image from which ``offers`` starts machines with this key, or will once it is ready.
+
+        None: there is none. One that could not be made is returned if there is no other.
+        """
+
+    @abstractmethod
+    def images(self) -> Sequence[MachineImage]:
+        """Return all of them, in any order."""
+
+    @abstractmethod
+    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
+        """Begin to make an image of the disk of a machine that runs, and return it as it stands then.
+
+        The machine has written everything to its disk, and goes on. It must not end before the image is
+        ready. If ``find`` has one for the key, that is returned, and nothing is made, unless it has failed.
+
+        Raises:
+            AuthError: a right is missing; the message names it.
+            CloudspotError: the provider refuses.
+        """
+
+    @abstractmethod
+    def remove(self, image_id: str) -> None:
+        """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
 
 
 class Inventory(ABC):
@@ -557,6 +594,8 @@ class Provider(ABC):
     """The type of that table; a field without a default is required."""
     can_run_containers: ClassVar[bool] = True
     """Whether docker or podman can run on its machines, so that a job may have ``run.image``."""
+    has_images: ClassVar[bool] = False
+    """Whether ``image_host`` returns one."""
     is_this_computer: ClassVar[bool] = False
     """Its machines are processes of the computer that drives them, and end when that is switched off."""
 
@@ -626,6 +665,17 @@ class Provider(ABC):
         """
         raise CloudspotError(
             f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
+        )
+
+    def image_host(self) -> ImageHost:
+        """Return where images of machines are kept. Its options then have a field ``setup_key``.
+
+        Raises:
+            CloudspotError: the provider keeps none.
+        """
+        raise CloudspotError(
+            f"provider {self.name!r} makes no images of machines; run.image can name a container that has "
+            "what the job needs"
         )
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:

@@ -138,6 +138,25 @@ class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
 
 
+class MachineImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that ``cloudspot image bake`` has had made of a machine's disk."""
+
+    id: str
+    key: str
+    """Of the setup that it holds; see ``cloudspot.jobfile.setup_key``."""
+    job_name: str
+    """The name in the job file for which it was made."""
+    is_ready: bool
+    """Machines can start from it. False: the provider still copies the disk, or could not."""
+    failure: str = ""
+    """Why the provider could not make it."""
+    created_at: datetime | None = None
+    size_gib: float | None = None
+    """What is kept and billed, as far as the provider tells; else the size of the disk."""
+    where: str = ""
+    """The region that has it; empty: every one."""
+
+
 class Asset(msgspec.Struct, frozen=True, kw_only=True):
     """One thing of cloudspot's making that a provider or a store keeps, whether anything needs it or not."""
 
@@ -352,6 +371,11 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``."""
     has_cloudspot: bool = False
     """The image has this very version: nothing is installed."""
+    own_disks: tuple[str, ...] = ()
+    """Patterns of the paths of disks that are a part of the machine: fast, in its price and lost with it.
+    Inputs are kept on those that are empty, unless ``environment`` has ``DATA_CACHE``."""
+    own_directories: tuple[str, ...] = ()
+    """Where the image mounts such disks itself."""
     fetch_code: str = ""
     """For images that may lack it: Python on the standard library alone that defines ``fetch(store_url, key,
     path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""

@@ -26,6 +26,7 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.training.container import runtime_of
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.input_staging import InputStaging, data_variables
+from cloudspot.agent.training.kept_setup import bake
 from cloudspot.agent.training.preparation import fetch_code, run_setup
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
@@ -161,6 +162,8 @@ class Life:
                 inputs.finish()
             finally:
                 inputs.stop()
+            if context.job.submission.bakes:
+                bake(context, self.runtime)
             environment.update(data_variables(context.job.spec.data, context.node))
             self.artifacts.start()
             self.courier.start()

@@ -75,6 +75,8 @@ class Node:
         """Why that does not run, or did not fork a program."""
         self.lock = directory / "agent.lock"
         """The agent keeps it locked while it lives."""
+        self.baked = directory / "image.json"
+        """What setup an image of the disk holds. The boot script of machines that start from one keeps it."""
         self.agent_ended = directory / "agent-ended"
         """By this file the boot script says that no agent will run here any more."""
 
@@ -152,6 +154,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
 
     code_ready: bool = False
     setup_done: bool = False
+    kept_setup: str | None = None
+    """Its key, if it was done on this machine's image already."""
     placed: list[str] = []
     """The paths at which inputs were put, or are just being put."""
     staged: tuple[StagedInput, ...] | None = None

@@ -54,6 +54,12 @@ end_if_booted_again() {
 }
 
 end_if_booted_again
+# On an image that was made of another machine, only what its setup has left is kept.
+if [ -e "$CLOUDSPOT_NODE_DIR/first-boot.machine" ] &&
+    [ "$(cat "$CLOUDSPOT_NODE_DIR/first-boot.machine")" != "$(describe_machine)" ]; then
+    find "$CLOUDSPOT_NODE_DIR" -mindepth 1 -maxdepth 1 ! -name agent ! -name work ! -name image.json \
+        -exec rm -rf {} +
+fi
 describe_boot >"$CLOUDSPOT_NODE_DIR/first-boot"
 describe_machine >"$CLOUDSPOT_NODE_DIR/first-boot.machine"
 case $0 in

@@ -53,6 +53,9 @@ try_install() {
 
 if has_agent "$CLOUDSPOT_AGENT_PYTHON"; then
     echo "cloudspot: the image has this cloudspot"
+elif has_agent "$agent_home/venv/bin/python"; then
+    echo "cloudspot: the image has this agent"
+    CLOUDSPOT_AGENT_PYTHON=$agent_home/venv/bin/python
 else
     delay=1
     until try_install 3>&1; do

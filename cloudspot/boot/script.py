@@ -50,6 +50,8 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     """After this long the machine ends itself, whatever it is doing."""
     version: str
     """The version of cloudspot that renders, so that a machine cannot silently run another."""
+    stages_inputs: bool = False
+    """The job has inputs that its machines keep on their disks."""
     install: Install | None = None
     """Needed if the image may have no cloudspot."""
 
@@ -98,8 +100,11 @@ def render_boot_script(plan: BootPlan) -> str:
         "",
     ]
     head, loop = _read("boot.sh").split(_INSTALLATION)
+    disks = (
+        _own_disks(profile) if plan.stages_inputs and (profile.own_disks or profile.own_directories) else ""
+    )
     installation = "" if profile.has_cloudspot else _installation(plan)
-    return "\n".join(lines) + "\n" + _bare(head) + installation + _bare(loop)
+    return "\n".join(lines) + "\n" + _bare(head) + disks + installation + _bare(loop)
 
 
 def ending_command(profile: BootProfile) -> str:
@@ -112,6 +117,15 @@ def ending_command(profile: BootProfile) -> str:
         return profile.shutdown_command
     program = f"{shlex.quote(profile.agent_python)} -c {shlex.quote(profile.end_code)}"
     return f"{program}; {profile.shutdown_command}"
+
+
+def _own_disks(profile: BootProfile) -> str:
+    """Return the part that mounts the disks of the machine's own, if its kind can have any."""
+    if not (profile.own_disks or profile.own_directories):
+        return ""
+    values = {"own_disks": profile.own_disks, "own_directories": profile.own_directories}
+    assignments = (f"{name}={shlex.quote(' '.join(one))}\n" for name, one in values.items())
+    return "".join(assignments) + _bare(_read("disks.sh"))
 
 
 def _installation(plan: BootPlan) -> str:

@@ -28,6 +28,7 @@ SHORT_HELPS = {
     "run": "Submit a job and follow it to its end.",
     "attach": "Follow and drive a job that is already submitted.",
     "reconcile": "Drive a store's unfinished jobs, once or continuously.",
+    "image": "Make images of machines on which a job's setup is done.",
     "driver": "Let a cloud function drive the store's jobs.",
     "ps": "List jobs.",
     "show": "Show everything about one job.",

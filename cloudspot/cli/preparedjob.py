@@ -6,7 +6,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from cloudspot.cli.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.setup_key import setup_key
 from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
-from cloudspot.jobstore.bundle import code_files
+from cloudspot.jobstore.bundle import code_digests, code_files
 from cloudspot.jobstore.forking import code_of
 from cloudspot.registry import driver_distributions, open_provider, open_store, plugin_distributions
 
@@ -54,7 +55,7 @@ def prepare_job(
     """
     spec = with_notify(load_job(job_file, overrides=overrides))
     workdir = check_files(spec, job_file.resolve().parent)
-    spec, provider = open_pinned(spec, provider_name)
+    spec, provider = open_pinned(spec, provider_name, lambda: code_digests(workdir))
     if store_url is None:
         in_file = None if spec.store is None else ChosenStore(spec.store, f"store in {job_file}")
         chosen = current_invocation().chosen_store = in_file or unnamed_store(provider)
@@ -62,8 +63,13 @@ def prepare_job(
     return PreparedJob(spec, workdir, provider, open_store(store_url))
 
 
-def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
+def open_pinned(
+    spec: JobSpec, provider_name: str, digests: Callable[[], Sequence[tuple[str, str]]]
+) -> tuple[JobSpec, Provider]:
     """Open the provider, and return it with the job file that holds its pinned options; errors as above.
+
+    Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
+    job's code.
 
     The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
     that the job will send are checked.
@@ -79,7 +85,10 @@ def open_pinned(spec: JobSpec, provider_name: str) -> tuple[JobSpec, Provider]:
 
         policy_of(spec.spot, NOTHING_KNOWN)
     provider = open_provider(provider_name, spec)
-    pinned = provider.pinned_options()
+    pinned = {**provider.pinned_options()}
+    if provider.has_images:
+        python = provider.boot_profile().train_python
+        pinned["setup_key"] = setup_key(spec.run, train_python=python, digests=digests())
     if not pinned:
         return spec, provider
     table = {**spec.providers.get(provider_name, {}), **pinned}

@@ -129,6 +129,7 @@ def render_launch(
         profile=provider.boot_profile(),
         max_seconds=max_seconds,
         version=__version__ if submission.agent is None else submission.version,
+        stages_inputs=any(one.is_staged for one in spec.data.values()),
         install=_install(submission),
     )
     group = InstanceGroup(

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from cloudspot.emulation.spot_plan import SpotPlan
-from cloudspot.errors import SpecError
+from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
 from cloudspot.model import Market
@@ -87,6 +87,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     shared: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Directories of the host that it can write to, by the path at which it has them. A machine that is not
     isolated has them at the host's own paths."""
+    disk: str | None = None
+    """The path of a disk that ``MachineHost.save_disk`` has kept: it starts with what was on that."""
     boot_delay_seconds: float = 0.0
     """How long the machine is PENDING."""
     job: JobHint | None = None
@@ -129,6 +131,16 @@ class MachineHost(ABC):
         With 0 it ends at once. A second reclaim can only bring the end forward. An unknown or ended machine
         is no error.
         """
+
+    def save_disk(self, machine_id: str) -> str:
+        """Copy the disk of a machine that runs; return the path of the copy, for ``EmulatedMachine.disk``.
+
+        What it has in ``/tmp`` and in memory is not on it.
+
+        Raises:
+            CloudspotError: this host cannot, or there is no such machine.
+        """
+        raise CloudspotError("this host keeps no disks")
 
     @abstractmethod
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:

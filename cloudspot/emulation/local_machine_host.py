@@ -23,6 +23,7 @@ from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHos
 from cloudspot.errors import CloudspotError
 from cloudspot.host.locks import lock
 from cloudspot.local.forms import num_cores
+from cloudspot.local.guest import copy_disk
 from cloudspot.local.machine_records import Guest, MachineRecord, Network, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.network import make_bridge
@@ -71,6 +72,7 @@ class LocalMachineHost(MachineHost):
         self._ip_network = network
         self._machines: dict[str, MachineDirectory] = {}
         self._allocated: set[str] = set()
+        self._num_disks = 0
         self._lock = threading.RLock()
         (directory / "machines").mkdir(parents=True)
         self._owner.enter_context(lock(directory / "owner.lock"))
@@ -151,6 +153,18 @@ class LocalMachineHost(MachineHost):
             state = msgspec.structs.asdict(machine.state())
             found[machine_id] = MachineStatus(address=machine.record().address, **state)
         return found
+
+    def save_disk(self, machine_id: str) -> str:
+        machine = self._machines.get(machine_id)
+        if machine is None:
+            raise CloudspotError(f"there is no machine {machine_id}")
+        if not self._is_isolated:
+            raise CloudspotError("machines that are not isolated have no disk of their own")
+        with self._lock:
+            self._num_disks += 1
+            target = self._directory / "disks" / str(self._num_disks)
+        copy_disk(machine, target)
+        return str(target)
 
     def console(self, machine_id: str) -> str:
         try:
@@ -236,6 +250,7 @@ class LocalMachineHost(MachineHost):
                 hidden=tuple(map(str, _packages())) if machine.is_bare else (),
                 programs=machine.programs,
                 shared=machine.shared,
+                disk=machine.disk,
                 network=network,
                 owner_lock=str(self._directory / "owner.lock"),
             ),

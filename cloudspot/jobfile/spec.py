@@ -93,6 +93,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     setup: str | None = None
     """Shell commands that run once on each machine, in the working directory, before the training. ``python``
     and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
+    setup_files: tuple[str, ...] | None = None
+    """The files of the code that ``setup`` reads, such as ``["requirements.txt", "csrc/*"]``. An image that
+    ``cloudspot image bake`` has made serves until one of them changes, or ``setup``, ``env``, ``python`` or
+    ``image``. If left out: until any file of the code does."""
     entrypoint: str | None = None
     """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
     command: tuple[str, ...] | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.extraction import is_safe_link
+from cloudspot.jobstore.extraction import bundle_digests, digest_of, is_safe_link, link_digest
 from cloudspot.jobstore.ignores import Ignores
 from cloudspot.jobstore.patience import patient
 
@@ -53,6 +53,10 @@ class Bundle:
         """The archive's size in bytes."""
         return len(self.data)
 
+    def digests(self) -> list[tuple[str, str]]:
+        """Return ``bundle_digests`` of it; raises as that does."""
+        return bundle_digests(self.data, sha256=self.sha256)
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -64,6 +68,9 @@ class _Entry:
     is_executable: bool
     target: str | None
     """What a symlink leads to; None for a file."""
+
+    def digest(self) -> str:
+        return digest_of(self.path.read_bytes()) if self.target is None else link_digest(self.target)
 
 
 def make_bundle(
@@ -89,8 +96,7 @@ def make_bundle(
         raise BundleError(f"run.workdir: {workdir} is not a directory")
     try:
         skipped: list[str] = []
-        entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
-        entries = _without_loose_links(workdir, entries, skipped)
+        entries = _entries(workdir, skipped)
         if entrypoint is not None:
             _check_entrypoint(workdir, entrypoint, entries)
         _check_size(entries, max_bytes)
@@ -104,6 +110,27 @@ def make_bundle(
         files=tuple(entry.name for entry in entries),
         skipped=tuple(sorted(skipped)),
     )
+
+
+def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
+    """Return what ``bundle_digests`` would of the archive that ``make_bundle`` makes.
+
+    Raises:
+        BundleError: the code is too large, or cannot be read.
+    """
+    workdir = workdir.resolve()
+    try:
+        entries = _entries(workdir, [])
+        _check_size(entries, max_bytes)
+        return [
+            (
+                one.name,
+                link_digest(one.target) if one.target is not None else digest_of(one.path.read_bytes()),
+            )
+            for one in entries
+        ]
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 
 
 def code_files(workdir: Path) -> tuple[str, ...]:
@@ -138,6 +165,12 @@ def put_bundle(
             is_same = create(store, key, bundle.data) is None
     if not is_same:
         raise CorruptData(f"{store.url}: {key} is not the code it is named after; delete it and submit again")
+
+
+def _entries(workdir: Path, skipped: list[str]) -> list[_Entry]:
+    """Return what goes into the bundle, by name, and say what does not although nothing ignores it."""
+    entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
+    return _without_loose_links(workdir, entries, skipped)
 
 
 def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) -> Iterator[_Entry]:

@@ -89,6 +89,24 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
                 )
 
 
+def bundle_digests(data: bytes, *, sha256: str) -> list[tuple[str, str]]:
+    """Return the name and the digest of each file and symlink in the archive, by name; raises as above."""
+    return sorted(
+        (one.name, digest_of(one.content) if one.target is None else link_digest(one.target))
+        for one in read_bundle(data, sha256=sha256)
+    )
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of a file of code."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def link_digest(target: str) -> str:
+    """Return what stands for the digest of a symlink, and is no file's."""
+    return f"-> {target}"
+
+
 def _check(data: bytes, sha256: str, max_bytes: int) -> None:
     """Judge the whole archive before any of its members is used."""
     found = hashlib.sha256(data).hexdigest()

@@ -12,7 +12,7 @@ JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
 _OF_JOB = re.compile(
     rf"""jobs/({JOB_ID.pattern})/(?:
-        spec | code | summary | settled | suspicions | journal-copy | secrets(?:\.\d+)?
+        spec | code | image | summary | settled | suspicions | journal-copy | secrets(?:\.\d+)?
         | inputs/[a-z][a-z0-9_-]*(?:\.\d+)? | (?:submissions|agents)/[0-9a-f]{{64}}
         | journal/\d{{8,}} | told/[^/]+
         | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
@@ -92,6 +92,11 @@ def job_prefix(job_id: str) -> str:
 def spec(job_id: str) -> str:
     """Return the key of the job's first submission; create-only."""
     return f"jobs/{job_id}/spec"
+
+
+def setup_ready(job_id: str) -> str:
+    """Return the key by which a machine says that an image can be made of it; overwritten."""
+    return f"jobs/{job_id}/image"
 
 
 def submissions_prefix(job_id: str) -> str:

@@ -43,7 +43,7 @@ JobState = (
     Literal["queued", "launching", "running", "holding", "draining", "waiting", "suspended", "stopping"]
     | JobOutcome
 )
-StopReason = Literal["user", "max_cost", "max_runtime", "idle_after"]
+StopReason = Literal["user", "max_cost", "max_runtime", "idle_after", "image"]
 VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
@@ -146,6 +146,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     """How many launches the job had when it was resumed: their failures count no more."""
     forked_from: Origin | None = None
     """Where the checkpoint came from with which the job began, as its generation 0."""
+    bakes: bool = False
+    """Its node only runs the setup, and waits until an image of its disk is made."""
 
     @property
     def milliseconds(self) -> int:
@@ -159,6 +161,15 @@ class StopRequest(_Written, frozen=True, kw_only=True):
     reason: StopReason
     detail: str = ""
     """The figures of a limit that was reached, for people."""
+
+
+class SetupReady(Dated, frozen=True, kw_only=True):
+    """``jobs/<id>/image``: the setup of a job that ``bakes`` is done, and all on the disk of this machine."""
+
+    instance_id: InstanceId
+    key: str
+    """Of the setup; see ``cloudspot.jobfile.setup_key``."""
+    at: datetime
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):

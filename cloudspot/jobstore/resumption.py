@@ -60,6 +60,10 @@ def check_resumable(store: ObjectStore, history: History) -> None:
             f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
             f"checkpoints with: cloudspot fork {job_id} --store {store.url}"
         )
+    if history.submission.bakes:
+        raise CloudspotError(
+            f"job {job_id!r} was submitted by `cloudspot image bake`: run that again instead"
+        )
     if history.live_launches:
         launch = history.live_launches[0]
         node = Seat(launch.number, launch.live_ranks[0])

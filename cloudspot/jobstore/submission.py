@@ -66,6 +66,7 @@ def submit(
     max_bundle_bytes: int = MAX_BYTES,
     adopt: Callable[[str], None] = lambda _sha256: None,
     open_progress: OpenProgress = no_progress,
+    bakes: bool = False,
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
@@ -78,7 +79,9 @@ def submit(
     bundle = make_bundle(
         workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
     )
-    submission = new_submission(spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent)
+    submission = new_submission(
+        spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent, bakes=bakes
+    )
     return submit_bundle(
         store,
         submission,
@@ -230,6 +233,7 @@ def new_submission(
     job_id: str,
     agent: AgentArchive | None = None,
     forked_from: Origin | None = None,
+    bakes: bool = False,
 ) -> Submission:
     """Return the record that ``submit`` puts for this code; pure except for the time and the nonce."""
     return Submission(
@@ -244,6 +248,7 @@ def new_submission(
         writer=new_nonce(),
         agent=staged(agent),
         forked_from=forked_from,
+        bakes=bakes,
     )
 
 

@@ -13,11 +13,14 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cloudspot.errors import CloudspotError
+from cloudspot.host.partial_files import partial_directory
 from cloudspot.local import namespaces
 from cloudspot.local.machine_records import Guest
 from cloudspot.local.machines import MachineDirectory
@@ -28,10 +31,11 @@ PROGRAMS = Path("/run/machine")
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
 """Where cloud-init keeps what it runs."""
 _FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
-_OWN_DIRECTORIES = (
-    *("/dev", "/home", "/media", "/mnt", "/proc", "/root", "/run/lock", "/srv", "/sys"),
+_DISK_DIRECTORIES = (
+    *("/home", "/srv"),
     *(f"/var/{name}" for name in ("cache", "lib", "local", "log", "mail", "opt", "spool")),
 )
+_OWN_DIRECTORIES = ("/dev", "/media", "/mnt", "/proc", "/root", "/run/lock", "/sys", *_DISK_DIRECTORIES)
 _ANYBODYS_DIRECTORIES = ("/tmp", "/var/tmp")  # noqa: S108 # the machine's
 _LINKS = {
     "/dev/fd": "/proc/self/fd",
@@ -80,6 +84,36 @@ def init_arguments(programs: Path, guest: Guest, *, url: str, scripts: Path, edi
     return start + (at_end if guest.fetch_shutdown_script else [])
 
 
+def copy_disk(machine: MachineDirectory, target: Path) -> None:
+    """Copy to ``target``, which appears whole, what a machine that runs has on its disk.
+
+    Raises:
+        CloudspotError: it cannot be copied.
+    """
+    target.parent.mkdir(exist_ok=True)
+    with partial_directory(target.parent) as copy:
+        for name, source in _on_disk(machine).items():
+            if source.is_dir():
+                _copy(source, copy / name)
+        copy.rename(target)
+
+
+def _on_disk(machine: MachineDirectory) -> dict[str, Path]:
+    """Return what of a machine lies on its disk, by names within a copy of that."""
+    found = {f"own{name}": machine.system / "root" / name[1:] for name in _DISK_DIRECTORIES}
+    found |= {"home": machine.home, "node": machine.node_directory, "written": machine.system / "written"}
+    return found
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a directory with all that is in it, such as the marks by which a layer hides what is below."""
+    target.mkdir(parents=True, exist_ok=True)
+    words = ["cp", "--archive", "--no-target-directory", str(source), str(target)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CloudspotError(f"the disk cannot be copied: {done.stderr.strip()[-200:]}")
+
+
 def main(directory: Path, network: int) -> int:
     """Become the machine; returns when its init has ended, with its status."""
     namespaces.die_with_parent()
@@ -122,6 +156,10 @@ def _become_init(machine: MachineDirectory) -> None:
 def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     """Make the machine's root directory, on the machine's disk, ours."""
     view = _View(machine.system)
+    if guest.disk is not None:
+        for part, on_disk in _on_disk(machine).items():
+            if Path(guest.disk, part).is_dir():
+                _copy(Path(guest.disk, part), on_disk)
     for name in _OWN_DIRECTORIES:
         view.at(name).mkdir(mode=0o755, parents=True, exist_ok=True)
     for name in _ANYBODYS_DIRECTORIES:
@@ -214,7 +252,7 @@ class _View:
         target.mkdir(parents=True, exist_ok=True)
         upper = self._disk / "written" / str(len(self._copied))
         for name in ("files", "work"):
-            (upper / name).mkdir(parents=True)
+            (upper / name).mkdir(parents=True, exist_ok=True)
         shutil.copymode(layers[-1], upper / "files")
         try:
             namespaces.mount_overlay(target, layers, upper=upper)

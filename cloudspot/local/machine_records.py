@@ -60,6 +60,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """Programs below ``/opt`` of its image, and what of the host each runs."""
     shared: Mapping[str, str]
     """Directories of the host that it can write to, by its own paths."""
+    disk: str | None
+    """A copy of another machine's disk, with which its own begins: see ``guest.copy_disk``."""
     network: Network | None
     """None: it is not isolated, but a process tree with an address of its own."""
     owner_lock: str

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 import msgspec
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.interfaces import Provider, Provisioner
-from cloudspot.model import CheckResult, Market, Offer, Resources
-from cloudspot.plugin.answercache import AnswerCache
+from cloudspot.interfaces import ImageHost, Provider, Provisioner
+from cloudspot.model import CheckResult, MachineImage, Market, Offer, Resources
+from cloudspot.plugin.answercache import FACTS_SECONDS, AnswerCache
 from cloudspot.plugin.priceparts import price_with_extras
 from cloudspot.plugin.sdkerrors import UnknownRole
 
@@ -23,6 +23,8 @@ Answer = TypeVar("Answer")
 
 FAILURE_SECONDS: Final = 60.0
 """How long what a finder can do without is not asked for again after a failure."""
+SETUP_IMAGE_SECONDS: Final = 60.0
+"""How long it may take until a new image is used, or one that was removed no longer is."""
 
 
 class Caller(NamedTuple):
@@ -107,7 +109,19 @@ class OfferFinder(Generic[Options, Clients]):
         Whatever was asked for a short while ago is not asked for again.
         """
 
-    def _if_known(self, key: Hashable, ask: Callable[[], Answer]) -> Answer | None:
+    def _setup_image(self, host: ImageHost, key: str | None) -> MachineImage | None:
+        """Return the image in which the job's setup is done, if there is one that is ready.
+
+        Whoever may not look for it, or removes it, has machines that run the setup.
+        """
+        if key is None:
+            return None
+        found = self._if_known("setup image", lambda: host.find(key), seconds=SETUP_IMAGE_SECONDS)
+        return found if found is not None and found.is_ready else None
+
+    def _if_known(
+        self, key: Hashable, ask: Callable[[], Answer | None], *, seconds: float = FACTS_SECONDS
+    ) -> Answer | None:
         """Return the answer; None: it cannot be had, and is asked for again after a minute."""
 
         def tried() -> Answer | None:
@@ -116,7 +130,7 @@ class OfferFinder(Generic[Options, Clients]):
             except CloudspotError:
                 return None
 
-        answer = self._cache.get(key, tried)
+        answer = self._cache.get(key, tried, seconds=seconds)
         if answer is None:
             self._cache.shorten(key, seconds=FAILURE_SECONDS)
         return answer

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from cloudspot.errors import CloudspotError, ProvisionError, TransientError
-from cloudspot.interfaces import Inventory, Provisioner
+from cloudspot.errors import CloudspotError, ProvisionError, SpecError, TransientError
+from cloudspot.interfaces import ImageHost, Inventory, Provisioner
 from cloudspot.model import CheckResult, Instance, InstanceGroup, LaunchRequest, Offer, Resources
 from cloudspot.plugin.cloudprovider import Clients, CloudProvider, Options
 
@@ -40,6 +40,10 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         self, options: Options, clients: Clients, resources: Resources
     ) -> Sequence[CheckResult]: ...
 
+    def _image_host_of(self, options: Options, clients: Clients) -> ImageHost:
+        """Return where images of the clients' region are kept; by default, nowhere."""
+        return super().image_host()
+
     @abstractmethod
     def _account_regions(self) -> Sequence[str]:
         """Return all regions that the account can use."""
@@ -54,6 +58,20 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         if not regions:
             return self._inventories_of(self._options, self.clients)
         return [one for region in regions for one in self._inventories_of(*self._in_region(region))]
+
+    def image_host(self) -> ImageHost:
+        """Return where images are kept; a region has its own.
+
+        Raises:
+            SpecError: the options name several regions.
+        """
+        if self._regions:
+            one = f"providers.{self.name}.region={self._regions[0]}"
+            raise SpecError(
+                f"providers.{self.name}.regions: each region has its own images; choose one, as with "
+                f"--set providers.{self.name}.regions=[] --set {one}"
+            )
+        return self._image_host_of(self._options, self.clients)
 
     def _make_provisioner(self, clients: Clients) -> Provisioner:
         if not self._regions:

@@ -22,6 +22,7 @@ from cloudspot.story.node_names import named
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
+    "image": "it ran for an image of its machine",
     "max_cost": "limits.max_cost was reached",
     "max_runtime": "limits.max_runtime was reached",
     "idle_after": "limits.idle_after was reached",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cloudspot.testing.imagekit import ImageHostTests
 from cloudspot.testing.jobkit import WholeJobTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
@@ -24,6 +25,7 @@ KITS: tuple[type[Any], ...] = (
     ObjectStoreTests,
     LogSinkTests,
     ProvisionerTests,
+    ImageHostTests,
     PreemptionSourceTests,
     NodeIdentityTests,
     ProviderTests,

@@ -145,14 +145,25 @@ class Bench:
             raw[name] = {**raw[name], **table} if isinstance(raw.get(name), dict) else table
         return spec_from_json(raw)
 
-    def life(self, script="", *, store=None, launch=1, machine="machine", rank=0, num_seats=None, **tables):
+    def life(
+        self,
+        script="",
+        *,
+        store=None,
+        launch=1,
+        machine="machine",
+        rank=0,
+        num_seats=None,
+        bakes=False,
+        **tables,
+    ):
         code = self.root / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(script)
         bundle = make_bundle(code, entrypoint="train.py")
         put_bundle(self.store, keys.code(bundle.sha256), bundle)
         spec = self.spec(**tables)
-        submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB)
+        submission = new_submission(spec, provider="given", bundle=bundle, job_id=JOB, bakes=bakes)
         name = f"m-{rank + 1}" if launch == 1 else f"m-{launch}-{rank + 1}"
         identity = NodeIdentity(instance_id=name, rank=rank, address="127.0.0.1")
         num_seats = num_seats or max(spec.nodes.max, rank + 1)

@@ -358,6 +358,23 @@ def test_an_image_made_from_a_machine_boots_as_the_machine_of_another_launch(mac
     assert machine.lines("runs") == ["run"]
 
 
+def test_of_the_machine_that_an_image_was_made_from_only_the_agent_and_the_setup_are_kept(machine: Machine):
+    machine.boot(statuses=["0"], launch=3)
+    node = machine.directory / "node"
+    for name in ("agent", "work", "logs", "data", ".hidden"):
+        (node / name).mkdir(exist_ok=True)
+        (node / name / "file").touch()
+    for name in ("image.json", "agent.json", "agent-ended"):
+        (node / name).touch()
+    for launch in (3, 4):
+        assert (node / "data" / "file").exists()  # the same machine loses nothing
+        (machine.directory / "down").unlink()
+        machine.boot(statuses=["0"], launch=launch)
+    ours = {"first-boot", "first-boot.machine", "on-shutdown", "agent-ended"}  # of the new machine's own boot
+    assert {path.name for path in node.iterdir()} - ours == {"agent", "work", "image.json"}
+    assert (node / "work" / "file").exists()
+
+
 def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_script(machine: Machine):
     units = machine.directory / "units"
     units.mkdir()

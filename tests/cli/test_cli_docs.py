@@ -10,6 +10,7 @@ from cloudspot import errors
 from cloudspot.cli import exit_codes
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.jobstore import keys
+from cloudspot.model import MachineImage
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 GROUPS = {
@@ -17,6 +18,7 @@ GROUPS = {
     "cloudspot checkpoints",
     "cloudspot driver",
     "cloudspot notify",
+    "cloudspot image",
     "cloudspot plugin",
     "cloudspot providers",
 }
@@ -131,7 +133,9 @@ def test_the_json_of_every_command_that_prints_some_is_looked_at():
         for _, arguments in READING
         if arguments[: path.count(" ")] == path.split()[1:]
     }
-    assert with_json == looked_at
+    # It takes a provider that keeps images: tests/cli/commands/test_image.py.
+    assert with_json == looked_at | {"cloudspot image ls"}
+    assert set(MachineImage.__struct_fields__) <= words_in_backquotes(section("cloudspot image ls"))
 
 
 def test_every_key_of_a_log_line_is_documented(jobs):

@@ -52,6 +52,10 @@ class ListedHost(MachineHost):
     def set_tags(self, machine_id, tags):
         self.tags[machine_id] = dict(tags)
 
+    def save_disk(self, machine_id):
+        assert self.status[machine_id].state is InstanceState.RUNNING
+        return f"/disks/{machine_id}"
+
     def console(self, machine_id):
         return self.consoles.get(machine_id, "")
 

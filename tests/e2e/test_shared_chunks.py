@@ -46,7 +46,7 @@ def test_among_kills_zombies_and_readers_each_commit_verifies_and_little_is_left
     user: User, seed: int, undisturbed: Callable[..., Any]
 ) -> None:
     rng = random.Random(seed)
-    exact = (FROZEN, 'run.env.TINY_EPOCHS="500"', 'checkpoint.interval="300ms"', "checkpoint.keep=2")
+    exact = (FROZEN, 'run.env.TINY_EPOCHS="700"', 'checkpoint.interval="300ms"', "checkpoint.keep=2")
     sets = (*settings(2, step_seconds=0.03)[:1], 'run.env.TINY_STEP_SECONDS="0.03"', *exact)
     run = begin(user, rng, 2, (*sets, "limits.max_restarts=200"), num_outages=0)
     is_over, found = threading.Event(), []

@@ -100,6 +100,38 @@ def test_a_machine_writes_to_what_it_shares_with_its_host_and_sees_what_is_writt
 
 
 @enclosed
+def test_a_machine_starts_with_the_disk_of_another(lab):
+    written = (
+        "/usr/local/written",
+        "/root/written",
+        "/var/lib/cloudspot/written",
+        "/var/log/written",
+        "/home/w",
+    )
+    with lab() as it:
+        it.boot(
+            f"for f in {' '.join(written)} /tmp/written /dev/shm/written; do echo $f > $f; done;"
+            "rm /usr/bin/factor; ln -s nowhere /srv/link; chmod 600 /root/written; echo up"
+        )
+        it.wait_for_console("up\n")
+        disk = it.host.save_disk("i-1")
+        it.host.terminate("i-1")
+        it.boot(
+            f"cat {' '.join(written)}; ls /tmp /dev/shm /usr/bin/factor; readlink /srv/link;"
+            "stat -c %a /root/written; echo more >> /root/written; echo up",
+            name="i-2",
+            disk=disk,
+        )
+        lines = it.wait_for_console("up\n", name="i-2").splitlines()
+        assert lines[: len(written)] == list(written)
+        assert "ls: cannot access '/usr/bin/factor': No such file or directory" in lines
+        assert lines[-3:] == ["nowhere", "600", "up"]
+        assert "/tmp/written" not in lines
+        it.boot("cat /root/written; echo up", name="i-3", disk=disk)
+        assert it.wait_for_console("up\n", name="i-3") == "/root/written\nup\n"
+
+
+@enclosed
 def test_nothing_of_the_submitters_environment_or_home_reaches_a_machine(lab, monkeypatch, tmp_path):
     home = tmp_path / "home"
     (home / ".aws").mkdir(parents=True)

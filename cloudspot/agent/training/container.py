@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.interpreter import PROGRAMS
-from cloudspot.agent.training.runtime import Command, Runtime, RuntimeLost
+from cloudspot.agent.training.runtime import Command, KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
@@ -41,6 +41,10 @@ PULL_WAIT_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
 """How long the engine may take for what needs no network."""
+_KEPT = "localhost/cloudspot-setup:"
+"""The name of an image in which the setup is done; its tag is the setup's key."""
+COMMIT_SECONDS = 1800.0
+"""How long it may take to copy what the setup has changed."""
 _GPU_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 _GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 # A stop of the engine, as at the machine's shutdown, must not end the training before it has saved.
@@ -95,22 +99,27 @@ class Container(Runtime):
     def inherited(self) -> Mapping[str, str]:
         return {}
 
-    def start(self, *, setup_is_done: bool, check: Callable[[], None]) -> None:
+    def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
         engines = [self._engine] if self._engine else _wait_for_engines(check)
         for self._engine in engines:
             if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
                 return  # this agent or an earlier one has started it
+        image = self._image
         if setup_is_done:
-            raise CloudspotError("the job's container has ended, and with it what its setup had changed")
+            if kept is None:
+                raise CloudspotError("the job's container has ended, and with it what its setup had changed")
+            image = _KEPT + kept
         for self._engine in engines:
-            if self._ask("image", "inspect", "--format", "{{.Id}}", self._image) is not None:
+            if self._ask("image", "inspect", "--format", "{{.Id}}", image) is not None:
                 break
         else:
+            if setup_is_done:
+                raise KeptSetupLost("no engine has the container in which the setup was done")
             self._engine = engines[0]
             self._pull(check)
         self.stop()
         _log.info("starting the container of %s", self._shown)
-        done = self._run([*self._start_words()])
+        done = self._run([*self._start_words(image)])
         if done.returncode != 0:
             raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
 
@@ -122,6 +131,18 @@ class Container(Runtime):
         self._run(["rm", "--force", self._name])
         if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
             _log.warning("the container %s could not be removed", self._name)
+
+    def keep(self, key: str) -> None:
+        volumes = self._ask("inspect", "--format", "{{json .Config.Volumes}}", self._name)
+        if volumes not in {"null", "{}", ""}:
+            raise CloudspotError(
+                f"{self._shown} declares volumes ({volumes}), which no image of a machine keeps; "
+                "make it without, or run the setup on each machine"
+            )
+        done = _run([self._engine, "commit", self._name, _KEPT + key], seconds=COMMIT_SECONDS)
+        if done.returncode != 0:
+            raise CloudspotError(f"the job's container cannot be kept: {_last_line(done.stderr)}")
+        self.stop()
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
         self.node.programs.mkdir(exist_ok=True)
@@ -176,7 +197,7 @@ class Container(Runtime):
             f'PATH=${{PATH#{programs}}}; exec {name} "$@"\n'
         ).encode()
 
-    def _start_words(self) -> Iterator[str]:
+    def _start_words(self, image: str) -> Iterator[str]:
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
@@ -195,7 +216,7 @@ class Container(Runtime):
         for name, value in os.environ.items():
             if name.startswith(_PREFIX):
                 yield from ("--env", f"{name}={value}")
-        yield from ("--workdir", str(self.node.work), "--entrypoint", "/bin/sh", self._image, "-c", _WAIT)
+        yield from ("--workdir", str(self.node.work), "--entrypoint", "/bin/sh", image, "-c", _WAIT)
 
     def _mounts(self) -> Iterator[tuple[Path, str]]:
         node = self.node
@@ -290,7 +311,7 @@ def _own_environment() -> dict[str, str]:
     return {**own, "HOME": _home()}
 
 
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             words,
@@ -299,11 +320,11 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ENGINE_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise CloudspotError(f"{words[0]} {words[1]} takes longer than {ENGINE_SECONDS:.0f} s") from error
+        raise CloudspotError(f"{words[0]} {words[1]} takes longer than {seconds:.0f} s") from error
 
 
 def _last_line(text: str) -> str:

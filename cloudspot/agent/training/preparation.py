@@ -10,7 +10,8 @@ from pathlib import Path
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.training.runtime import Runtime
+from cloudspot.agent.training.kept_setup import find_kept
+from cloudspot.agent.training.runtime import KeptSetupLost, Runtime
 from cloudspot.agent.training.trainer import log_tail
 from cloudspot.errors import BundleError, CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.process_marks import kill_marked
@@ -33,13 +34,15 @@ def fetch_code(context: NodeContext) -> None:
         return
     try:
         data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
-        extract_bundle(data, node.work, sha256=sha256)
+        memory.kept_setup = find_kept(node, context.job, data)
+        if memory.kept_setup is None:
+            extract_bundle(data, node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
         # The next machine would find the same bytes; but its disk may have the room that this one lacks.
         permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))
         detail = f"the code cannot be fetched: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=permanent)) from error
-    memory.code_ready = True
+    memory.code_ready, memory.setup_done = True, memory.kept_setup is not None
     memory.save(node)
 
 
@@ -55,7 +58,15 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
         check()
 
     try:
-        runtime.start(setup_is_done=context.memory.setup_done, check=look)
+        memory = context.memory
+        try:
+            runtime.start(setup_is_done=memory.setup_done, kept=memory.kept_setup, check=look)
+        except KeptSetupLost as error:
+            _log.warning("%s: it is run again", error)
+            context.node.baked.unlink()
+            memory.code_ready = memory.setup_done = False
+            fetch_code(context)
+            runtime.start(setup_is_done=False, check=look)
     except CloudspotError as error:
         raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
 

@@ -18,6 +18,10 @@ class RuntimeLost(CloudspotError):
     """No program can be run here any more; another machine may do."""
 
 
+class KeptSetupLost(CloudspotError):
+    """The machine's image lacks what ``keep`` has left: the setup has to run."""
+
+
 class Command(NamedTuple):
     """What is started on the machine to run a program of the job."""
 
@@ -42,15 +46,25 @@ class Runtime:
         """Return the variables that programs have before the job adds its own."""
         return os.environ
 
-    def start(self, *, setup_is_done: bool, check: Callable[[], None]) -> None:
+    def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
         """Have it ready for programs; ``check`` is asked all the while, and raises what ends the wait.
 
+        ``kept`` is the key of the setup that this machine's image holds, if that is the job's.
+
         Raises:
+            KeptSetupLost: what is ``kept`` is not there.
             CloudspotError: it cannot be had, or what the setup has changed in it is lost.
         """
 
     def stop(self) -> None:
         """End whatever ``start`` has started; safe to repeat."""
+
+    def keep(self, key: str) -> None:
+        """Leave what the setup has changed on the machine's disk, for ``start`` of another machine, and end.
+
+        Raises:
+            CloudspotError: it cannot be kept.
+        """
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment in which ``python`` and ``pip`` are those of the training."""

@@ -82,13 +82,14 @@ def fork(
         raise SpecError(f"job {job.id} has no checkpoint to begin from")
     checkpoint = candidates[0]
     submission = job.first_history.submission
-    spec, provider = open_pinned(change_job(job.spec, overrides), provider_name or submission.provider)
-    find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
+    spec = change_job(job.spec, overrides)
     if code_directory is None:
         check_code(job, job.spec, spec)
         bundle = code_of(job.store, submission)
     else:
         bundle = _bundle(spec, code_directory)
+    spec, provider = open_pinned(spec, provider_name or submission.provider, bundle.digests)
+    find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
     find_inputs(spec, provider)
     environ = with_secrets(spec, {})
     agent = agent_archive(provider, job.store, spec)

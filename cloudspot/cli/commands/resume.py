@@ -30,6 +30,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
+from cloudspot.jobstore.forking import code_of
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.submission import check_secrets, read_secrets
@@ -95,7 +96,11 @@ def resume(
     job, target = find_resumable(job_id, store_url, source_url)
     history = _ended(job, target)
     before = job.spec
-    spec, provider = open_pinned(change_job(before, overrides), provider_name or job.provider.name)
+    spec, provider = open_pinned(
+        change_job(before, overrides),
+        provider_name or job.provider.name,
+        lambda: code_of(job.store, history.submission).digests(),
+    )
     check_code(job, before, spec)
     find_inputs(spec, provider)
     if not is_adopted:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 
 import click
@@ -14,10 +12,9 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
+from cloudspot.cli.preparedjob import prepare_job, warn_of_lost_work
 from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
     overrides_option,
@@ -25,13 +22,9 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
+from cloudspot.cli.submitting import submit_prepared
 from cloudspot.controller.launchrequest import find_offers
-from cloudspot.controller.ownership import adopt
-from cloudspot.errors import JobExists, SpecError
-from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import submit
-
-MAX_ID_TRIES = 5
+from cloudspot.errors import SpecError
 
 
 @click.command("run")
@@ -80,7 +73,7 @@ def run(
     offers = find_offers(prepared.spec, prepared.provider)
     prospects = find_prospects(prepared, offers, anyway=anyway)
     store = prepared.store
-    submission = _submit(prepared, provider_name, name)
+    submission = submit_prepared(prepared, name)
     job = Job(store, submission.job_id)
     if not as_json:
         size = output.size_text(submission.code_bytes)
@@ -92,26 +85,3 @@ def run(
     if not detach and not prepared.provider.is_this_computer:
         tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))
-
-
-def _submit(prepared: PreparedJob, provider_name: str, name: str | None) -> Submission:
-    agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
-    for number in range(1, MAX_ID_TRIES + 1):
-        job_id = name or new_job_id(prepared.spec.name)
-        try:
-            return submit(
-                prepared.store,
-                spec=prepared.spec,
-                provider=provider_name,
-                workdir=prepared.workdir,
-                environ=os.environ,
-                job_id=job_id,
-                agent=agent,
-                adopt=partial(adopt, prepared.store, prepared.provider, job_id),
-                open_progress=transfer,
-            )
-        except JobExists:
-            # Two random suffixes may collide; a name that the user gave is theirs to change.
-            if name is not None or number == MAX_ID_TRIES:
-                raise
-    raise AssertionError("the loop returns or raises")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -60,12 +60,20 @@ DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
 ENDING_HINT = "the job has ended; waiting for its machines to go"
 
 
-def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_plain: bool = False) -> int:
+def follow(
+    job: Job,
+    *,
+    is_new: bool = False,
+    since: History | None = None,
+    is_plain: bool = False,
+    interrupted: Callable[[], None] | None = None,
+) -> int:
     """Drive the job until it has ended, is suspended or Ctrl-C is pressed; return the exit status.
 
     A job that ``is_new`` was just submitted, so there is no past to skip. ``since``: the records of a job
     that was just resumed, as they were before; only what is new to them is shown, and how to see the rest.
-    ``is_plain``: print plain lines even on a terminal that could show the live view.
+    ``is_plain``: print plain lines even on a terminal that could show the live view. ``interrupted`` is then
+    called at Ctrl-C, and the job followed on to its end.
 
     Raises:
         CloudspotError: it can no longer be driven from here; the job itself goes on.
@@ -80,7 +88,7 @@ def follow(job: Job, *, is_new: bool = False, since: History | None = None, is_p
         waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
         retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=lambda e: output.warn(str(e)))
         if is_plain or not can_hold_a_panel():
-            with Interrupts() as interrupts:
+            with Interrupts(instead=interrupted) as interrupts:
                 follower = _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new, since=since)
                 history = _drive(job, follower, since)
         else:

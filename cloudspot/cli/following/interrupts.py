@@ -17,14 +17,19 @@ class Detached(Exception):
 class Interrupts:
     """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
 
-    def __init__(self, leave: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, leave: Callable[[], None] | None = None, *, instead: Callable[[], None] | None = None
+    ) -> None:
         """Take what restores the terminal for an exit without clean-up; it must be safe in a signal handler.
 
-        Whoever gives it confirms the first Ctrl-C on the screen.
+        Whoever gives it confirms the first Ctrl-C on the screen. ``instead`` is called, once, in the place of
+        a detach, and says what it does.
         """
         self.is_asked = False
         """Whether it was pressed."""
         self._leave = leave
+        self._instead = instead
+        self._is_done = False
 
     def __enter__(self) -> Interrupts:
         self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
@@ -34,9 +39,12 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Raise Detached if Ctrl-C was pressed."""
-        if self.is_asked:
+        """Raise Detached if Ctrl-C was pressed, or do what is to be done instead."""
+        if self.is_asked and self._instead is None:
             raise Detached
+        if self.is_asked and self._instead is not None and not self._is_done:
+            self._is_done = True
+            self._instead()
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         if self.is_asked:
@@ -45,6 +53,6 @@ class Interrupts:
             os.write(2, b"\n")
             os._exit(exit_codes.INTERRUPTED)
         self.is_asked = True
-        if self._leave is None:
+        if self._leave is None and self._instead is None:
             # A handler may run in the middle of a print, so bypass Python's buffers.
             os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cloudspot_aliyun_sandbox.market import REGIONS
 from cloudspot_aliyun_sandbox.ram import Ram
-from cloudspot_aliyun_sandbox.rpc import ApiError, json_list, nested
+from cloudspot_aliyun_sandbox.rpc import ApiError, check_handled, json_list, nested
 
 Parameters = Mapping[str, str]
 
@@ -28,6 +28,10 @@ _IMAGES: Final = (
     (IMAGE_ID, IMAGE_FAMILY, "x86_64"),
     (BARE_IMAGE_ID, "cloudspot-bare", "x86_64"),
     (ARM_IMAGE_ID, "acs:ubuntu_24_04_arm64", "arm64"),
+)
+_IMAGE_FILTERS: Final = frozenset({"ImageId", "ImageOwnerAlias", "PageNumber", "PageSize", "Status", "Tag"})
+_IMAGE_STATUSES: Final = frozenset(
+    {"Creating", "Waiting", "Available", "UnAvailable", "CreateFailed", "Deprecated"}
 )
 _NOTHING: Final[Mapping[str, str]] = {}
 
@@ -105,10 +109,14 @@ class Account:
         """By name, the service that a role trusts."""
         self.ram = Ram(ACCOUNT_ID, self.roles)
         self.resource_groups = {DEFAULT_RESOURCE_GROUP}
-        self.images = {
+        self.image_regions = {BARE_IMAGE_ID: OWN_IMAGES_REGION}
+        """The region of each image of the account's own; the others are public."""
+        self.images: dict[str, dict[str, Any]] = {
             image_id: {
                 "ImageId": image_id,
+                "ImageName": image_id,
                 "ImageFamily": family,
+                "ImageOwnerAlias": "self" if image_id in self.image_regions else "system",
                 "Architecture": architecture,
                 "Size": 20,
                 "Status": "Available",
@@ -130,10 +138,11 @@ class Account:
             self._places[region] = Place(region, self._network, len(self._places) + 1)
         return self._places[region]
 
-    def images_in(self, region: str) -> Mapping[str, Mapping[str, object]]:
+    def images_in(self, region: str) -> Mapping[str, Mapping[str, Any]]:
         """Return the images of a region, by id: public ones are in all, and have the same ids."""
-        is_theirs = region == OWN_IMAGES_REGION
-        return {name: one for name, one in self.images.items() if is_theirs or not name.startswith("m-")}
+        return {
+            name: one for name, one in self.images.items() if self.image_regions.get(name, region) == region
+        }
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -186,9 +195,24 @@ class Account:
         return numbered_page("SecurityGroups", "SecurityGroup", rows, parameters, most=100)
 
     def describe_images(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeImages."""
-        named = parameters.get("ImageId", "").split(",")
-        rows = [one for one in self.images_in(region).values() if named == [""] or one["ImageId"] in named]
+        """Answer DescribeImages; see the ECS API reference (checked 2026-11)."""
+        check_handled(parameters, _IMAGE_FILTERS, what="filter")
+        named, tags = parameters.get("ImageId", ""), wanted_tags(parameters)
+        statuses = set(parameters.get("Status", "Available").split(","))
+        if not statuses <= _IMAGE_STATUSES:
+            raise ApiError("InvalidParamter", "Invalid Parameter.")
+        owner = parameters.get("ImageOwnerAlias")
+        if owner not in {None, "system", "self", "others", "marketplace"}:
+            message = "The specified ImageOwnerAlias value is not supported."
+            raise ApiError("InvalidImageOwnerAlias.ValueNotSupported", message)
+        rows = [
+            one
+            for one in self.images_in(region).values()
+            if (not named or one["ImageId"] in named.split(","))
+            and one["Status"] in statuses
+            and owner in {None, one["ImageOwnerAlias"]}
+            and has_tags(tags_of(one), tags)
+        ]
         return numbered_page("Images", "Image", rows, parameters, most=100)
 
     def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
@@ -236,6 +260,11 @@ class Account:
             if (named is None or one in named) and parameters.get("DeploymentSetName", "") in name
         ]
         return numbered_page("DeploymentSets", "DeploymentSet", rows, parameters, most=50)
+
+
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags in an answer by name."""
+    return {one["TagKey"]: one["TagValue"] for one in described.get("Tags", {}).get("Tag", ())}
 
 
 def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudspot_aliyun_sandbox.account import has_tags, wanted_tags
 from cloudspot_aliyun_sandbox.machines import Machines, written_time
-from cloudspot_aliyun_sandbox.rpc import COMMON, ApiError, nested
+from cloudspot_aliyun_sandbox.rpc import ApiError, check_handled, nested
 
 Parameters = Mapping[str, str]
 
@@ -50,11 +50,7 @@ class Disks:
 
     def describe(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeDisks, in one page."""
-        unknown = {name.partition(".")[0] for name in parameters} - COMMON - {"MaxResults", "Status", "Tag"}
-        if unknown:
-            raise ApiError(
-                "SandboxNotImplemented", f"the emulated ECS does not support the filter {min(unknown)}"
-            )
+        check_handled(parameters, {"MaxResults", "Status", "Tag"}, what="filter")
         wanted, status = wanted_tags(parameters), parameters.get("Status", "All")
         rows = [
             {
@@ -86,7 +82,7 @@ class Disks:
         """Return the machines' system disks."""
         return {
             "d-" + one.id.removeprefix("i-"): _Disk(
-                region, one.zone, 40, "cloud_essd", one.created_at, one.tags
+                region, one.zone, one.boot_disk.size_gib, "cloud_essd", one.created_at, one.tags
             )
             for one in self._machines.known(region)
         }

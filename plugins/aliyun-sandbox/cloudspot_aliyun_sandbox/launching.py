@@ -34,7 +34,7 @@ MAX_IN_SET: Final = 20
 availability by using deployment sets"; checked 2026-11)."""
 MAX_TAGS: Final = 20
 """The most tags of an instance."""
-_ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
+ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _PATTERN: Final = re.compile(r"(.*)\[(\d*),?(\d*)\](.*)")
 _NAME: Final = re.compile(r"[A-Za-z一-鿿][\w:.\-一-鿿]{1,127}")
 _HOST_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -85,7 +85,10 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
     image = account.images_in(place.region).get(parameters["ImageId"])
     if image is None:
         raise ApiError("InvalidImageId.NotFound", "The specified ImageId does not exist.", status=404)
-    if image["Architecture"] != _ARCHITECTURES[kind.architecture]:
+    if image["Status"] != "Available":
+        message = "The specified Image is disabled or is deleted."
+        raise ApiError("OperationDenied.ImageNotValid", message, status=403)
+    if image["Architecture"] != ARCHITECTURES[kind.architecture]:
         raise ApiError(
             "ImageNotSupportInstanceType",
             "The specified image don't support the InstanceType instance.",
@@ -93,7 +96,7 @@ def check_request(parameters: Parameters, account: Account, place: Place, *, now
         )
     _check_network(parameters, place)
     _check_spot(parameters)
-    check_disk(parameters, int(str(image["Size"])))
+    check_disk(parameters, image["Size"])
     check_metadata(parameters)
     _check_bandwidth(parameters)
     _check_user_data(parameters.get("UserData", ""))

@@ -15,7 +15,7 @@ from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.plugin import machinetags
-from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, BARE_IMAGE_ID
+from cloudspot_aliyun_sandbox.account import ACCOUNT_ID
 from cloudspot_aliyun_sandbox.market import KINDS
 
 _STATUSES: Final = {
@@ -25,6 +25,17 @@ _STATUSES: Final = {
 }
 NUM_RESERVED: Final = 10
 """How many addresses at the start of a vSwitch no machine gets."""
+
+
+@dataclass(frozen=True)
+class BootDisk:
+    """What a machine starts from."""
+
+    size_gib: int
+    copied: str | None
+    """Where the machine host keeps the disk of which it is a copy; None: it is a plain one."""
+    is_bare: bool
+    """Its image has no cloudspot."""
 
 
 @dataclass
@@ -45,6 +56,7 @@ class Machine:
     vswitch: str
     groups: tuple[str, ...]
     image: str
+    boot_disk: BootDisk
     spot_strategy: str
     metadata: dict[str, Any]
     """HttpEndpoint, HttpTokens, HttpPutResponseHopLimit and InstanceMetadataTags."""
@@ -53,8 +65,13 @@ class Machine:
     status: str = "Pending"
     is_taken: bool = False
     """It has a notice that it will be reclaimed."""
-    is_released: bool = False
+    released_at: float | None = None
     auto_release_at: float | None = None
+
+    @property
+    def is_released(self) -> bool:
+        """Return whether it is gone."""
+        return self.released_at is not None
 
     @property
     def num_vcpus(self) -> int:
@@ -118,6 +135,7 @@ class Machines:
         groups: Sequence[str],
         vpc: str,
         found: Mapping[str, str],
+        boot_disk: BootDisk,
     ) -> list[str]:
         """Make and boot machines, one for each (name, host name); return their ids."""
         made = []
@@ -137,6 +155,7 @@ class Machines:
                 vswitch=parameters["VSwitchId"],
                 groups=tuple(groups),
                 image=parameters["ImageId"],
+                boot_disk=boot_disk,
                 spot_strategy=parameters.get("SpotStrategy", "NoSpot"),
                 metadata={
                     "HttpEndpoint": parameters.get("HttpEndpoint", "enabled"),
@@ -161,7 +180,7 @@ class Machines:
         statuses = self._host.states()
         for machine in self.alive():
             if machine.id in statuses:
-                _follow(machine, statuses[machine.id])
+                self._follow(machine, statuses[machine.id])
         due = [one for one in self._late_tags if one[0] <= self._clock()]
         self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
         for _, instance_id, values in due:
@@ -185,7 +204,7 @@ class Machines:
     def release(self, machine: Machine) -> None:
         """Stop and remove the machine; one that has shut itself down is gone at once."""
         if machine.status == "Stopped":
-            machine.is_released = True
+            machine.released_at = self._clock()
         else:
             self._host.terminate(machine.id)
 
@@ -213,6 +232,18 @@ class Machines:
         machine.tags.update(values)
         self.show_tags(machine)
 
+    def _follow(self, machine: Machine, status: MachineStatus) -> None:
+        if machine.status == "Stopped":
+            return
+        machine.is_taken = machine.market == "spot" and status.notice_deadline is not None
+        if status.state is not InstanceState.ENDED:
+            machine.status = _STATUSES[status.state]
+        elif status.end_reason is EndReason.SELF:
+            # A machine that was shut down from within still exists, and is billed.
+            machine.status = "Stopped"
+        else:
+            machine.released_at = self._clock()
+
     def _free_address(self, network: str) -> str:
         taken = {one.address for one in self.by_id.values() if not one.is_released}
         for i, address in enumerate(ipaddress.ip_network(network).hosts()):
@@ -224,19 +255,6 @@ class Machines:
 def written_time(seconds: float) -> str:
     """Return a time as ECS writes it in listings: to the minute."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%MZ}"
-
-
-def _follow(machine: Machine, status: MachineStatus) -> None:
-    if machine.status == "Stopped":
-        return
-    machine.is_taken = machine.market == "spot" and status.notice_deadline is not None
-    if status.state is not InstanceState.ENDED:
-        machine.status = _STATUSES[status.state]
-    elif status.end_reason is EndReason.SELF:
-        # A machine that was shut down from within still exists, and is billed.
-        machine.status = "Stopped"
-    else:
-        machine.is_released = True
 
 
 def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
@@ -279,6 +297,7 @@ def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, net
         user_data=base64.b64decode(parameters.get("UserData", "")),
         metadata=facts,
         market=Market(machine.market),
-        is_bare=machine.image == BARE_IMAGE_ID,
+        is_bare=machine.boot_disk.is_bare,
+        disk=machine.boot_disk.copied,
         job=job,
     )

@@ -24,7 +24,8 @@ def rights_of(call: Call) -> frozenset[str]:
     rights = {f"{call.service}:{call.action}"}
     if "RamRoleName" in call.parameters or (call.service == "fc" and "role" in call.parameters):
         rights.add("ram:PassRole")
-    if call.action == "RunInstances" and any(name.startswith("Tag.") for name in call.parameters):
+    has_tags = any(name.startswith("Tag.") for name in call.parameters)
+    if has_tags and call.action in {"CreateImage", "RunInstances"}:
         rights.add("ecs:TagResources")
     return frozenset(rights - FREE)
 
@@ -66,12 +67,17 @@ _ON_MACHINES: Final = frozenset(
         "ecs:ModifyInstanceMetadataOptions",
     }
 )
+_ON_IMAGES: Final = frozenset({"ecs:CreateImage", "ecs:DeleteImage"})
 
 
 def resource_of(call: Call, *, right: str = "") -> str:
     """Return the name of what the call was about, or of what its ``right`` is for; ``*``: of anything."""
     if right in _ON_MACHINES:
         return "acs:ecs:*:*:instance/i-0"
+    if right in _ON_IMAGES:
+        return f"acs:ecs:*:*:image/{call.parameters.get('ImageId', 'm-0')}"
+    if right == "ecs:DeleteSnapshot":
+        return f"acs:ecs:*:*:snapshot/{call.parameters.get('SnapshotId', '')}"
     if right in {"ram:GetRole", "ram:PassRole"}:
         named = call.parameters.get("RamRoleName") or call.parameters.get("RoleName") or ""
         return f"acs:ram:*:*:role/{named}"

@@ -17,7 +17,7 @@ import inspect
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
@@ -225,6 +225,19 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
         if kind == "Boolean":
             found[name] = value.lower()
     return found
+
+
+def check_handled(parameters: Mapping[str, str], handled: Collection[str], *, what: str) -> None:
+    """Refuse a parameter that the emulation would leave unheard; ``handled`` names them without numbers.
+
+    Raises:
+        ApiError: there is one; the message calls it ``what``.
+    """
+    unknown = {name.partition(".")[0] for name in parameters} - COMMON - set(handled)
+    if unknown:
+        raise ApiError(
+            "SandboxNotImplemented", f"the emulated ECS does not support the {what} {min(unknown)}"
+        )
 
 
 def nested(parameters: Mapping[str, str], name: str) -> list[Any]:

@@ -21,17 +21,18 @@ from cloudspot_aliyun_sandbox.disks import Disks
 from cloudspot_aliyun_sandbox.machines import Machine, Machines
 from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
 from cloudspot_aliyun_sandbox.rpc import (
-    COMMON,
     VERSIONS,
     ApiError,
     Gate,
     answer_body,
+    check_handled,
     check_names,
     error_body,
     json_list,
     nested,
     read_parameters,
 )
+from cloudspot_aliyun_sandbox.saved_images import SavedImages
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
@@ -45,6 +46,7 @@ _HANDLED_FILTERS: Final = {
     "PageNumber",
     "PageSize",
     "Status",
+    "Tag",
     "ZoneId",
 }
 
@@ -88,13 +90,17 @@ class StrictEcs:
         self._clock = clock
         self._taken: dict[tuple[str, str], launching.Taken] = {}
         account, catalogue, disks = self.account, self.catalogue, Disks(self.machines, clock)
+        self._images = images = SavedImages(account, self.machines, host, clock)
         self._handlers: dict[str, Handler] = {
             "CreateDeploymentSet": account.create_deployment_set,
             "CreateDisk": disks.create,
+            "CreateImage": images.create,
             "DeleteDeploymentSet": self._delete_deployment_set,
             "DeleteDisk": disks.delete,
+            "DeleteImage": images.delete,
             "DeleteInstance": self._delete_instances,
             "DeleteInstances": self._delete_instances,
+            "DeleteSnapshot": images.delete_snapshot,
             "DescribeAvailableResource": catalogue.describe_available_resource,
             "DescribeDeploymentSets": account.describe_deployment_sets,
             "DescribeDisks": disks.describe,
@@ -106,6 +112,7 @@ class StrictEcs:
             "DescribePrice": catalogue.describe_price,
             "DescribeRegions": account.describe_regions,
             "DescribeSecurityGroups": account.describe_security_groups,
+            "DescribeSnapshots": images.describe_snapshots,
             "DescribeSpotAdvice": catalogue.describe_spot_advice,
             "DescribeSpotPriceHistory": catalogue.describe_spot_price_history,
             "DescribeVSwitches": account.describe_vswitches,
@@ -177,6 +184,7 @@ class StrictEcs:
             raise ApiError("SandboxNotImplemented", f"the emulated ECS does not support {action}")
         with self.machines.lock:
             self.machines.refresh()
+            self._images.refresh()
             region = parameters.get("RegionId", "")
             if product in {"Ecs", "Vpc"} and (region or action != "DescribeRegions"):
                 self.account.place(region)
@@ -243,6 +251,7 @@ class StrictEcs:
             groups=nested(parameters, "SecurityGroupIds") or [parameters["SecurityGroupId"]],
             vpc=vswitch.vpc,
             found={tag["Key"]: tag.get("Value", "") for tag in nested(parameters, "Tag")},
+            boot_disk=self._images.boot_disk(parameters),
         )
         if "AutoReleaseTime" in parameters:
             at = launching.release_time(parameters["AutoReleaseTime"], now=self._clock())
@@ -267,15 +276,7 @@ class StrictEcs:
         }
 
     def _describe_instances(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        unknown = {
-            name.partition(".")[0]
-            for name in parameters
-            if not name.startswith("Tag.") and name not in _HANDLED_FILTERS
-        } - COMMON
-        if unknown:
-            raise ApiError(
-                "SandboxNotImplemented", f"the emulated ECS does not support the filter {min(unknown)}"
-            )
+        check_handled(parameters, _HANDLED_FILTERS, what="filter")
         named, tags = json_list(parameters, "InstanceIds"), wanted_tags(parameters)
         rows = [
             one.describe()

@@ -12,6 +12,7 @@ from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import with_extras
+from cloudspot.plugin.setupimages import SETUP, counted_gib
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import Image, check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, named_types, stock
@@ -26,6 +27,7 @@ from cloudspot_aliyun.pricing import (
     spot_prices,
 )
 from cloudspot_aliyun.request import system_disk
+from cloudspot_aliyun.setup_images import AliyunImageHost
 
 STOCK_SECONDS: Final = 60.0
 """How long stock and spot prices are kept: a controller that waits for capacity asks every few seconds."""
@@ -78,15 +80,15 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             ("rates", *(one.name for one in types)),
             lambda: release_rates(clients, [one.name for one in types]),
         )
-        disk = self._disk(resources, image, [one.name for one in types])
+        start = self._start(image, resources)
+        disk = self._disk(resources, int(start["image_gib"]), [one.name for one in types])
         found: list[tuple[Offer, bool]] = []
         for one in types:
             by_zone = self._spot_prices(one.name)
             for zone in sorted(zones):
                 details = {
                     "region": region,
-                    "image": image.id,
-                    "image_gib": str(image.size_gib),
+                    **start,
                     "vswitch": network.vswitches[zone],
                     "security_groups": ",".join(groups),
                 }
@@ -131,6 +133,14 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         if found is None:
             return None
         return min(found.price, self._options.max_price or found.price)
+
+    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
+        """Return from which image machines start, and how large it counts."""
+        found = self._setup_image(AliyunImageHost(self._options, self._clients), self._options.setup_key)
+        if found is None:
+            return {"image": image.id, "image_gib": str(image.size_gib)}
+        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
+        return {"image": found.id, "image_gib": str(size), SETUP: found.key}
 
     def _types(
         self, resources: Resources, architecture: str, zones: set[str], in_stock: dict[Market, Stock]
@@ -190,7 +200,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             seconds=STOCK_SECONDS,
         )
 
-    def _disk(self, resources: Resources, image: Image, names: Sequence[str]) -> float | None:
+    def _disk(self, resources: Resources, image_gib: int, names: Sequence[str]) -> float | None:
         """Return what the system disk costs an hour; None: ECS does not tell.
 
         A public address costs nothing by itself: it is billed by its traffic (API reference, RunInstances,
@@ -202,10 +212,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             return None  # Whoever gives prices by hand may not ask for any.
 
         def ask() -> float | None:
-            disk = system_disk(options, image_gib=image.size_gib, resources=resources)
+            disk = system_disk(options, image_gib=image_gib, resources=resources)
             return disk_price(clients, name, disk)
 
-        return self._if_known(("disk", image.size_gib, resources.disk_bytes), ask)
+        return self._if_known(("disk", image_gib, resources.disk_bytes), ask)
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
         """Return the price of an hour by pay-as-you-go, and its currency."""

@@ -79,6 +79,9 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     image_family: str | None = None
     """Left out: Alibaba Cloud's Ubuntu 24.04 (``"acs:ubuntu_24_04_x64"``), which has neither PyTorch nor a
     driver: the job's setup installs them, or an image of your own brings them along."""
+    setup_key: str | None = None
+    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
+    there."""
     image_has_cloudspot: bool = False
     """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
     agent_python: str = "python3"
@@ -137,6 +140,11 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     account has more than 1."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """Put on every instance and disk, beside cloudspot's own; for your bills."""
+
+
+def base_image(options: AliyunOptions) -> str:
+    """Return what names the image of machines without a setup of their own: an id or a family."""
+    return options.image or options.image_family or DEFAULT_IMAGE_FAMILY
 
 
 def check_options(options: AliyunOptions) -> None:

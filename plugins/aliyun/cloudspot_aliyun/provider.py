@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import (
+    FunctionHost,
+    ImageHost,
+    Inventory,
+    LogSink,
+    ObjectStore,
+    PreemptionSource,
+    Provisioner,
+)
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
@@ -29,6 +37,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
+    has_images: ClassVar[bool] = True
 
     def preemption_source(self) -> PreemptionSource:
         return AliyunNoticeSource()
@@ -72,6 +81,11 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         if away and not self._options.public_bandwidth:
             _log.warning(NO_WAY, ", ".join(away), region)
         return {"region": region, "account": self._options.account or caller(clients).account}
+
+    def _image_host_of(self, options: AliyunOptions, clients: AliyunClients) -> ImageHost:
+        from cloudspot_aliyun.setup_images import AliyunImageHost
+
+        return AliyunImageHost(options, clients)
 
     def function_host(self) -> FunctionHost:
         from cloudspot_aliyun.functionhost import FunctionComputeHost

@@ -15,6 +15,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import Market
 from cloudspot.plugin.sdkerrors import launch_refusal
+from cloudspot.plugin.setupimages import IMAGE_IS_GONE
 from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.listing import market_of
 from cloudspot_aliyun.request import EcsRequest
@@ -93,6 +94,8 @@ _FIELDS: Final = (
     ("InvalidZoneId", "zones"),
 )
 """The option that is wrong, by the beginning of the code; the first match counts."""
+_NO_IMAGE: Final = ("InvalidImageId", "OperationDenied.ImageNotValid")
+"""How the codes begin for an image that there is no more, or that no machine can start from."""
 _QUOTA_ADVICE: Final = "ask for more in the Quota Center, or use another type, market or region"
 
 
@@ -111,6 +114,8 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
     if code in ERRORS.denied or code.startswith("Forbidden"):
         advice = "they may lack ecs:RunInstances: docs/aliyun.md has the policy"
         return AuthError(f"{what}: {ERRORS.shown(error)}; {advice}")
+    if body.has_setup_image and code.startswith(_NO_IMAGE):
+        return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     found = ERRORS.translation(error, what, LAUNCH_CODES)
     if code.startswith("QuotaExceed") and type(found) is CloudspotError:
         found = QuotaError(f"{what}: {ERRORS.shown(error)}")

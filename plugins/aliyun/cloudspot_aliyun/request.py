@@ -13,6 +13,7 @@ from cloudspot.errors import SpecError
 from cloudspot.model import InstanceGroup, LaunchRequest, Market, Resources
 from cloudspot.plugin.launchrequests import disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
+from cloudspot.plugin.setupimages import SETUP
 from cloudspot_aliyun import names, tags
 from cloudspot_aliyun.options import AliyunOptions, field_error
 
@@ -46,6 +47,8 @@ class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The boot script, in readable form."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for ECS."""
+    has_setup_image: bool = False
+    """Its image is one that ``cloudspot image bake`` has made."""
     made_deployment_set: str | None = None
     """The name of the set to make before the first machine, and to remove with the job."""
 
@@ -111,6 +114,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         run_instances=parameters,
         user_data=group.user_data if packed is None else None,
         user_data_gzip=packed,
+        has_setup_image=SETUP in details,
         made_deployment_set=made_set,
     )
     return LaunchRequest(provider="aliyun", body=msgspec.to_builtins(body))

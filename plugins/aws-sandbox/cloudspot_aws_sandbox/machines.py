@@ -54,6 +54,8 @@ class Machine:
     """moto's own record of it."""
     reservation: Any
     visible_at: float
+    is_bare: bool
+    """Its image has no cloudspot."""
     state: InstanceState = InstanceState.PENDING
     is_stopped: bool = False
     """Somebody has stopped it: its host has ended it, and its disk stays."""
@@ -87,9 +89,10 @@ class Machines:
         parameters: Mapping[str, Any],
         *,
         is_bare: bool,
+        disk: str | None,
         vcpus: int,
     ) -> None:
-        """Adopt the instances that moto has just made, and boot them."""
+        """Adopt the instances that moto has just made, and boot them, perhaps from a copied disk."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         for instance_id in instance_ids:
@@ -109,10 +112,11 @@ class Machines:
                 instance=instance,
                 reservation=next(one for one in backend.reservations.values() if instance in one.instances),
                 visible_at=self._clock() + self._faults.describe_lag_seconds,
+                is_bare=is_bare,
             )
             self._show(machine)
             self.by_id[instance_id] = machine
-            self._host.start(self._emulated(machine, parameters, is_bare=is_bare))
+            self._host.start(self._emulated(machine, parameters, disk=disk))
 
     def hide_the_young(self) -> None:
         """Hide from moto the machines that a lagging listing does not show yet."""
@@ -193,7 +197,9 @@ class Machines:
             if machine is not None:
                 self._host.set_tags(machine.id, self.tags_of(machine))
 
-    def _emulated(self, machine: Machine, parameters: Mapping[str, Any], *, is_bare: bool) -> EmulatedMachine:
+    def _emulated(
+        self, machine: Machine, parameters: Mapping[str, Any], *, disk: str | None
+    ) -> EmulatedMachine:
         instance, found = machine.instance, self.tags_of(machine)
         job = None
         if machinetags.JOB in found and found.get(machinetags.LAUNCH, "").isdigit():
@@ -232,7 +238,8 @@ class Machines:
             },
             tags=found,
             market=Market(machine.market),
-            is_bare=is_bare,
+            is_bare=machine.is_bare,
+            disk=disk,
             job=job,
         )
 

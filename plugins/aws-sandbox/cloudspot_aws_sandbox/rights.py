@@ -45,6 +45,8 @@ def rights_of(call: Call) -> frozenset[str]:
     rights = {f"{call.service}:{call.action}"}
     if call.service == "ec2" and "TagSpecifications" in call.parameters:
         rights.add("ec2:CreateTags")
+    if call.parameters.get("DeleteAssociatedSnapshots"):
+        rights.add("ec2:DeleteSnapshot")
     if "IamInstanceProfile" in call.parameters or call.action in _PASSES_A_ROLE:
         rights.add("iam:PassRole")
     return frozenset(rights - FREE)
@@ -52,12 +54,19 @@ def rights_of(call: Call) -> frozenset[str]:
 
 _ON_MACHINES: Final = frozenset({"ec2:CreateTags", "ec2:GetConsoleOutput", "ec2:TerminateInstances"})
 _ON_VOLUMES: Final = frozenset({"ec2:DeleteVolume"})
+_ON_IMAGES: Final = frozenset({"ec2:CreateImage", "ec2:DeregisterImage"})
+_ON_SNAPSHOTS: Final = frozenset({"ec2:DeleteSnapshot"})
 _ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"})
 
 
 def resource_of(call: Call, *, right: str = "", account: str) -> str:
     """Return the ARN of what the call was about, or of what its ``right`` is for; ``*`` where any will do."""
     parameters = call.parameters
+    if right in _ON_IMAGES or (right == "ec2:CreateTags" and call.action == "CreateImage"):
+        # EC2 has no account in the ARNs of images and snapshots.
+        return f"arn:aws:ec2:{call.region}::image/{parameters.get('ImageId', 'ami-0')}"
+    if right in _ON_SNAPSHOTS:
+        return f"arn:aws:ec2:{call.region}::snapshot/{parameters.get('SnapshotId', '')}"
     if right in _ON_MACHINES:
         return f"arn:aws:ec2:{call.region}:{account}:instance/i-0"
     if right in _ON_GROUPS:

@@ -44,6 +44,7 @@ from cloudspot_aws_sandbox.query import (
 )
 from cloudspot_aws_sandbox.rights import resource_of, rights_of
 from cloudspot_aws_sandbox.s3requests import is_for_s3
+from cloudspot_aws_sandbox.saved_images import SavedImages
 from cloudspot_aws_sandbox.schedules import Schedules
 
 Environ = dict[str, Any]
@@ -86,13 +87,16 @@ class StrictEc2:
         self._now = now
         self._clock = clock
         self._groups = PlacementGroups(self.machines)
+        self._images = SavedImages(self.machines, host, clock)
         self._experiments = Experiments(self.machines)
         self._schedules = Schedules(self._terminate_instances, clock)
         self._taken: dict[tuple[str, str, str], launching.Taken] = {}
         self._regions: set[str] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any], str], Mapping[str, Any]]] = {
+            "CreateImage": self._create_image,
             "CreatePlacementGroup": self._groups.create,
             "CreateTags": self._create_tags,
+            "DeregisterImage": self._images.deregister,
             "DeletePlacementGroup": self._groups.delete,
             "DescribeInstanceTypes": describe_instance_types,
             "GetConsoleOutput": self._get_console_output,
@@ -177,6 +181,7 @@ class StrictEc2:
         form = parse_form(read_body(environ))
         parameters = parse_parameters(action, form)
         self.machines.refresh()
+        self._images.refresh()
         if action == "RunInstances":
             return 200, _EC2_CONTENT, self._run_instances(environ, form, parameters, region)
         if parameters.get("DryRun"):
@@ -218,6 +223,7 @@ class StrictEc2:
         token = parameters.get("ClientToken", "")
         taken = self._taken.get((region, zone, token)) if token else None
         request = launching.comparable(parameters)
+        saved = self._images.disk_of(parameters["ImageId"])
         if taken is not None:
             return self._replay(environ, taken, request, region)
         launching.check_price(parameters, zone, self.faults.spot_plan.price_factor(zone))
@@ -238,7 +244,8 @@ class StrictEc2:
             region,
             ids,
             parameters,
-            is_bare=parameters["ImageId"] == image_in(region, BARE_IMAGE_ID),
+            is_bare=parameters["ImageId"] == image_in(region, BARE_IMAGE_ID) if saved is None else saved[1],
+            disk=None if saved is None else saved[0],
             vcpus=INSTANCE_TYPES[parameters["InstanceType"]]["VCpuInfo"]["DefaultVCpus"],
         )
         return self._reservation(environ, ids)
@@ -287,6 +294,10 @@ class StrictEc2:
                 iam_instance_profile_name=profile.get("Name"),
                 iam_instance_profile_arn=profile.get("Arn"),
             )
+
+    def _create_image(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        self._require([parameters["InstanceId"]], region)
+        return self._images.create(parameters, region)
 
     def _create_tags(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         launching.check_tags(parameters["Tags"])

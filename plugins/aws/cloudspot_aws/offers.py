@@ -11,6 +11,7 @@ from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
+from cloudspot.plugin.setupimages import SETUP, counted_gib
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import (
@@ -34,6 +35,7 @@ from cloudspot_aws.pricing import (
     disk_price,
     on_demand_price,
 )
+from cloudspot_aws.setup_images import AwsImageHost
 
 SPOT_PRICE_SECONDS: Final = 60.0
 """How long spot prices are kept: a controller that waits for capacity asks every few seconds."""
@@ -60,16 +62,16 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         names = tuple(one.name for one in types)
         zones = self._cache.get(("zones", names), lambda: zones_of_types(clients, names))
         spot = self._spot_prices(names)
+        start = self._start(image, resources)
         found = []
         for one in types:
-            disk = self._disk(resources, image, region, one.name)
+            disk = self._disk(resources, int(start["image_gib"]), region, one.name)
             on_demand = self._on_demand_price(region, one.name)
             for zone in sorted(zones[one.name] & set(subnets)):
                 extras = {**disk, **self._address(subnets[zone], one.name)}
                 details = {
                     "region": region,
-                    "image": image.id,
-                    "image_gib": str(image.size_gib),
+                    **start,
                     "root_device": image.root_device,
                     "subnet": subnets[zone].id,
                     **({"is_burstable": "yes"} if one.is_burstable else {}),
@@ -97,6 +99,14 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
     def spot_price(self, offer: Offer) -> float | None:
         """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
+
+    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
+        """Return from which image machines start, and how large it counts."""
+        found = self._setup_image(AwsImageHost(self._options, self._clients), self._options.setup_key)
+        if found is None:
+            return {"image": image.id, "image_gib": str(image.size_gib)}
+        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
+        return {"image": found.id, "image_gib": str(size), SETUP: found.key}
 
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
         options, clients = self._options, self._clients
@@ -139,7 +149,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
             return given
         return self._cache.get(("price", name), lambda: on_demand_price(self._clients, region, name))
 
-    def _disk(self, resources: Resources, image: Image, region: str, name: str) -> Extras:
+    def _disk(self, resources: Resources, image_gib: int, region: str, name: str) -> Extras:
         """Return what the root disk of a machine of the type costs.
 
         Whoever gives the type's price by hand may not read the price list, so it is not asked for disks.
@@ -155,7 +165,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
             return {"disk": None, **performance}
         kind = options.disk_type
         each = self._if_known(("disk", kind), lambda: disk_price(self._clients, region, kind))
-        size = disk_gib(image.size_gib, resources, wanted_bytes=options.disk)
+        size = disk_gib(image_gib, resources, wanted_bytes=options.disk)
         return {"disk": None if each is None else size * each, **performance}
 
     def _address(self, subnet: Subnet, name: str) -> Extras:

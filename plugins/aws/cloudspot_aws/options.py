@@ -86,6 +86,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``"ami-..."``, or the Systems Manager parameter that names one, such as ``"/aws/service/..."``. Left
     out: AWS's Deep Learning AMI with PyTorch 2.9 on Ubuntu 24.04. With ``regions``, a parameter only, which
     each of them has."""
+    setup_key: str | None = None
+    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
+    there."""
     image_has_cloudspot: bool = False
     """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
     agent_python: str = "python3"
@@ -94,8 +97,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The image's Python for setup and training where the job names none; left out: the Deep Learning AMI's,
     or ``"python3"`` with an image of your own."""
     data_cache: str | None = None
-    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
-    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
+    """An absolute path: the directory in which machines keep the files of ``[data]``. If left out: on empty
+    disks of the machine's own, if it has any, and else below the agent's own directory, on the boot disk."""
     instance_profile: str = DEFAULT_INSTANCE_PROFILE
     """Name or ARN of the instance profile whose role the machines have: it gives them the bucket and the
     logs."""

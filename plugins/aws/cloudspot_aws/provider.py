@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import (
+    FunctionHost,
+    ImageHost,
+    Inventory,
+    LogSink,
+    ObjectStore,
+    PreemptionSource,
+    Provisioner,
+)
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
@@ -22,6 +30,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
+    has_images: ClassVar[bool] = True
 
     def preemption_source(self) -> PreemptionSource:
         return SpotNoticeSource()
@@ -45,6 +54,9 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             },
             shutdown_command="shutdown -h now",
             has_cloudspot=self._options.image_has_cloudspot,
+            # As udev names disks of the model "Amazon EC2 NVMe Instance Storage".
+            own_disks=("/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*",),
+            own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
@@ -69,6 +81,11 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         clients = self.clients
         region = check_region(clients)
         return {"region": region, "account": self._options.account or caller(clients).account}
+
+    def _image_host_of(self, options: AwsOptions, clients: AwsClients) -> ImageHost:
+        from cloudspot_aws.setup_images import AwsImageHost
+
+        return AwsImageHost(options, clients)
 
     def function_host(self) -> FunctionHost:
         from cloudspot_aws.functionhost import LambdaHost

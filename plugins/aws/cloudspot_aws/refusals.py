@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, QuotaError
 from cloudspot.plugin.sdkerrors import launch_refusal
+from cloudspot.plugin.setupimages import IMAGE_IS_GONE
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.request import Ec2Request
@@ -68,6 +69,8 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     if code == "UnauthorizedOperation":
         missing = denied_action(clients, error) or "ec2:RunInstances"
         return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
+    if body.has_setup_image and code.startswith("InvalidAMIID"):
+        return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
     if code == "InvalidParameterValue":
         said = str(error).replace(" ", "").lower()

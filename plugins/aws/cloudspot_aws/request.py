@@ -10,6 +10,7 @@ import msgspec
 from cloudspot.model import InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin.launchrequests import boot_disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
+from cloudspot.plugin.setupimages import SETUP
 from cloudspot_aws import tags
 from cloudspot_aws.options import AwsOptions
 
@@ -26,6 +27,8 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of RunInstances as boto3 takes them, without ClientToken and a compressed UserData."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for EC2."""
+    has_setup_image: bool = False
+    """Its image is one that ``cloudspot image bake`` has made."""
     made_placement_group: str | None = None
     """The group to make before the first machine, and to remove with the job."""
 
@@ -73,6 +76,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
         region=details["region"],
         run_instances=parameters,
         user_data_gzip=packed,
+        has_setup_image=SETUP in details,
         made_placement_group=made_group,
     )
     return LaunchRequest(provider="aws", body=msgspec.to_builtins(body))

@@ -29,8 +29,6 @@ AI_ZONES: Final = ("us-central1-ai1a",)
 LocationPolicy.locations; checked 2026-11)."""
 IMAGE_PROJECT: Final = "deeplearning-platform-release"
 FAMILY: Final = DEFAULT_IMAGE.rpartition("/")[2]
-BARE_IMAGE: Final = "projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101"
-"""It has python3 and curl, and neither PyTorch nor cloudspot."""
 _DISKS: Final[Mapping[str, str]] = {
     "a3": "pd-balanced pd-ssd hyperdisk-balanced",
     "a3-ultragpu": "hyperdisk-balanced",
@@ -64,6 +62,13 @@ class Image:
     family: str
     size_gib: int
     architecture: str = "X86_64"
+    is_bare: bool = False
+    """It has python3 and curl, and neither PyTorch nor cloudspot."""
+    status: str = "READY"
+    disk: str | None = None
+    """The copy of a machine's disk that is in it; see ``MachineHost.save_disk``."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the API shows besides, or in place of what all images show."""
 
     @property
     def path(self) -> str:
@@ -73,9 +78,17 @@ class Image:
 
 IMAGES: Final = (
     Image(IMAGE_PROJECT, f"{FAMILY}-v20261001", FAMILY, 50),
-    Image("ubuntu-os-cloud", "ubuntu-2204-jammy-v20261101", "ubuntu-2204-lts", 10),
-    Image("ubuntu-os-cloud", "ubuntu-2204-jammy-arm64-v20261101", "ubuntu-2204-lts-arm64", 10, "ARM64"),
+    Image("ubuntu-os-cloud", "ubuntu-2204-jammy-v20261101", "ubuntu-2204-lts", 10, is_bare=True),
+    Image(
+        "ubuntu-os-cloud",
+        "ubuntu-2204-jammy-arm64-v20261101",
+        "ubuntu-2204-lts-arm64",
+        10,
+        "ARM64",
+        is_bare=True,
+    ),
 )
+BARE_IMAGE: Final = IMAGES[1].path
 
 
 @dataclass(frozen=True)
@@ -322,9 +335,10 @@ def image_value(image: Image) -> dict[str, Any]:
         "id": number_of(image.name),
         "creationTimestamp": CREATED,
         "name": image.name,
-        "family": image.family,
-        "status": "READY",
+        **({"family": image.family} if image.family else {}),
+        "status": image.status,
         "architecture": image.architecture,
         "diskSizeGb": str(image.size_gib),
         "selfLink": BASE + image.path,
+        **image.facts,
     }

@@ -27,10 +27,12 @@ from cloudspot_gcp_sandbox.launching import (
     grant,
     missing,
     names_of,
+    source_image,
     zones_for,
 )
 from cloudspot_gcp_sandbox.machines import Machine, Machines
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
+from cloudspot_gcp_sandbox.saved_images import SavedImages
 
 REQUEST_ID_SECONDS: Final = 3600.0
 """How long a request id is remembered. Google names no time for Compute Engine; its younger APIs say "at
@@ -58,6 +60,7 @@ class Writes:
         machines: Machines,
         operations: Operations,
         disks: Disks,
+        images: SavedImages,
         faults: Faults,
         clock: Callable[[], float],
     ) -> None:
@@ -67,6 +70,7 @@ class Writes:
         self._machines = machines
         self._operations = operations
         self._disks = disks
+        self._images = images
         self._faults = faults
         self._clock = clock
         self._seen: dict[tuple[str, str], _Seen] = {}
@@ -78,6 +82,8 @@ class Writes:
             "compute.instances.bulkInsert": self._bulk_insert,
             "compute.disks.insert": self._disks.insert,
             "compute.disks.delete": self._disks.delete,
+            "compute.images.insert": self._images.insert,
+            "compute.images.delete": self._delete_image,
             "compute.instances.insert": self._insert,
             "compute.instances.delete": self._delete,
             "compute.instances.setLabels": self._set_labels,
@@ -197,7 +203,8 @@ class Writes:
         group: str,
         caller: str,
     ) -> Operation:
-        machine = self._machines.start(name, zone, properties, place)
+        image = source_image(properties, self._site, "resource")
+        machine = self._machines.start(name, zone, properties, place, image=image)
         operation = self._told_insert(name, zone, group, caller, (), target_id=machine.id)
         if self._faults.take("preemption") is not None:
             self._machines.reclaim(machine)
@@ -266,6 +273,11 @@ class Writes:
             target_id=machine.id,
             user=caller,
         )
+
+    def _delete_image(
+        self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, __: Mapping[str, Any]
+    ) -> Operation:
+        return self._images.delete(path["image"], caller, seconds=self.operation_seconds)
 
     # --- placement policies -----------------------------------------------------------------------
 

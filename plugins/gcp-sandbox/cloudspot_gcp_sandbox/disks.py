@@ -11,7 +11,7 @@ from typing import Any
 from cloudspot_gcp_sandbox.apierror import ApiError
 from cloudspot_gcp_sandbox.catalogue import BASE, number_of
 from cloudspot_gcp_sandbox.launching import NAME, Site, bad, check_labels, missing
-from cloudspot_gcp_sandbox.machines import Machines
+from cloudspot_gcp_sandbox.machines import Machine, Machines
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
 
 
@@ -33,7 +33,7 @@ class Disks:
         alone = [one for path, one in self._alone.items() if path.startswith(f"zones/{zone}/")]
         attached = [
             {
-                **self._value(zone, one.name, {"labels": one.value["labels"]}),
+                **self._value(zone, one.name, _body_of(one)),
                 "users": [one.value["selfLink"]],
             }
             for one in self._machines.shown()
@@ -71,6 +71,20 @@ class Disks:
         del self._alone[own]
         return self._changed(own, "delete", caller)
 
+    def attached(self, zone: str, name: str) -> Machine:
+        """Return the machine whose boot disk it is.
+
+        Raises:
+            ApiError: no machine has it (501), or there is no such disk (404).
+        """
+        own = f"zones/{zone}/disks/{name}"
+        found = next((one for one in self._machines.shown() if (one.zone, one.name) == (zone, name)), None)
+        if found is not None:
+            return found
+        if own in self._alone:
+            raise ApiError(501, "notImplemented", "the emulated Compute Engine copies only machines' disks")
+        raise missing(self._site, own)
+
     def _value(self, zone: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         place = f"{BASE}projects/{self._site.project}/zones/{zone}"
         return {
@@ -89,3 +103,8 @@ class Disks:
     def _changed(self, own: str, kind: str, caller: str) -> Operation:
         scope = own.partition("/disks/")[0]
         return self._operations.add(scope, kind, f"projects/{self._site.project}/{own}", user=caller)
+
+
+def _body_of(machine: Machine) -> dict[str, Any]:
+    """Return the boot disk of a machine as a request for it."""
+    return {"labels": machine.value["labels"], "sizeGb": machine.value["disks"][0]["diskSizeGb"]}

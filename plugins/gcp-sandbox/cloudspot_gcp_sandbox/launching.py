@@ -25,7 +25,7 @@ from cloudspot_gcp_sandbox.catalogue import (
 from cloudspot_gcp_sandbox.machines import Machines
 
 NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
+HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
 """The start of resources' whole URLs, which may stand in place of paths."""
 _KEY: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -78,7 +78,8 @@ def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, 
     name = properties.get("machineType", "")
     if "/" in name or name not in MACHINE_TYPES:
         raise bad(f"{where}.machineType", name, "The referenced machine type does not exist.")
-    image = _check_disks(properties, site, where)
+    image = source_image(properties, site, where)
+    _check_disk(properties, image, where)
     if image.architecture != MACHINE_TYPES[name].architecture:
         raise bad(f"{where}.disks[0]", image.name, "The image's architecture is not the machine type's.")
     _check_accelerators(properties, where)
@@ -243,23 +244,35 @@ def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
     return names
 
 
-def _check_disks(properties: Mapping[str, Any], site: Site, where: str) -> Image:
+def source_image(properties: Mapping[str, Any], site: Site, where: str) -> Image:
+    """Return the image of the boot disk.
+
+    Raises:
+        ApiError: there is not one boot disk, or its image does not exist or is not ready.
+    """
     disks = properties.get("disks", ())
     boots = [one for one in disks if one.get("boot")]
     if len(disks) != 1 or len(boots) != 1:
         raise bad(
             f"{where}.disks", len(disks), "Boot disk must be specified, and the emulation knows it alone."
         )
-    parameters = boots[0].get("initializeParams", {})
-    source = _HOST.sub("", parameters.get("sourceImage", ""))
+    source = HOST.sub("", boots[0].get("initializeParams", {}).get("sourceImage", ""))
     image = next((one for one in site.images if one.path == source), None)
     if image is None and ("/family/" in source or "/imageFamilyViews/" in source):
         family = source.rpartition("/")[2]
         image = next((one for one in site.images if one.family == family), None)
     if image is None:
         raise missing(site, source)
-    if boots[0].get("type", "PERSISTENT") != "PERSISTENT":
-        raise bad(f"{where}.disks[0].type", boots[0]["type"], "Boot disk must be a persistent disk.")
+    if image.status != "READY":
+        raise ApiError(400, "resourceNotReady", f"The resource '{image.path}' is not ready")
+    return image
+
+
+def _check_disk(properties: Mapping[str, Any], image: Image, where: str) -> None:
+    (disk,) = properties["disks"]
+    parameters = disk.get("initializeParams", {})
+    if disk.get("type", "PERSISTENT") != "PERSISTENT":
+        raise bad(f"{where}.disks[0].type", disk["type"], "Boot disk must be a persistent disk.")
     size = int(parameters.get("diskSizeGb", image.size_gib))
     if size > MAX_DISK_GB:
         raise bad(
@@ -283,7 +296,6 @@ def _check_disks(properties: Mapping[str, Any], site: Site, where: str) -> Image
             400, "badRequest", f"{kind} disk type cannot be used by {machine_type.name} machine type"
         )
     check_labels(parameters.get("labels", {}), f"{where}.disks[0].initializeParams.labels")
-    return image
 
 
 def _check_accelerators(properties: Mapping[str, Any], where: str) -> None:
@@ -448,4 +460,4 @@ def _check_network(properties: Mapping[str, Any], site: Site, region: str, where
 
 def _of_project(path: str, site: Site) -> str:
     path = re.sub(r"^https://[^/]+/compute/v1/", "", path)
-    return _HOST.sub("", path).removeprefix(f"projects/{site.project}/")
+    return HOST.sub("", path).removeprefix(f"projects/{site.project}/")

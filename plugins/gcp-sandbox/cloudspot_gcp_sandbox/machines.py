@@ -17,7 +17,7 @@ from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.plugin import machinetags
 from cloudspot_gcp import attributes
 from cloudspot_gcp_sandbox.apierror import ApiError
-from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE, BASE, MACHINE_TYPES, number_of
+from cloudspot_gcp_sandbox.catalogue import BASE, MACHINE_TYPES, Image, number_of
 from cloudspot_gcp_sandbox.operations import SYSTEM, Operation, Operations, timestamp
 
 SHUTDOWN_SECONDS: Final = 30.0
@@ -48,8 +48,10 @@ class Machine:
     zone: str
     value: dict[str, Any]
     """The fields that the API shows and that never change."""
+    image: Image
     created_at: float
     visible_at: float
+    ended_at: float | None = None
     state: InstanceState = InstanceState.PENDING
     deletion: Operation | None = None
     """Somebody asked to delete it; that is not done yet."""
@@ -119,9 +121,15 @@ class Machines:
         return self._host.console(machine.host_id)
 
     def start(
-        self, name: str, zone: str, properties: Mapping[str, Any], addresses: Mapping[str, str]
+        self,
+        name: str,
+        zone: str,
+        properties: Mapping[str, Any],
+        addresses: Mapping[str, str],
+        *,
+        image: Image,
     ) -> Machine:
-        """Make a machine from instance properties that were checked, and boot it.
+        """Make a machine from instance properties that were checked, and boot it from the image.
 
         ``addresses`` has its network's and subnetwork's paths.
         """
@@ -135,6 +143,7 @@ class Machines:
             name=name,
             zone=zone,
             value=self._value(number, name, zone, properties, {**addresses, "address": address}),
+            image=image,
             created_at=now,
             visible_at=now + self._faults.describe_lag_seconds,
         )
@@ -248,6 +257,7 @@ class Machines:
                     statusMessage=text,
                 )
         if status.state is InstanceState.ENDED:
+            machine.ended_at = self._clock()
             action = machine.value["scheduling"].get("instanceTerminationAction", "STOP")
             # A machine that was shut down from within stays, stopped, whatever its termination action is.
             if (
@@ -386,7 +396,8 @@ class Machines:
             tags=metadata,
             market=Market(machine.market),
             notice_seconds=machine.notice_seconds,
-            is_bare=BARE_IMAGE in image,
+            is_bare=machine.image.is_bare,
+            disk=machine.image.disk,
             job=job,
         )
 

@@ -48,6 +48,8 @@ def rights_of(call: Call) -> frozenset[str]:
         return frozenset()
     if call.action in _LAUNCHES:
         return frozenset(_launch_rights(call.parameters))
+    if call.action == "compute.images.insert":
+        return frozenset(_image_rights(call.parameters))
     return frozenset(_RIGHTS.get(call.action, (call.action,)))
 
 
@@ -63,6 +65,14 @@ def resource_of(call: Call) -> str:
     if call.service != "compute" or not {"project", "zone", "instance"} <= parameters.keys():
         return "*"
     return "projects/{project}/zones/{zone}/instances/{instance}".format_map(parameters)
+
+
+def _image_rights(parameters: Mapping[str, Any]) -> set[str]:
+    body = parameters.get("body", {})
+    found = {"compute.images.create"}
+    found |= {"compute.images.setLabels"} if body.get("labels") else set()
+    found |= {"compute.disks.useReadOnly"} if body.get("sourceDisk") else set()
+    return found
 
 
 def _launch_rights(parameters: Mapping[str, Any]) -> set[str]:

@@ -5,8 +5,8 @@ caller has (Resource Manager). Each call is recorded by its method's id, such as
 
 Faults by those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
 ``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` lets it be accepted and its operation
-end with the error, with ``happens`` after the machines were made; ``inject("preemption", "")`` has the next
-machine that is made taken at once.
+end with the error, with ``happens`` after the machines were made; the operation of ``compute.images.insert``
+can fail in the same way. ``inject("preemption", "")`` has the next machine that is made taken at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from cloudspot_gcp_sandbox.machines import Machines
 from cloudspot_gcp_sandbox.operations import Operations
 from cloudspot_gcp_sandbox.partial import select
 from cloudspot_gcp_sandbox.rights import is_granted_to_machines, resource_of, rights_of
+from cloudspot_gcp_sandbox.saved_images import SavedImages
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _APIS: Final = (
 
 
 _BATCH: Final = "/batch/compute/v1"
+_OF_ANY_PROJECT: Final = frozenset(
+    {"compute.images.get", "compute.images.getFromFamily", "compute.images.list"}
+)
 
 
 class StrictCompute:
@@ -82,8 +86,11 @@ class StrictCompute:
         self._grants = grants
         self._inner = inner
         disks = Disks(self.site, self.machines, self.operations, clock)
+        self._images = SavedImages(self.site, host, self.operations, disks, self.faults, clock)
         self._lists = lists = Lists(self.site, self.machines, self.operations, disks, self.faults)
-        self._writes = Writes(self.site, self.machines, self.operations, disks, self.faults, clock)
+        self._writes = Writes(
+            self.site, self.machines, self.operations, disks, self._images, self.faults, clock
+        )
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     def preempted(self) -> list[tuple[str, str]]:
@@ -158,10 +165,11 @@ class StrictCompute:
         injected = self.faults.take(action)
         if injected is not None and not injected.happens:
             raise ApiError(injected.status, injected.code, injected.message)
-        self._check_place(name, matched)
+        self._check_place(matched)
         self._authorize(Call("compute", action, parameters, "", None, access_key=caller))
         with self.machines.lock:
             self.machines.refresh()
+            self._images.refresh()
             value = self._value(matched, body, caller)
         if injected is not None:
             raise ApiError(injected.status, injected.code, injected.message)
@@ -190,12 +198,11 @@ class StrictCompute:
         end = start + (query.get("pageSize") or 5000)
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
 
-    def _check_place(self, name: str, matched: Matched) -> None:
+    def _check_place(self, matched: Matched) -> None:
         """Refuse a project, region or zone that this account does not have."""
         path = matched.path
         project = path.get("project", path.get("resource", self.project))
-        is_image = matched.method_id.startswith("compute.images.")
-        if project != self.project and not (is_image and name == "compute.v1"):
+        if project != self.project and matched.method_id not in _OF_ANY_PROJECT:
             raise ApiError(404, "notFound", f"The resource 'projects/{project}' was not found")
         for kind, known in (("zone", zone_names()), ("region", list(ZONES))):
             if kind in path and path[kind] not in known:

@@ -56,6 +56,9 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """``projects/PROJECT/global/images/NAME``: one image, even if a family was named."""
     architecture: str
     size_gib: int
+    """How large it counts for the boot disk."""
+    setup_key: str | None = None
+    """Of the job's setup, if that is done in it."""
 
 
 class GcpMachineType(MachineType, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from cloudspot.plugin.cloudprovider import FAILURE_SECONDS, OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
+from cloudspot.plugin.setupimages import SETUP, counted_gib
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
     GcpMachineType,
@@ -33,6 +34,7 @@ from cloudspot_gcp.lookups import (
 from cloudspot_gcp.options import GcpOptions, field_error, subnetwork_region
 from cloudspot_gcp.pricing import BILLING, PriceList, read_price_list, transfer_price
 from cloudspot_gcp.series import can_be_compact, markets_of
+from cloudspot_gcp.setup_images import GcpImageHost, path_of
 
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
@@ -61,6 +63,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         zones = _allowed(options, all_zones)
         self._cache.get("names", lambda: check_names(clients, options, regions))
         types = self._types(resources, image, zones)
+        start = self._start(image, resources)
         account = _service_account(options, clients)
         found: list[Offer] = []
         unpriced: list[tuple[str, str]] = []
@@ -79,11 +82,11 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             for _, one, known in priced:
                 able = [zone for zone in zones[region] if zone in one.zones]
                 others = [zone for zone in all_zones[region] if zone not in able]
-                details = self._details(one, region, image, account) | {"zones": ",".join(able)}
+                details = self._details(one, region, start, account) | {"zones": ",".join(able)}
                 if others:
                     details["other_zones"] = ",".join(others)
                 extras = {
-                    market: self._extras(resources, image, region, market, price)
+                    market: self._extras(resources, start, region, market, price)
                     for market, price in known.items()
                 }
                 found += [
@@ -123,6 +126,15 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         one = self._cache.get(("offered", offer.key), lambda: offered_type(self._clients, offer))
         price = None if one is None else self._price(one, offer.zone, Market.SPOT)
         return None if price is None else price.usd
+
+    def _start(self, image: Image, resources: Resources) -> Image:
+        """Return from which image machines start."""
+        found = self._setup_image(GcpImageHost(self._options, self._clients), self._options.setup_key)
+        if found is None:
+            return image
+        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
+        path = path_of(self._clients.project, found.id)
+        return msgspec.structs.replace(image, path=path, size_gib=size, setup_key=found.key)
 
     def _zones(self, region: str) -> tuple[str, ...]:
         return self._cache.get(("zones", region), lambda: find_zones(self._clients, region))
@@ -171,6 +183,8 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             "image_gib": str(image.size_gib),
             "service_account": account,
         }
+        if image.setup_key is not None:
+            details[SETUP] = image.setup_key
         if one.accelerator_count:
             details["has_accelerator"] = str(one.accelerator)
         if one.is_attached:

@@ -19,6 +19,16 @@ NUM_WAITS: Final = 20
 
 
 def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str) -> Any:
+    """Return the operation of a region when it is done; see ``_wait``."""
+    return _wait(clients, "RegionOperationsClient", operation, what, region=region)
+
+
+def wait_for_global(clients: GcpClients, operation: Any, what: str) -> Any:
+    """Return the operation of no region or zone when it is done; see ``_wait``."""
+    return _wait(clients, "GlobalOperationsClient", operation, what)
+
+
+def _wait(clients: GcpClients, kind: str, operation: Any, what: str, **place: str) -> Any:
     """Return the operation when it is done; ``refusals.causes_of`` tells whether it succeeded.
 
     The SDK's own waiting will not do: it asks another endpoint than the configured one, and takes an
@@ -27,14 +37,14 @@ def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str)
     Raises:
         TransientError: it is not done yet, or Google did not answer: the outcome is open.
     """
-    request = {"project": clients.project, "region": region, "operation": operation.name}
+    request = {"project": clients.project, **place, "operation": operation.name}
     began = time.monotonic()
     for _ in range(NUM_WAITS):
         if is_done(operation):
             return operation
         operation = ask(
             what,
-            lambda: clients.call("RegionOperationsClient", "wait", request, seconds=WAIT_SECONDS),
+            lambda: clients.call(kind, "wait", request, seconds=WAIT_SECONDS),
         )
         if not is_done(operation):
             if time.monotonic() - began > MAX_SECONDS:

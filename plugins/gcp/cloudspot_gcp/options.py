@@ -88,6 +88,9 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     image: str | None = None
     """``"projects/PROJECT/global/images/NAME"``, or ``".../images/family/FAMILY"`` for the newest of a
     family. Left out: Google's Deep Learning VM with PyTorch on Ubuntu 22.04."""
+    setup_key: str | None = None
+    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
+    there."""
     image_has_cloudspot: bool = False
     """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
     agent_python: str = "python3"
@@ -95,8 +98,8 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     train_python: str = "python3"
     """The image's Python for setup and training where the job names none."""
     data_cache: str | None = None
-    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
-    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
+    """An absolute path: the directory in which machines keep the files of ``[data]``. If left out: on empty
+    disks of the machine's own, if it has any, and else below the agent's own directory, on the boot disk."""
     service_account: str = DEFAULT_SERVICE_ACCOUNT
     """The service account that the machines are: it gives them the bucket and the logs. Its name in the
     project, or its whole address."""

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudspot.interfaces import FunctionHost, Inventory, LogSink, ObjectStore, PreemptionSource, Provisioner
+from cloudspot.interfaces import (
+    FunctionHost,
+    ImageHost,
+    Inventory,
+    LogSink,
+    ObjectStore,
+    PreemptionSource,
+    Provisioner,
+)
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
@@ -22,6 +30,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
+    has_images: ClassVar[bool] = True
 
     def preemption_source(self) -> PreemptionSource:
         return GcePreemptionSource()
@@ -40,6 +49,8 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
                 **data_cache_variable(self.name, self._options.data_cache),
             },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
+            # As Google's images name local SSDs (Compute Engine, "Add Local SSD disks"; checked 2026-11).
+            own_disks=("/dev/disk/by-id/google-local-nvme-ssd-*", "/dev/disk/by-id/google-local-ssd-*"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
@@ -67,6 +78,12 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         from cloudspot_gcp.lookups import wanted_regions
 
         return CloudRunHost(self.clients, region=wanted_regions(self._options)[0])
+
+    def image_host(self) -> ImageHost:
+        """Return where images are kept: in the project, for all its regions; see Provider."""
+        from cloudspot_gcp.setup_images import GcpImageHost
+
+        return GcpImageHost(self._options, self.clients)
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the inventories of the project: Compute Engine lists all regions at once; see Provider."""

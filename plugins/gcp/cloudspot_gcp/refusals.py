@@ -14,6 +14,7 @@ from cloudspot.errors import (
     QuotaError,
 )
 from cloudspot.plugin.sdkerrors import launch_refusal
+from cloudspot.plugin.setupimages import IMAGE_IS_GONE
 from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.request import ComputeRequest
 
@@ -67,6 +68,8 @@ _FIELDS: Final = (
 """The option that is wrong, by what a refusal mentions."""
 _QUOTA_ADVICE: Final = "ask for more under IAM & Admin > Quotas, or use another type, market or region"
 _POLICY_ADVICE: Final = "; docs/gcp.md has the role"
+_IMAGE_IS_GONE: Final = re.compile(r"/images/.* (?:was not found|cannot be found|is not ready)")
+"""What is said of an image that was removed, or is being removed; the last from memory."""
 _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
 
 
@@ -93,6 +96,8 @@ def causes_of(operation: Any) -> list[Cause]:
 def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
     """Return what a refused request for machines means, and whose field it is."""
     what = launching(body)
+    if _has_lost_its_image(body, str(error)):
+        return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     found = ERRORS.translation(error, what, LAUNCH_CODES)
     if isinstance(found, AuthError):
         needed = _NEEDED.search(str(error))
@@ -104,6 +109,8 @@ def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
 
 def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
     """Return what the errors of operations mean: the gravest counts, since it will come again."""
+    if any(_has_lost_its_image(body, cause.message) for cause in causes):
+        return CapacityError(f"{launching(body)}: {IMAGE_IS_GONE}")
     kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
     by_kind: dict[type[CloudspotError], Cause] = {}
     # MIN_COUNT only says that there is another error.
@@ -122,6 +129,10 @@ def launching(body: ComputeRequest) -> str:
     properties = body.bulk_insert["instanceProperties"]
     spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"
+
+
+def _has_lost_its_image(body: ComputeRequest, said: str) -> bool:
+    return body.has_setup_image and _IMAGE_IS_GONE.search(said) is not None
 
 
 def _with_advice(found: CloudspotError, said: str) -> CloudspotError:

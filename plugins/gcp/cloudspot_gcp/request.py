@@ -12,6 +12,7 @@ from cloudspot.errors import SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.launchrequests import boot_disk_gib
+from cloudspot.plugin.setupimages import SETUP
 from cloudspot_gcp import attributes, shutdownscript
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
 
@@ -36,6 +37,8 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """A request id counts per project and region: the same request in another one would launch again."""
     bulk_insert: dict[str, Any]
     """The body of regionInstances.bulkInsert, as the REST API has it."""
+    has_setup_image: bool = False
+    """Its image is one that ``cloudspot image bake`` has made."""
     made_placement_policy: str | None = None
     """The policy to make before the first machine, and to remove with the job."""
 
@@ -106,6 +109,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
             "locationPolicy": _location_policy(group),
             "instanceProperties": _properties(options, group, names[0], policy),
         },
+        has_setup_image=SETUP in details,
         made_placement_policy=made_policy,
     )
     return LaunchRequest(provider="gcp", body=msgspec.to_builtins(body))

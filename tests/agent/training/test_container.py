@@ -11,7 +11,7 @@ from small_image import containers, kill_container, small_image, why_no_containe
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.training import container as under_test
 from cloudspot.agent.training.container import Container, runtime_of
-from cloudspot.agent.training.runtime import Runtime, RuntimeLost
+from cloudspot.agent.training.runtime import KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.agent.training.trainer import check_torch
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.spec import spec_from_json
@@ -163,6 +163,40 @@ def test_a_later_agent_finds_the_container_with_what_the_setup_has_made(run, nod
     later.start(setup_is_done=True, check=lambda: None)
     words, environment = later.command(["cat", "/made"], {})
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"x\n"
+
+
+def test_what_the_setup_has_made_in_a_container_is_kept_for_another_machine(run, node, image, bench):
+    run(["/bin/sh", "-c", "echo x > /made"], {})
+    run.container.keep("0" * 40)
+    assert containers(node.directory) == []
+    other = bench.node(machine="other")
+    fresh = Container(other, "python3", image)
+    fresh.start(setup_is_done=True, kept="0" * 40, check=lambda: None)
+    try:
+        words, environment = fresh.command(["cat", "/made"], {})
+        assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"x\n"
+    finally:
+        fresh.stop()
+        subprocess.run([fresh._engine, "rmi", f"localhost/cloudspot-setup:{'0' * 40}"], check=True)
+
+
+def test_a_kept_setup_that_no_engine_has_is_told_apart(node, image):
+    with pytest.raises(KeptSetupLost, match="no engine has the container in which the setup was done"):
+        Container(node, "python3", image).start(setup_is_done=True, kept="1" * 40, check=lambda: None)
+
+
+def test_what_an_image_declares_as_volumes_is_not_kept(node, tmp_path, monkeypatch):
+    script = (
+        """case "$*" in *Config.Volumes*) echo '{"/data":{}}';; *State.Running*) echo true;; info) ;; esac"""
+    )
+    engine(tmp_path / "bin", "docker", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    container = Container(node, "python3", f"it@{DIGEST}")
+    container.start(setup_is_done=False, check=lambda: None)
+    with pytest.raises(
+        CloudspotError, match=r'declares volumes \({"/data":{}}\), which no image of a machine keeps'
+    ):
+        container.keep("0" * 40)
 
 
 def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cloudspot.cli import submitting
 from cloudspot.cli.commands import run as run_module
 from cloudspot.cli.following import detached
 from cloudspot.jobstore import keys
@@ -82,7 +83,7 @@ def test_a_name_that_is_taken_is_an_error(jobs):
 def test_a_suffix_that_is_taken_is_drawn_again(jobs, monkeypatch):
     jobs.submit("digits-aaaa")
     drawn = iter(["digits-aaaa", "digits-bbbb"])
-    monkeypatch.setattr(run_module, "new_job_id", lambda name: next(drawn))
+    monkeypatch.setattr(submitting, "new_job_id", lambda name: next(drawn))
     monkeypatch.setattr(run_module, "follow", lambda job, **options: 0)
     assert "submitted job digits-bbbb" in jobs.run("run", str(jobs.job_file)).stdout
     assert list_jobs(jobs.store) == ("digits-aaaa", "digits-bbbb")

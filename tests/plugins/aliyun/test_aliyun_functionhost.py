@@ -118,9 +118,10 @@ class TestFunctionCompute(DriverInventoryTests, FunctionHostTests):
             assert not is_allowed(held, "ram:PassRole", "acs:ram:*:*:role/admin")
             assert not is_allowed(held, "oss:PutBucketVersioning", f"acs:oss:*:*:{BUCKET}")
             assert json.loads(NODE_POLICY) == json.loads((DOCS / "policy-node.json").read_text())
-            # It may do what a submitter may, but for what only `providers check` asks.
+            # It may do what a submitter may, but for what only `providers check` and `image` do.
             submitter = rights_in((DOCS / "policy-submitter.json").read_text())
-            assert rights_in(held[0]) == submitter - {"oss:GetBucketLifecycle"}
+            of_people = {"ecs:CreateImage", "ecs:DeleteImage", "ecs:DeleteSnapshot", "oss:GetBucketLifecycle"}
+            assert rights_in(held[0]) == submitter - of_people
             # A policy of an older version is brought up to date.
             cloud._ecs.account.ram.policies[ROLE].versions = ['{"Version": "1", "Statement": []}'] * 5
             host.deploy(self.function())

@@ -200,11 +200,18 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
             assert cloud.functions.call(found["serviceConfig"]["uri"], {}, b"{}", email=NODE).status == 403
 
 
-def test_its_role_has_what_a_submitters_has_but_drills_and_hears_of_audit_events():
+def test_its_role_has_what_a_submitters_has_but_drills_and_baking_and_hears_of_audit_events():
     role = json.loads(Path(functionrights.__file__).with_name("role-driver.json").read_text())
     driver, heard = set(role["includedPermissions"]), {"receiveAuditLogWritten", "receiveEvent"}
     assert driver - permissions("role-submitter.yaml") == {f"eventarc.events.{one}" for one in heard}
-    assert permissions("role-submitter.yaml") - driver == {"compute.instances.simulateMaintenanceEvent"}
+    assert permissions("role-submitter.yaml") - driver == {
+        "compute.disks.useReadOnly",
+        "compute.globalOperations.get",
+        "compute.images.create",
+        "compute.images.delete",
+        "compute.images.setLabels",
+        "compute.instances.simulateMaintenanceEvent",
+    }
     assert set(functionrights.BUCKET_PERMISSIONS) == permissions("role-bucket.yaml")
 
 

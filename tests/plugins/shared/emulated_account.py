@@ -24,6 +24,10 @@ class EmulatedAccount(Account):
     def provider(self):
         return self.cloud.provider(**self.options)
 
+    def provider_with(self, **options):
+        """Return the provider with more options."""
+        return self.cloud.provider(**self.options, **options)
+
     def limit(self, num_machines):
         self.cloud.faults.capacity["*", "*", "*"] = num_machines
 

@@ -2,7 +2,8 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
-from emulated_account import Call, EmulatedAccount, Fault
+from emulated_account import ALWAYS, Call, EmulatedAccount, Fault
+from imagetests import EmulatedImageTests
 from provisionertests import (
     SCRIPT,
     AccountTests,
@@ -13,16 +14,27 @@ from provisionertests import (
 )
 
 from cloudspot.controller.ownership import MAX_LABEL
-from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    SpecError,
+    TransientError,
+)
 from cloudspot.model import (
     ANNOUNCED,
     EndReason,
     InstanceState,
 )
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.imagekit import KEY, OTHER_KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
 from cloudspot_aliyun.provider import AliyunProvider
+from cloudspot_aliyun.setup_images import SNAPSHOT_TRIES
+from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID
 
 STORE = "oss://bucket/prefix"
 TYPE = "ecs.gn7i-c8g1.2xlarge"
@@ -68,6 +80,101 @@ class TestEcsKit(ProvisionerTests):
     @pytest.fixture
     def account(self, cloud):
         return EcsAccount(cloud)
+
+
+class TestEcsImages(EmulatedImageTests):
+    create, remove = "CreateImage", "DeleteImage"
+    create_right, remove_right = "ecs:CreateImage", "ecs:DeleteImage"
+    other_image = BARE_IMAGE_ID
+
+    @pytest.fixture
+    def account(self, cloud):
+        return EcsAccount(cloud)
+
+    @pytest.mark.parametrize("image", [IMAGE_ID, BARE_IMAGE_ID])
+    def test_only_an_image_of_cloudspots_making_is_removed(self, account, image):
+        with pytest.raises(CloudspotError, match=f"^cloudspot has not made image {image}$"):
+            account.provider().image_host().remove(image)
+        assert account.cloud.faults.count("DeleteImage") == 0
+
+    def test_an_image_that_another_account_shares_is_neither_listed_nor_removed(self, account):
+        made = self._make(account)
+        account.cloud.account.images[made.id]["ImageOwnerAlias"] = "others"
+        host = account.provider().image_host()
+        assert (host.find(KEY), list(host.images())) == (None, [])
+        with pytest.raises(CloudspotError, match="cloudspot has not made image"):
+            host.remove(made.id)
+
+    def test_the_snapshot_goes_with_the_image(self, account):
+        made = self._make(account)
+        assert len(self._snapshots(account)) == 1
+        account.provider().image_host().remove(made.id)
+        assert self._snapshots(account) == []
+
+    def test_an_image_goes_with_its_snapshot_while_machines_that_started_from_it_live(self, account):
+        made = self._make(account)
+        self._launch(account, self.provider(account, key=KEY), launch=2)
+        account.provider().image_host().remove(made.id)
+        assert self._snapshots(account) == []
+        assert len(account.running()) == 2
+
+    def test_a_snapshot_is_deleted_when_ecs_has_forgotten_its_image(self, account):
+        made = self._make(account)
+        account.cloud.faults.inject("DeleteSnapshot", "SnapshotCreatedImage", status=403, times=7)
+        account.provider().image_host().remove(made.id)
+        assert self._snapshots(account) == []
+
+    @pytest.mark.parametrize(
+        ("code", "kind"), [("Forbidden.RAM", AuthError), ("SnapshotCreatedImage", TransientError)]
+    )
+    def test_a_snapshot_that_stays_is_named(self, account, code, kind):
+        made = self._make(account)
+        (snapshot,) = self._snapshots(account)
+        account.cloud.faults.inject("DeleteSnapshot", code, status=403, times=ALWAYS)
+        with pytest.raises(
+            kind, match=rf"{snapshot}, which is billed, of image {made.id} \(ecs:DeleteSnapshot\)"
+        ):
+            account.provider().image_host().remove(made.id)
+        assert account.cloud.faults.count("DeleteSnapshot") <= 3 * SNAPSHOT_TRIES
+
+    def test_an_image_that_is_being_made_is_removed_later(self, account):
+        host = account.provider().image_host()
+        begun = host.save(self._machine(account), key=KEY, job_name="kit-job")
+        with pytest.raises(TransientError, match="ecs:DeleteImage"):
+            host.remove(begun.id)
+        account.pass_time(600.0)
+        host.remove(begun.id)
+        assert list(host.images()) == []
+
+    def test_a_disk_of_which_another_snapshot_is_made_is_saved_later(self, account):
+        account.cloud.faults.inject("CreateImage", "QuotaExceed.ConcurrentSnapshotQuota", status=403)
+        assert self._make(account).is_ready
+
+    def test_images_on_several_pages_are_all_found(self, account, monkeypatch):
+        monkeypatch.setattr("cloudspot_aliyun.api.NUMBERED_PAGE", 1)
+        machine, host = self._machine(account), account.provider().image_host()
+        for key in (KEY, OTHER_KEY):
+            host.save(machine, key=key, job_name="kit-job")
+        assert sorted(one.key for one in host.images()) == sorted([KEY, OTHER_KEY])
+
+    def test_an_image_is_in_the_resource_group_of_the_machines(self, account):
+        account.cloud.account.resource_groups.add("rg-acfm12345678")
+        provider = account.provider_with(resource_group="rg-acfm12345678")
+        made = provider.image_host().save(self._machine(account), key=KEY, job_name="kit-job")
+        assert account.cloud.account.images[made.id]["ResourceGroupId"] == "rg-acfm12345678"
+
+    def test_a_machine_has_room_for_all_of_the_image(self, account):
+        provider = account.provider_with(disk=200 * 2**30)
+        made = self._launch(account, provider, launch=1)
+        provider.image_host().save(made, key=KEY, job_name="kit-job")
+        assert self._wait(account).size_gib == 200
+        group = self._group(account, self.provider(account, key=KEY), launch=2)
+        assert group.offer.details["image_gib"] == "200"
+        self._launch(account, self.provider(account, key=KEY), launch=2)
+
+    def _snapshots(self, account):
+        rows = account.cloud.ask("DescribeSnapshots")["Snapshots"]["Snapshot"]
+        return [one["SnapshotId"] for one in rows]
 
 
 class TestEcsPromises(CloudProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):

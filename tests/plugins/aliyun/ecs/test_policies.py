@@ -7,6 +7,7 @@ import pytest
 from groups import group_of
 
 from cloudspot.model import Resources
+from cloudspot.testing.imagekit import KEY
 from cloudspot_aliyun_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aliyun"
@@ -60,6 +61,10 @@ def session(cloud):
     provisioner.announce(machines, {"MASTER_ADDR": "10.77.0.11"})
     assert provider.pinned_options()["account"] == "1234567890123456"
     assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    host = provider.image_host()
+    host.save(provisioner.instances(job_id="digits-1")[0], key=KEY, job_name="digits")
+    cloud.now += 600.0
+    host.remove(host.images()[0].id)
     provisioner.terminate([one.id for one in machines])
     provisioner.release("digits-1")
     return cloud.faults.calls
@@ -80,7 +85,7 @@ def test_the_comparison_can_fail(cloud):
 
 
 def test_a_session_without_one_of_the_rights_is_refused(cloud):
-    for right in ("ecs:RunInstances", "ram:PassRole", "ecs:DeleteInstances"):
+    for right in ("ecs:RunInstances", "ram:PassRole", "ecs:CreateImage", "ecs:DeleteInstances"):
         cloud.faults.denied = {right}
         with pytest.raises(Exception, match=r"denied|lack|Forbidden"):
             session(cloud)
@@ -107,6 +112,19 @@ def test_machines_are_ended_and_changed_only_if_they_are_cloudspots():
                 "ecs:ModifyInstanceMetadataOptions",
             }:
                 assert statement["Condition"] == {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}}
+
+
+def test_images_are_made_of_cloudspots_machines_and_removed_only_if_they_are_its_own():
+    found = {
+        (action, statement["Resource"]): statement.get("Condition")
+        for actions, statement in statements("policy-submitter.json")
+        for action in actions & {"ecs:CreateImage", "ecs:DeleteImage"}
+    }
+    assert found == {
+        ("ecs:CreateImage", "acs:ecs:*:*:instance/*"): {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}},
+        ("ecs:CreateImage", "acs:ecs:*:*:image/*"): None,
+        ("ecs:DeleteImage", "acs:ecs:*:*:image/*"): {"StringLike": {"acs:ResourceTag/cloudspot-setup": "*"}},
+    }
 
 
 def test_only_the_nodes_role_is_passed_on_and_to_ecs():

@@ -10,7 +10,9 @@ import requests
 from aliyunsdkcore.acs_exception.exceptions import ServerException
 
 from cloudspot.model import EndReason
+from cloudspot_aliyun.api import ask
 from cloudspot_aliyun_sandbox import acs3, rpc
+from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID
 
 KEY, SECRET = "LTAI5tExampleKeyOfATest", "ExampleSecretOfATest30Characters"
 IMAGE = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
@@ -434,3 +436,143 @@ def test_a_stopped_machine_stays_and_its_disk_cannot_be_deleted(cloud):
     assert cloud.describe(machine) == {}
     with pytest.raises(ServerException, match=r"InvalidDiskId\.NotFound"):
         cloud.ask("DeleteDisk", DiskId=disk["DiskId"])
+
+
+# --- images that are made of machines -------------------------------------------------------------
+
+ANY_STATUS = "Creating,Waiting,Available,UnAvailable,CreateFailed,Deprecated"
+
+
+def make_image(cloud, **parameters):
+    """Have an image made, of a machine of one's own if none is named; return its id."""
+    known = {"ImageName": "mine"}
+    if "InstanceId" not in parameters:
+        (known["InstanceId"],) = run(cloud)
+    chosen = {name: value for name, value in {**known, **parameters}.items() if value is not None}
+    return cloud.ask("CreateImage", **chosen)["ImageId"]
+
+
+def described(cloud, image, **parameters):
+    (found,) = cloud.ask("DescribeImages", ImageId=image, **parameters)["Images"]["Image"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ({"InstanceId": None}, "MissingParameter"),
+        ({"InstanceId": "i-bp1nobodys0000000"}, "InvalidInstanceId.NotFound"),
+        ({"ImageName": "1st"}, "InvalidImageName.Malformed"),
+        ({"ImageName": "x"}, "InvalidImageName.Malformed"),
+        ({"ImageName": "aliyun-mine"}, "InvalidImageName.Malformed"),
+        ({"ImageName": "of mine"}, "InvalidImageName.Malformed"),
+        ({"ImageName": "x" * 129}, "InvalidImageName.Malformed"),
+        ({"Description": "https://example.com"}, "InvalidDescription.Malformed"),
+        ({"Description": "x"}, "InvalidDescription.Malformed"),
+        ({"Tag": [{"Key": "", "Value": "x"}]}, "InvalidTagKey.Malformed"),
+        ({"Tag": [{"Key": "a", "Value": "x" * 129}]}, "InvalidTagValue.Malformed"),
+        ({"Tag": [{"Key": "a"}, {"Key": "a"}]}, "Duplicate.TagKey"),
+        ({"ResourceGroupId": "rg-acfmnobodys"}, "InvalidResourceGroup.NotFound"),
+        ({"SnapshotId": "s-bp1"}, "SandboxNotImplemented"),
+    ],
+)
+def test_an_image_that_cannot_be_made_is_refused(cloud, parameters, code):
+    with pytest.raises(ServerException, match=code):
+        make_image(cloud, **parameters)
+    assert cloud.ask("DescribeImages", ImageOwnerAlias="self", Status=ANY_STATUS)["TotalCount"] == 1
+
+
+def test_an_image_is_of_a_machine_that_runs_and_has_a_name_of_its_own(cloud):
+    cloud.host.boots_at_once = False
+    (machine,) = run(cloud)
+    with pytest.raises(ServerException, match="IncorrectInstanceStatus"):
+        make_image(cloud, InstanceId=machine)
+    cloud.host.boots_at_once = True
+    make_image(cloud, ImageName="mine")
+    with pytest.raises(ServerException, match=r"InvalidImageName\.Duplicated"):
+        make_image(cloud, ImageName="mine")
+    make_image(cloud, ImageName="mine-2")
+
+
+def test_an_image_takes_a_while_and_no_machine_starts_from_it_before(cloud):
+    image = make_image(cloud)
+    assert cloud.ask("DescribeImages", ImageId=image)["TotalCount"] == 0
+    cloud.now += 1.5
+    found = described(cloud, image, Status=ANY_STATUS)
+    assert (found["Status"], found["Progress"], found["Size"]) == ("Creating", "50%", 40)
+    with pytest.raises(ServerException, match=r"OperationDenied\.ImageNotValid"):
+        run(cloud, ImageId=image)
+    with pytest.raises(ServerException, match="IncorrectImageStatus"):
+        cloud.ask("DeleteImage", ImageId=image, Force=True)
+    cloud.now += 1.5
+    assert described(cloud, image)["Status"] == "Available"
+    with pytest.raises(ServerException, match=r"InvalidSystemDiskSize\.LessThanImageSize"):
+        run(cloud, ImageId=image, SystemDisk={"Size": 39})
+    (machine,) = run(cloud, ImageId=image)
+    assert cloud.host.machines[machine].disk is not None
+
+
+@pytest.mark.parametrize("image", [IMAGE, BARE_IMAGE_ID])
+def test_a_machine_of_an_image_has_what_its_source_had(cloud, image):
+    (machine,) = run(cloud, ImageId=image)
+    for name in ("first", "second"):
+        made = make_image(cloud, InstanceId=machine, ImageName=name)
+        cloud.now += 3.0
+        (machine,) = run(cloud, ImageId=made)
+        assert cloud.host.machines[machine].is_bare == (image == BARE_IMAGE_ID)
+
+
+def test_an_image_whose_machine_is_released_too_early_has_failed(cloud):
+    (machine,) = run(cloud)
+    image = make_image(cloud, InstanceId=machine)
+    cloud.ask("DeleteInstances", InstanceId=[machine], Force=True)
+    cloud.now += 3.0
+    assert described(cloud, image, Status="CreateFailed")["Status"] == "CreateFailed"
+
+
+def test_an_image_and_then_its_snapshot_are_deleted_and_only_by_force_while_they_are_used(cloud):
+    image = make_image(cloud)
+    cloud.now += 3.0
+    (machine,) = run(cloud, ImageId=image)
+    (disk,) = described(cloud, image)["DiskDeviceMappings"]["DiskDeviceMapping"]
+    snapshot = disk["SnapshotId"]
+    with pytest.raises(ServerException, match="SnapshotCreatedImage"):
+        cloud.ask("DeleteSnapshot", SnapshotId=snapshot, Force=True)
+    with pytest.raises(ServerException, match="ImageUsingByInstance"):
+        cloud.ask("DeleteImage", ImageId=image)
+    cloud.ask("DeleteImage", ImageId=image, Force=True)
+    with pytest.raises(ServerException, match=r"InvalidImageId\.NotFound"):
+        cloud.ask("DeleteImage", ImageId=image)
+    with pytest.raises(ServerException, match="SnapshotCreatedDisk"):
+        cloud.ask("DeleteSnapshot", SnapshotId=snapshot)
+    cloud.ask("DeleteInstances", InstanceId=[machine], Force=True)
+    cloud.ask("DeleteSnapshot", SnapshotId=snapshot)
+    with pytest.raises(ServerException, match=r"InvalidSnapshotId\.NotFound"):
+        cloud.ask("DeleteSnapshot", SnapshotId=snapshot)
+
+
+def test_an_image_is_known_in_its_region_only_and_public_ones_stay(cloud):
+    image = make_image(cloud)
+    cloud.now += 3.0
+    for region, named in (("cn-beijing", image), ("cn-hangzhou", IMAGE)):
+        with pytest.raises(ServerException, match=r"InvalidImageId\.NotFound"):
+            ask(cloud.clients.in_region(region), "DeleteImage", {"ImageId": named})
+
+
+def test_images_are_found_by_owner_and_tag_and_no_filter_is_left_unheard(cloud):
+    image = make_image(cloud, Tag=[{"Key": "a", "Value": "b"}])
+    cloud.now += 3.0
+
+    def found(**parameters):
+        return [one["ImageId"] for one in cloud.ask("DescribeImages", **parameters)["Images"]["Image"]]
+
+    assert found(ImageOwnerAlias="self") == [BARE_IMAGE_ID, image]
+    assert found(Tag=[{"Key": "a", "Value": "b"}]) == [image]
+    assert found(Tag=[{"Key": "a", "Value": "c"}]) == []
+    for parameters, code in (
+        ({"ImageOwnerAlias": "me"}, r"InvalidImageOwnerAlias\.ValueNotSupported"),
+        ({"Status": "Pending"}, "InvalidParamter"),
+        ({"Usage": "none"}, "SandboxNotImplemented"),
+    ):
+        with pytest.raises(ServerException, match=code):
+            found(**parameters)

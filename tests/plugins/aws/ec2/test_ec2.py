@@ -4,6 +4,7 @@ from types import MappingProxyType
 import botocore.exceptions
 import pytest
 from emulated_account import Call, EmulatedAccount, Fault
+from imagetests import EmulatedImageTests
 from provisionertests import (
     SCRIPT,
     AccountTests,
@@ -13,12 +14,21 @@ from provisionertests import (
     RequestTokenTests,
 )
 
-from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.imagekit import KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 from cloudspot_aws_sandbox.schedules import TARGET
 
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
@@ -55,6 +65,31 @@ class TestEc2Kit(ProvisionerTests):
     @pytest.fixture
     def account(self, cloud):
         return Ec2Account(cloud)
+
+
+class TestEc2Images(EmulatedImageTests):
+    create, remove = "CreateImage", "DeregisterImage"
+    create_right, remove_right = "ec2:CreateImage", "ec2:DeregisterImage"
+    other_image = BARE_IMAGE_ID
+
+    @pytest.fixture
+    def account(self, cloud):
+        return Ec2Account(cloud)
+
+    def test_only_an_image_of_cloudspots_making_is_removed(self, account):
+        with pytest.raises(CloudspotError, match="cloudspot has not made image"):
+            account.provider().image_host().remove(IMAGE_ID)
+
+    def test_the_snapshot_goes_with_the_image(self, account):
+        made = self._make(account)
+        client = account.cloud.client()
+        (one,) = client.describe_images(ImageIds=[made.id])["Images"]
+        snapshot = one["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+        (kept,) = client.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"]
+        assert {tag["Key"]: tag["Value"] for tag in kept["Tags"]}["cloudspot-setup"] == KEY
+        account.provider().image_host().remove(made.id)
+        filters = [{"Name": "tag-key", "Values": ["cloudspot-setup"]}]
+        assert client.describe_snapshots(Filters=filters)["Snapshots"] == []
 
 
 class TestEc2Promises(CloudProvisionerTests, RequestTokenTests, CompressedScriptTests, AccountTests):

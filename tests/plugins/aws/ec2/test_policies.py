@@ -8,6 +8,7 @@ import pytest
 from groups import group_of
 
 from cloudspot.model import Market, Resources
+from cloudspot.testing.imagekit import KEY
 from cloudspot_aws_sandbox.rights import rights_of
 
 POLICIES = Path(__file__).parents[4] / "docs" / "aws"
@@ -69,6 +70,10 @@ def session(cloud):
         provisioner.create(request, token="denied")
     machines = provisioner.instances(job_id="digits-1")
     provisioner.announce(machines, {"MASTER_ADDR": "172.31.0.4"})
+    host = provider.image_host()
+    host.save(machines[0], key=KEY, job_name="digits")
+    cloud.now += 60.0
+    host.remove(host.images()[0].id)
     assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
     spot = next(one for one in machines if one.market is Market.SPOT)
     cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
@@ -93,6 +98,17 @@ def test_the_session_would_be_refused_without_any_one_of_the_rights(cloud):
     """The comparison can fail: a right that is taken away is missed by it."""
     rights = needed(session(cloud))
     assert {"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "scheduler:CreateSchedule"} <= rights
+
+
+def test_images_are_made_of_cloudspots_machines_and_removed_only_if_they_are_its_own():
+    statements = json.loads((POLICIES / "policy-submitter.json").read_text())["Statement"]
+    found = {one["Sid"]: one for one in statements if "Image" in one["Sid"]}
+    own_machines, new, own = (found[sid] for sid in ("ImagesOfOwnMachines", "NewImages", "OwnImages"))
+    assert own_machines["Resource"] == "arn:aws:ec2:*:*:instance/*"
+    assert own_machines["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
+    assert new["Action"] == own_machines["Action"] == "ec2:CreateImage"
+    assert own["Action"] == ["ec2:DeleteSnapshot", "ec2:DeregisterImage"]
+    assert own["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-setup": "false"}}
 
 
 def test_a_node_has_no_right_of_ec2s():

@@ -5,22 +5,35 @@ import msgspec
 import pytest
 from emulated_account import Call, EmulatedAccount, Fault
 from google.cloud import compute_v1
+from groups import group_of
+from imagetests import EmulatedImageTests
 from provisionertests import (
     SCRIPT,
     CloudProvisionerTests,
     LaunchKit,
 )
 
-from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
-from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    ProvisionError,
+    QuotaError,
+    SpecError,
+    TransientError,
+)
+from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing.imagekit import KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.request import request_id
+from cloudspot_gcp_sandbox.catalogue import BARE_IMAGE, Image
 
 STORE = "gs://bucket/prefix"
+PROJECT = "my-project-123"
 NAMES = [f"cs-digits-1-60e73611-1-{rank}" for rank in range(3)]
 BULK_INSERT = "compute.regionInstances.bulkInsert"
 IN_A = "us-central1-a"
@@ -60,6 +73,127 @@ class TestComputeKit(ProvisionerTests):
     @pytest.fixture
     def account(self, cloud):
         return ComputeAccount(cloud)
+
+
+class TestComputeImages(EmulatedImageTests):
+    create, remove = "compute.images.insert", "compute.images.delete"
+    create_right, remove_right = "compute.images.create", "compute.images.delete"
+    other_image = BARE_IMAGE
+
+    @pytest.fixture
+    def account(self, cloud):
+        return ComputeAccount(cloud)
+
+    def test_an_image_is_one_of_the_machine_as_it_runs_with_its_labels(self, account):
+        made = self._make(account)
+        found = account.cloud.client("ImagesClient").get(project=PROJECT, image=made.id)
+        assert dict(found.labels) == {
+            "cloudspot-setup": KEY,
+            "cloudspot-base": made.id.rpartition("-")[2],
+            "cloudspot-name": "kit-job",
+        }
+        (insert,) = [one for one in account.cloud.faults.calls if one.action == self.create]
+        assert insert.parameters["forceCreate"] is True
+        assert found.source_disk.endswith(f"/disks/{account.host_id(account.listed()[0].id)}")
+        assert (made.size_gib, made.where) == (100.0, "")
+
+    def test_whoever_may_not_list_images_starts_from_the_base(self, account):
+        before = self._rendered(account, KEY)
+        self._make(account)
+        account.cloud.faults.denied = {"compute.images.list"}
+        assert self._rendered(account, KEY) == before
+
+    @pytest.mark.parametrize("right", ["compute.disks.useReadOnly", "compute.images.setLabels"])
+    def test_each_right_that_an_image_takes_is_named(self, account, right):
+        machine = self._machine(account)
+        account.cloud.faults.denied = {right}
+        with pytest.raises(AuthError, match=f"Required '{right}' permission"):
+            account.provider().image_host().save(machine, key=KEY, job_name="kit-job")
+
+    @pytest.mark.parametrize(
+        ("action", "code", "status", "kind"),
+        [
+            ("compute.images.insert", "quotaExceeded", 403, QuotaError),
+            ("compute.images.insert", "invalid", 400, CloudspotError),
+            ("operation compute.images.insert", "QUOTA_EXCEEDED", 200, QuotaError),
+            ("operation compute.images.insert", "UNSUPPORTED_OPERATION", 200, CloudspotError),
+        ],
+    )
+    def test_an_image_that_is_refused_is_none(self, account, action, code, status, kind):
+        machine = self._machine(account)
+        account.cloud.faults.inject(action, code, message="it may not be", status=status)
+        host = account.provider().image_host()
+        with pytest.raises(kind, match=r"making an image of .*: it may not be"):
+            host.save(machine, key=KEY, job_name="kit-job")
+        assert list(host.images()) == []
+
+    def test_only_a_machine_of_cloudspots_is_copied(self, account):
+        stranger = msgspec.structs.replace(self._machine(account), id="web-1")
+        with pytest.raises(CloudspotError, match="it is no machine of cloudspot's"):
+            account.provider().image_host().save(stranger, key=KEY, job_name="kit-job")
+
+    @pytest.mark.parametrize("name", ["train-v1", "gone"])
+    def test_only_an_image_of_cloudspots_making_is_removed(self, account, name):
+        account.cloud.compute.site.images = [Image(PROJECT, "train-v1", "train", 20)]
+        host = account.provider().image_host()
+        if name == "gone":
+            host.remove(name)
+        else:
+            with pytest.raises(CloudspotError, match="cloudspot has not made image train-v1"):
+                host.remove(name)
+        assert account.cloud.faults.count(self.remove) == 0
+
+    def test_the_boot_disk_is_as_large_as_the_image_and_its_price_counts_that(self, account):
+        self._make(account)
+        (size, price), (grown, dearer) = (
+            self._disk_and_price(account.provider_with(setup_key=KEY, disk=disk)) for disk in (0, 60 << 30)
+        )
+        assert (size, grown) == ("100", "100")
+        assert price == dearer
+
+    def _disk_and_price(self, provider):
+        provisioner = provider.provisioner()
+        offer = next(one for one in provisioner.offers(Resources()) if one.market is Market.SPOT)
+        request = provisioner.render(group_of(offer, num_nodes=1, store_url=STORE))
+        (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
+        return disk["initializeParams"]["diskSizeGb"], offer.price_per_hour
+
+    @pytest.mark.parametrize(
+        ("code", "message"),
+        [
+            ("invalid", "'projects/x/global/images/y'. The referenced image resource cannot be found."),
+            ("resourceNotReady", "The resource 'projects/x/global/images/y' is not ready"),
+        ],
+    )
+    def test_a_launch_refused_for_the_image_asks_for_another_offer(self, account, code, message):
+        self._make(account)
+        provider = self.provider(account, key=KEY)
+        request = provider.provisioner().render(self._group(account, provider, launch=2))
+        account.cloud.faults.inject(BULK_INSERT, code, message=message, status=400)
+        with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
+            provider.provisioner().create(request, token="kit-2")
+
+    def test_a_launch_whose_operation_misses_the_image_asks_for_another_offer(self, account):
+        self._make(account)
+        provider = self.provider(account, key=KEY)
+        request = provider.provisioner().render(self._group(account, provider, launch=2))
+        message = "The resource 'projects/x/global/images/y' was not found"
+        account.cloud.faults.inject(f"operation {BULK_INSERT}", "RESOURCE_NOT_FOUND", message=message)
+        with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
+            provider.provisioner().create(request, token="kit-2")
+
+    def test_an_image_that_is_being_removed_is_listed_no_more_and_its_name_is_waited_for(self, account):
+        made = self._make(account)
+        account.cloud.compute.operation_seconds = 10.0
+        host = account.provider().image_host()
+        with pytest.raises(TransientError, match="not decided yet"):
+            host.remove(made.id)
+        assert (host.find(KEY), list(host.images())) == (None, [])
+        account.cloud.compute.operation_seconds = 0.0
+        with pytest.raises(TransientError, match="is not listed yet"):
+            host.save(self._machine(account, launch=2), key=KEY, job_name="kit-job")
+        account.pass_time(10.0)
+        assert self._wait_for(account, self._machine(account, launch=3)).is_ready
 
 
 class TestComputePromises(CloudProvisionerTests):

@@ -42,6 +42,17 @@ def group(offer, **fields):
     return group_of(offer, **{"num_nodes": 2, "store_url": "gs://bucket", **fields})
 
 
+def bake(cloud, machine):
+    """Make an image of the machine, look for it as a job's launches do, and remove it while that is slow."""
+    host = cloud.provider().image_host()
+    made = host.save(machine, key="0a1b", job_name="digits")
+    cloud.now += 60.0
+    (offer, *_) = cloud.provider(setup_key="0a1b").provisioner().offers(Resources())
+    assert offer.details["image"].endswith(f"/{made.id}")
+    with pytest.raises(TransientError, match="not decided yet"):
+        host.remove(made.id)
+
+
 def session(cloud):
     """Use everything that the provider can do."""
     cloud.client("ResourcePoliciesClient").insert_unary(
@@ -74,6 +85,7 @@ def session(cloud):
     assert cloud.faults.count("compute.instances.setMetadata") == 4
     assert [provisioner.console(one) for one in machines] == [""] * 4
     assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    bake(cloud, next(one for one in machines if one.market is Market.ON_DEMAND))
     provider.preempt(next(one.id for one in machines if one.market is Market.SPOT))
     cloud.now += 1.0
     cloud.compute.operation_seconds = 0.0

@@ -584,3 +584,107 @@ def test_a_disk_is_deleted_only_if_no_machine_has_it(api):
     assert api.refused("POST", f"zones/{ZONE}/disks", {"name": "alone"})[:2] == (409, "alreadyExists")
     assert api("DELETE", f"zones/{ZONE}/disks/alone")[0] == 200
     assert api.refused("DELETE", f"zones/{ZONE}/disks/alone")[:2] == (404, "notFound")
+
+
+# --- images that are made of machines -------------------------------------------------------------
+
+IMAGE = {"name": "trained", "sourceDisk": f"zones/{ZONE}/disks/web-1", "labels": {"for": "tests"}}
+IMAGES = "global/images"
+
+
+def boot_from(path, gib="20"):
+    """Return what changes a request for machines into one for others that start from the image."""
+    parameters = "instanceProperties.disks.0.initializeParams"
+    return {"namePattern": "new-#", f"{parameters}.sourceImage": path, f"{parameters}.diskSizeGb": gib}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"name": "Trained"}, 400, "Invalid value at 'name'"),
+        ({"name": "a" * 64}, 400, "Invalid value at 'name'"),
+        ({"name": None}, 400, "Required field 'name' not specified"),
+        ({"colour": "red"}, 400, 'Unknown name "colour"'),
+        ({"labels": {"Job": "x"}}, 400, "Label key"),
+        ({"labels": {"job": "a/b"}}, 400, "Label value"),
+        ({"sourceDisk": None}, 400, "Must specify exactly one source for an image."),
+        ({"sourceImage": "global/images/x"}, 400, "Must specify exactly one source for an image."),
+        ({"sourceDisk": "web-1"}, 400, "The URL is malformed"),
+        ({"sourceDisk": f"zones/{ZONE}/disks/gone"}, 404, f"zones/{ZONE}/disks/gone' was not found"),
+        ({"sourceDisk": "zones/us-central1-b/disks/web-1"}, 404, "was not found"),
+        ({"sourceDisk": f"projects/other-1/zones/{ZONE}/disks/web-1"}, 404, "projects/other-1/"),
+        ({"sourceDisk": f"zones/{ZONE}/disks/alone"}, 501, "copies only machines' disks"),
+        ({"sourceDisk": None, "sourceImage": "global/images/x"}, 501, "supports only"),
+        ({"storageLocations": ["eu"]}, 501, "supports only"),
+    ],
+)
+def test_an_image_that_compute_engine_refuses_is_refused(api, change, status, words):
+    launch(api)
+    api.post(f"zones/{ZONE}/disks", {"name": "alone", "sizeGb": "10"})
+    found = api.refused("POST", IMAGES, changed(IMAGE, change), forceCreate="true")
+    assert found[0] == status
+    assert words in found[2]
+    assert api.get(IMAGES)["items"] == []
+
+
+def test_the_disk_of_a_running_machine_is_copied_only_by_force(api):
+    launch(api)
+    for query in ({}, {"forceCreate": "false"}):
+        status, reason, message = api.refused("POST", IMAGES, IMAGE, **query)
+        assert (status, reason) == (400, "resourceInUseByAnotherResource")
+        assert "disks/web-1' is already being used by" in message
+    assert api.post(IMAGES, IMAGE, forceCreate="true")["status"] == "RUNNING"
+
+
+def test_an_image_takes_a_while_and_is_one_of_its_name_with_the_disk_of_its_machine(cloud, api):
+    launch(api)
+    operation = api.post(IMAGES, IMAGE, forceCreate="true")
+    made = api.get(f"{IMAGES}/trained")
+    assert (made["status"], made["diskSizeGb"], made["labels"]) == ("PENDING", "20", {"for": "tests"})
+    assert api.refused("POST", IMAGES, IMAGE, forceCreate="true")[:2] == (409, "alreadyExists")
+    request = changed(BULK, boot_from(f"projects/{PROJECT}/global/images/trained"))
+    refused = api.refused("POST", "regions/us-central1/instances/bulkInsert", request)
+    assert (refused[1], "images/trained' is not ready" in refused[2]) == ("resourceNotReady", True)
+    cloud.now += 3.0
+    assert api.get(f"global/operations/{operation['name']}")["status"] == "DONE"
+    assert [one["status"] for one in api.get(IMAGES, filter='labels.for = "tests"')["items"]] == ["READY"]
+    smaller = changed(request, boot_from(f"projects/{PROJECT}/global/images/trained", "19"))
+    refused = api.refused("POST", "regions/us-central1/instances/bulkInsert", smaller)
+    assert "Requested disk size cannot be smaller than the image size (20 GB)" in refused[2]
+    api.post("regions/us-central1/instances/bulkInsert", request)
+    machines = cloud.host.machines
+    assert (machines["new-1"].disk, machines["new-1"].is_bare) == ("/disks/web-1", True)
+    assert (machines["web-1"].disk, machines["web-1"].is_bare) == (None, True)
+
+
+def test_an_image_whose_machine_ends_before_it_is_ready_has_failed(cloud, api):
+    launch(api)
+    operation = api.post(IMAGES, IMAGE, forceCreate="true")
+    cloud.host.end("web-1", EndReason.SELF)
+    assert api.get(f"zones/{ZONE}/instances/web-1")["status"] == "TERMINATED"
+    cloud.now += 60.0
+    assert api.get(f"{IMAGES}/trained")["status"] == "FAILED"
+    failed = api.get(f"global/operations/{operation['name']}")
+    assert [one["code"] for one in failed["error"]["errors"]] == ["RESOURCE_NOT_FOUND"]
+    refused = api.refused("POST", IMAGES, {**IMAGE, "name": "late"}, forceCreate="true")
+    assert (refused[0], "machines that stand" in refused[2]) == (501, True)
+
+
+def test_an_image_is_deleting_while_its_deletion_runs(cloud, api):
+    launch(api)
+    api.post(IMAGES, IMAGE, forceCreate="true")
+    cloud.now += 3.0
+    cloud.compute.operation_seconds = 5.0
+    first, again = (api("DELETE", f"{IMAGES}/trained")[1] for _ in range(2))
+    assert (first["status"], again["name"]) == ("RUNNING", first["name"])
+    assert api.get(f"{IMAGES}/trained")["status"] == "DELETING"
+    cloud.now += 5.0
+    assert api.refused("GET", f"{IMAGES}/trained")[:2] == (404, "notFound")
+    assert api.refused("DELETE", f"{IMAGES}/trained")[:2] == (404, "notFound")
+
+
+def test_only_ones_own_project_gets_and_loses_images(cloud, api):
+    api._base = f"{cloud.url}/compute/v1/projects/ubuntu-os-cloud"
+    assert api.refused("POST", IMAGES, IMAGE, forceCreate="true")[:2] == (404, "notFound")
+    assert api.refused("DELETE", f"{IMAGES}/ubuntu-2204-jammy-v20261101")[:2] == (404, "notFound")
+    assert api.get(f"{IMAGES}/ubuntu-2204-jammy-v20261101")["status"] == "READY"

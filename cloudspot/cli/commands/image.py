@@ -1,0 +1,299 @@
+"""``cloudspot image``: images of machines on which a job's setup is done, so that launches skip it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from cloudspot.cli.following.follow import follow
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.preparedjob import PreparedJob, prepare_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import (
+    job_file_argument,
+    json_option,
+    overrides_option,
+    provider_option,
+    store_option,
+)
+from cloudspot.cli.submitting import submit_prepared
+from cloudspot.controller.launchrequest import find_offers
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.interfaces import ImageHost, Provisioner
+from cloudspot.jobfile.notify import NotifySpec
+from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec, Nodes, spec_from_json
+from cloudspot.jobfile.toml import apply_override
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import SetupReady
+from cloudspot.jobstore.stored_records import find_record
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import Instance, InstanceState, MachineImage
+from cloudspot.registry import open_provider
+
+MAX_RUNTIME_SECONDS = 6 * 3600.0
+"""How long the machine may run on which an image is made, unless the job file says less."""
+LOOK_SECONDS = 2.0
+"""How often it is looked for the end of the setup, and of the copy."""
+_SUFFIX = "-image"
+_PLACES = ("region", "project")
+"""The options that say in whose images a provider looks."""
+
+
+@click.group("image")
+def image() -> None:
+    """Make images of machines on which a job's setup is done.
+
+    Machines that start from one have the agent, what the setup has installed and the container of run.image,
+    and skip all that. An image is billed like a disk until it is removed.
+    """
+
+
+@image.command("bake")
+@job_file_argument
+@provider_option
+@overrides_option
+@click.option("--again", is_flag=True, help="Replace the image, for a setup that fetches what changes.")
+@store_option
+def bake(
+    job_file: Path, provider_name: str, overrides: tuple[str, ...], again: bool, store_url: str | None
+) -> None:
+    """Run a job's setup on one machine, and make an image of that.
+
+    JOB_FILE is job.toml by default. From then on, what `run` submits in this region starts from the image,
+    as long as the setup and the code that it reads are the same: see run.setup_files. Without the image, or
+    with another setup, machines run it as always. Does nothing if the image is there. Ctrl-C ends the
+    machine and makes no image.
+    """
+    prepared = prepare_job(job_file, provider_name, overrides, store_url)
+    host = prepared.provider.image_host()
+    table = prepared.spec.providers[provider_name]
+    found = host.find(key := str(table["setup_key"]))
+    if found is not None and not again and not found.failure:
+        if not found.is_ready:
+            output.echo(f"image {found.id} is being made")
+            _wait_until_ready(host, key)
+        output.echo(f"image {found.id} holds this setup; jobs start from it")
+        return
+    where = [f"--set providers.{provider_name}.{name}={table[name]}" for name in _PLACES if table.get(name)]
+    remove = " ".join(("cloudspot image rm --provider", provider_name, *where))
+    prepared = _for_setup(prepared)
+    find_offers(prepared.spec, prepared.provider)
+    job = Job(prepared.store, submit_prepared(prepared, None, bakes=True).job_id)
+    output.echo("the setup runs on a machine of job ", output.Styled(job.id, "bold"), "; Ctrl-C ends it")
+    baking = _Baking(job, host, prepared.provider.provisioner(), key, replaces=again, remove=remove)
+    thread = threading.Thread(target=baking.run, name="bake")
+    thread.start()
+    try:
+        follow(job, is_new=True, is_plain=True, interrupted=baking.give_up)
+    finally:
+        baking.is_over.set()
+        thread.join()
+    made = baking.made
+    if made is None:
+        why = f": {baking.failure}" if baking.failure is not None else ""
+        raise CloudspotError(f"no image was made{why}; see {job.command('logs')}")
+    size = "" if made.size_gib is None else f" ({made.size_gib:g} GiB)"
+    output.echo(f"made image {made.id}{size} of {made.job_name}; jobs with this setup start from it")
+    output.echo(f"it is billed until: {remove} {made.id}")
+
+
+@image.command("ls")
+@provider_option
+@overrides_option
+@json_option
+def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """List the images of a provider, in its region.
+
+    That is the one of the environment; --set can name another, as in
+    --set providers.aws.region=us-west-2.
+    """
+    host = _host(provider_name, overrides)
+    found = sorted(host.images(), key=lambda one: (one.job_name, one.id))
+    if as_json:
+        output.echo_json([msgspec.to_builtins(one) for one in found])
+        return
+    if not found:
+        output.echo(f"{provider_name} has no image that `cloudspot image bake` has made")
+        return
+    output.echo_table(
+        ("IMAGE", "JOB", "MADE", "SIZE", "STATE", "WHERE"),
+        [
+            (
+                one.id,
+                one.job_name,
+                "" if one.created_at is None else output.moment_text(one.created_at),
+                "" if one.size_gib is None else f"{one.size_gib:g} GiB",
+                one.failure or ("ready" if one.is_ready else "being made"),
+                one.where,
+            )
+            for one in found
+        ],
+    )
+
+
+@image.command("rm")
+@provider_option
+@overrides_option
+@click.argument("image_ids", nargs=-1, required=True, metavar="IMAGE...")
+def rm(provider_name: str, overrides: tuple[str, ...], image_ids: tuple[str, ...]) -> None:
+    """Delete images, and with them what they are billed for.
+
+    Jobs go on: their next machines run the setup. Only images that `cloudspot image bake` has made are
+    deleted.
+    """
+    host = _host(provider_name, overrides)
+    known = {one.id for one in host.images()}
+    for one in image_ids:
+        if one not in known:
+            raise CloudspotError(f"{provider_name} has no image {one!r} that `cloudspot image bake` has made")
+    for one in image_ids:
+        host.remove(one)
+        output.echo(f"removed {one}")
+
+
+def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
+    raw: dict[str, Any] = {"name": "image", "run": {"command": ["true"]}}
+    for one in overrides:
+        apply_override(raw, one, JobSpec)
+    return open_provider(provider_name, spec_from_json(raw)).image_host()
+
+
+class _Baking:
+    """Waits, in a thread of its own, for the setup's end, has the image made and then the machine ended."""
+
+    def __init__(
+        self, job: Job, host: ImageHost, provisioner: Provisioner, key: str, *, replaces: bool, remove: str
+    ) -> None:
+        """``replaces``: an image that is there for the key goes first. ``remove`` is the command to type."""
+        self._job, self._host, self._provisioner, self._key = job, host, provisioner, key
+        self._replaces, self._command = replaces, remove
+        self.is_over = threading.Event()
+        """Once it is set, no image is made any more, and none is left that is half made."""
+        self._has_begun = False
+        """An image may have been begun, and is to go unless it is ready."""
+        self._copied: SetupReady | None = None
+        """Of which machine the image is being made."""
+        self._complaint = ""
+        self.made: MachineImage | None = None
+        """The image, once machines can start from it."""
+        self.failure: CloudspotError | None = None
+        """Why no image was made."""
+
+    def give_up(self) -> None:
+        """Make no image, if there is none yet, and say so."""
+        if self.made is None:
+            output.echo("no image is made: ending the machine; Ctrl-C again to leave at once")
+        self.is_over.set()
+
+    def run(self) -> None:
+        """Do it, and ask the job to stop, whatever comes of it."""
+        try:
+            while self.made is None and not self.is_over.wait(LOOK_SECONDS):
+                try:
+                    self._look()
+                except TransientError as error:
+                    self._complain(error)
+        except CloudspotError as error:
+            self.failure = error
+        finally:
+            self._stop()
+            if self.made is None and self._has_begun:
+                self._remove()
+
+    def _look(self) -> None:
+        ready = find_record(self._job.store, keys.setup_ready(self._job.id), SetupReady)
+        if self._copied is None:
+            machine = None if ready is None else self._machine(ready)
+            if ready is not None and machine is not None:
+                self._begin(ready, machine)
+            return
+        found = self._host.find(self._key)
+        if found is not None and found.is_ready:
+            self.made = found
+        elif found is None or found.failure:
+            why = "somebody has removed it" if found is None else found.failure
+            if self._machine(self._copied) is not None:
+                raise CloudspotError(f"the image could not be made: {why}")
+            output.echo(f"the machine is gone, and with it its image ({why}): another one takes its place")
+            self._copied = None
+
+    def _begin(self, ready: SetupReady, machine: Instance) -> None:
+        if ready.key != self._key:
+            raise CloudspotError("the code has changed while it was submitted: make the image again")
+        if self._replaces and not self._has_begun:
+            old = self._host.find(self._key)
+            if old is not None:
+                self._host.remove(old.id)
+        self._has_begun = True
+        name = self._job.spec.name.removesuffix(_SUFFIX)
+        begun = self._host.save(machine, key=self._key, job_name=name)
+        self._copied = ready
+        output.echo(f"the setup is done: image {begun.id} is being made")
+
+    def _machine(self, ready: SetupReady) -> Instance | None:
+        """Return the machine on which the setup is done, if it runs."""
+        found = self._provisioner.instances(job_id=self._job.id)
+        running = (one for one in found if one.state is InstanceState.RUNNING)
+        return next((one for one in running if one.id == ready.instance_id), None)
+
+    def _stop(self) -> None:
+        """Ask for the machine's end; without that it ends by itself, after some hours."""
+        with suppress(CloudspotError):
+            number = self._job.submitted[0].resumption
+            request_stop(self._job.store, self._job.id, "image", resumption=number)
+
+    def _remove(self) -> None:
+        """Remove what is half made; some clouds refuse that until it is whole."""
+        try:
+            found = self._host.find(self._key)
+            if found is not None:
+                output.echo(f"removing image {found.id}, which is not ready")
+                self._host.remove(found.id)
+        except CloudspotError as error:
+            output.warn(f"an image may still come to be, and be billed: {error}; then: {self._command}")
+
+    def _complain(self, error: TransientError) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            output.warn(f"{error}; trying again")
+
+
+def _wait_until_ready(host: ImageHost, key: str) -> None:
+    """Wait for an image that somebody else has begun.
+
+    Raises:
+        CloudspotError: it is not made.
+    """
+    pause = threading.Event()
+    while True:
+        with suppress(TransientError):
+            found = host.find(key)
+            if found is not None and found.is_ready:
+                return
+            if found is None or found.failure:
+                why = "it is gone" if found is None else found.failure
+                raise CloudspotError(f"the image was not made: {why}; make it again")
+        pause.wait(LOOK_SECONDS)
+
+
+def _for_setup(prepared: PreparedJob) -> PreparedJob:
+    """Return the job whose one machine only runs the setup, on the image that the provider's table names."""
+    spec, name = prepared.spec, prepared.provider.name
+    runtime = min(MAX_RUNTIME_SECONDS, spec.limits.max_runtime or MAX_RUNTIME_SECONDS)
+    spec = msgspec.structs.replace(
+        spec,
+        name=spec.name[: MAX_NAME_LENGTH - len(_SUFFIX)].rstrip("-") + _SUFFIX,
+        nodes=Nodes(min=1, max=1),
+        data={},
+        notify=NotifySpec(),
+        limits=msgspec.structs.replace(spec.limits, max_runtime=runtime),
+        providers={**spec.providers, name: {**spec.providers[name], "setup_key": None}},
+    )
+    return replace(prepared, spec=spec, provider=open_provider(name, spec))

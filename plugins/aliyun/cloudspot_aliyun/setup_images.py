@@ -1,0 +1,152 @@
+"""Custom images that hold a job's setup: made of a machine that runs, found by tags, removed with snapshots.
+
+Source: ECS API reference, CreateImage, DescribeImages, DeleteImage, DeleteSnapshot (checked 2026-11); from
+memory: the codes OperationConflict, and IncorrectImageStatus for an image that is still being made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.interfaces import ImageHost
+from cloudspot.model import Instance, MachineImage
+from cloudspot.plugin import setupimages
+from cloudspot.plugin.sdkerrors import Codes
+from cloudspot.retrying import doubling, retry
+from cloudspot_aliyun import tags
+from cloudspot_aliyun.api import items, read, read_numbered_pages
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.listing import parse_time
+from cloudspot_aliyun.options import AliyunOptions, base_image
+
+SNAPSHOT_TRIES: Final = 6
+"""How often a snapshot is deleted, after 1, 2, 4, ... seconds: its image may be known for a while yet."""
+_ANY_STATUS: Final = "Creating,Waiting,Available,UnAvailable,CreateFailed,Deprecated"
+"""Without it, only images in the status Available are listed."""
+_UNDER_WAY: Final = frozenset({"Creating", "Waiting"})
+
+
+class _DoneError(CloudspotError):
+    """What was asked for is already so."""
+
+
+_CREATE_CODES: Final[Codes] = {
+    "InvalidImageName.Duplicated": _DoneError,
+    # The disk has another snapshot made.
+    "IncorrectDiskStatus.CreatingSnapshot": TransientError,
+    "QuotaExceed.ConcurrentSnapshotQuota": TransientError,
+    "TooManySnapshot.Unfinished": TransientError,
+}
+_DELETE_CODES: Final[Codes] = {
+    "InvalidImageId.NotFound": _DoneError,
+    "IncorrectImageStatus": TransientError,
+    "OperationConflict": TransientError,
+}
+_SNAPSHOT_CODES: Final[Codes] = {
+    "InvalidSnapshotId.NotFound": _DoneError,
+    "IncorrectDiskStatus.CreatingSnapshot": TransientError,
+    "Operation.Conflict": TransientError,
+    "OperationConflict": TransientError,
+    "SnapshotCreatedImage": TransientError,
+}
+
+
+class AliyunImageHost(ImageHost):
+    """The images of one account and region. Thread-safe."""
+
+    def __init__(self, options: AliyunOptions, clients: AliyunClients) -> None:
+        """Do no I/O."""
+        self._options, self._clients = options, clients
+        self._base = setupimages.base_digest(base_image(options), has_cloudspot=options.image_has_cloudspot)
+
+    def find(self, key: str) -> MachineImage | None:
+        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
+
+    def images(self) -> Sequence[MachineImage]:
+        return self._listed({})
+
+    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
+        """Begin to make the image of the machine as it runs.
+
+        The name makes it safe to repeat. A token would not: ECS would answer with an image that was removed.
+        """
+        found = self.find(key)
+        if found is not None and not found.failure:
+            return found
+        if found is not None:
+            self.remove(found.id)
+        own = setupimages.tags_of_image(key=key, base=self._base, job_name=job_name)
+        wanted: dict[str, Any] = {
+            "InstanceId": instance.id,
+            "ImageName": setupimages.image_name(key, self._base),
+            "Description": f"The setup of {job_name}, by cloudspot image bake",
+            "Tag": tags.to_list(own),
+        }
+        if self._options.resource_group is not None:
+            # Whoever may use no other group may put nothing into the default one.
+            wanted["ResourceGroupId"] = self._options.resource_group
+        what = f"making an image of {instance.id} (ecs:CreateImage, ecs:TagResources)"
+        with suppress(_DoneError):
+            read(self._clients, what, "CreateImage", wanted, codes=_CREATE_CODES)
+        made = self.find(key)
+        if made is None:
+            raise TransientError(f"the new image {wanted['ImageName']} is not listed yet")
+        return made
+
+    def remove(self, image_id: str) -> None:
+        """Delete the image, and then the snapshots that it is billed for: ECS leaves them.
+
+        Machines that have started from it go on, and cannot have their disks initialized again.
+        """
+        wanted = {"ImageId": image_id, "Status": _ANY_STATUS}
+        answer = read(self._clients, f"looking for image {image_id}", "DescribeImages", wanted)
+        for one in items(answer, "Images", "Image"):
+            if one.get("ImageOwnerAlias") != "self" or setupimages.SETUP not in tags.from_answer(one):
+                raise CloudspotError(f"cloudspot has not made image {image_id}")
+            with suppress(_DoneError):
+                what = f"removing image {image_id} (ecs:DeleteImage)"
+                forced = {"ImageId": image_id, "Force": True}
+                read(self._clients, what, "DeleteImage", forced, codes=_DELETE_CODES)
+            for disk in items(one, "DiskDeviceMappings", "DiskDeviceMapping"):
+                if disk.get("SnapshotId"):
+                    self._remove_snapshot(str(disk["SnapshotId"]), image_id)
+
+    def _remove_snapshot(self, snapshot_id: str, image_id: str) -> None:
+        """Delete the snapshot of a removed image. Once that is gone, nothing leads to it any more."""
+        what = f"removing snapshot {snapshot_id}, which is billed, of image {image_id} (ecs:DeleteSnapshot)"
+        wanted = {"SnapshotId": snapshot_id, "Force": True}
+
+        def once() -> None:
+            with suppress(_DoneError):
+                read(self._clients, what, "DeleteSnapshot", wanted, codes=_SNAPSHOT_CODES)
+
+        retry(once, sleep=time.sleep, waits=doubling(1.0, num=SNAPSHOT_TRIES - 1))
+
+    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+        filters = tags.to_list(wanted) or [{"Key": setupimages.SETUP}]
+        pages = read_numbered_pages(
+            self._clients,
+            "looking for images that hold a setup (ecs:DescribeImages)",
+            "DescribeImages",
+            {"ImageOwnerAlias": "self", "Status": _ANY_STATUS, "Tag": filters},
+            path=("Images", "Image"),
+        )
+        return [self._to_image(one) for one in pages]
+
+    def _to_image(self, described: Mapping[str, Any]) -> MachineImage:
+        found, status = tags.from_answer(described), str(described.get("Status"))
+        is_ready = status == "Available"
+        return MachineImage(
+            id=str(described["ImageId"]),
+            key=found[setupimages.SETUP],
+            job_name=found.get(setupimages.JOB_NAME, ""),
+            is_ready=is_ready,
+            failure="" if is_ready or status in _UNDER_WAY else f"ECS says that it is {status}",
+            created_at=parse_time(described.get("CreationTime")),
+            size_gib=described.get("Size") or None,
+            where=self._clients.region,
+        )

@@ -1,0 +1,150 @@
+"""Images of the emulated EC2 that are made of its machines: the disk is copied, which takes a while."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami
+from moto.ec2.utils import random_ami_id
+
+from cloudspot.emulation.cloud import MachineHost
+from cloudspot.errors import CloudspotError
+from cloudspot_aws_sandbox.launching import check_tags
+from cloudspot_aws_sandbox.machines import Machine, Machines
+from cloudspot_aws_sandbox.query import ApiError
+
+COPY_SECONDS: Final = 3.0
+"""How long an image is pending; EC2's are for minutes, by the size of the disk."""
+_NAME: Final = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")
+
+
+class _SavedAmi(Ami):  # type: ignore[misc] # moto has no types
+    """moto's own are of 15 GiB, whatever they are made of."""
+
+    size_gib = 15
+
+    @property
+    def block_device_mappings(self) -> list[dict[str, Any]]:
+        (root,) = super().block_device_mappings
+        return [{**root, "Ebs": {**root["Ebs"], "VolumeSize": self.size_gib}}]
+
+
+@dataclass
+class _Saved:
+    ami: _SavedAmi
+    machine: Machine
+    disk: str
+    is_bare: bool
+    ready_at: float
+
+
+class SavedImages:
+    """The images of one account. The caller holds the machines' lock."""
+
+    def __init__(self, machines: Machines, host: MachineHost, clock: Callable[[], float]) -> None:
+        self._machines, self._host, self._clock = machines, host, clock
+        self._saved: dict[str, _Saved] = {}
+
+    def create(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Copy the disk of a machine as it is; see CreateImage in the EC2 API reference (checked 2026-11)."""
+        machine = self._machines.by_id[parameters["InstanceId"]]
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        name = parameters["Name"]
+        if not _NAME.fullmatch(name):
+            raise ApiError("InvalidAMIName.Malformed", "AMI names must be between 3 and 128 characters long")
+        for ami in backend.amis.values():
+            if ami.name == name and ami.owner_id == DEFAULT_ACCOUNT_ID:
+                raise ApiError(
+                    "InvalidAMIName.Duplicate", f"AMI name {name} is already in use by AMI {ami.id}"
+                )
+        if machine.instance.state not in {"running", "stopped"}:
+            raise ApiError("IncorrectState", f"Instance {machine.id} is not in state 'running' or 'stopped'.")
+        if not parameters.get("NoReboot"):
+            # EC2 would boot it again.
+            raise ApiError("Unsupported", "the emulated EC2 cannot boot a machine again: set NoReboot")
+        tags = _tags_of(parameters)
+        source = backend.amis[machine.instance.image_id]
+        try:
+            disk = self._host.save_disk(machine.id)
+        except CloudspotError as error:
+            raise ApiError("InternalError", str(error), status=500) from error
+        ami = _SavedAmi(
+            backend,
+            random_ami_id(),
+            instance=machine.instance,
+            name=name,
+            description=parameters.get("Description", ""),
+            state="pending",
+            root_device_type="ebs",
+            root_device_name=source.root_device_name,
+            boot_mode=source.boot_mode,
+            region_name=machine.zone,
+        )
+        ami.architecture = source.architecture
+        ami.size_gib = max(int(block.size) for _, block in machine.instance.get_block_device_mapping)
+        backend.amis[ami.id] = ami
+        for kind, resource in (("image", ami.id), ("snapshot", ami.ebs_snapshot.id)):
+            if kind in tags:
+                backend.create_tags([resource], tags[kind])
+        is_bare = machine.is_bare
+        self._saved[ami.id] = _Saved(ami, machine, disk, is_bare, self._clock() + COPY_SECONDS)
+        return {"ImageId": ami.id}
+
+    def deregister(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        """Remove an image, and its snapshot if that is asked for."""
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        image_id = parameters["ImageId"]
+        ami = backend.amis.get(image_id)
+        if ami is None:
+            raise ApiError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
+        if ami.owner_id != DEFAULT_ACCOUNT_ID:
+            raise ApiError("AuthFailure", f"Not authorized for image:{image_id}")
+        backend.deregister_image(image_id)
+        self._saved.pop(image_id, None)
+        if not parameters.get("DeleteAssociatedSnapshots"):
+            return {"Return": True}
+        backend.delete_snapshot(ami.ebs_snapshot.id)
+        done = {"SnapshotId": ami.ebs_snapshot.id, "ReturnCode": "success"}
+        return {"Return": True, "DeleteSnapshotResults": [done]}
+
+    def refresh(self) -> None:
+        """Let the images show how far they are; one whose machine ended too early has failed."""
+        for one in self._saved.values():
+            if one.ami.state != "pending":
+                continue
+            ended_at = one.machine.ended_at
+            if ended_at is not None and ended_at < one.ready_at:
+                one.ami.state = "failed"
+            elif self._clock() >= one.ready_at:
+                one.ami.state = "available"
+
+    def disk_of(self, image_id: str) -> tuple[str, bool] | None:
+        """Return the disk of an image, and whether it lacks cloudspot as its source did; None: it is another.
+
+        Raises:
+            ApiError: no machine can start from it yet.
+        """
+        found = self._saved.get(image_id)
+        if found is None:
+            return None
+        if found.ami.state != "available":
+            raise ApiError("InvalidAMIID.Unavailable", f"The image ID '{image_id}' is not available")
+        return found.disk, found.is_bare
+
+
+def _tags_of(parameters: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for specification in parameters.get("TagSpecifications", ()):
+        kind = specification.get("ResourceType")
+        if kind not in {"image", "snapshot"} or kind in found:
+            raise ApiError(
+                "InvalidParameterValue", f"'{kind}' is not a valid taggable resource type for this operation."
+            )
+        check_tags(specification.get("Tags", ()))
+        found[kind] = {tag["Key"]: tag.get("Value", "") for tag in specification.get("Tags", ())}
+    return found

@@ -1,0 +1,102 @@
+"""AMIs that hold a job's setup: made of a machine that runs, found by tags, removed with their snapshots.
+
+Source: EC2 API reference, CreateImage, DescribeImages, DeregisterImage (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.interfaces import ImageHost
+from cloudspot.model import Instance, MachineImage
+from cloudspot.plugin import setupimages
+from cloudspot_aws import tags
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.errors import ERRORS, ignored
+from cloudspot_aws.options import AwsOptions
+
+
+class AwsImageHost(ImageHost):
+    """The images of one account and region. Thread-safe."""
+
+    def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
+        """Do no I/O."""
+        self._clients = clients
+        self._base = setupimages.base_digest(
+            options.image_or_default, has_cloudspot=options.image_has_cloudspot
+        )
+
+    def find(self, key: str) -> MachineImage | None:
+        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
+
+    def images(self) -> Sequence[MachineImage]:
+        return self._listed({})
+
+    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
+        """Begin to make the image of the machine as it runs: it must not boot again, and has written all.
+
+        The name makes it safe to repeat.
+        """
+        found = self.find(key)
+        if found is not None and not found.failure:
+            return found
+        if found is not None:
+            self.remove(found.id)
+        own = setupimages.tags_of_image(key=key, base=self._base, job_name=job_name)
+        specifications = [{"ResourceType": kind, "Tags": tags.to_list(own)} for kind in ("image", "snapshot")]
+        name = setupimages.image_name(key, self._base)
+        client = self._clients.client("ec2")
+        what = f"making an image of {instance.id} (ec2:CreateImage)"
+        with ERRORS.translated(what), ignored("InvalidAMIName.Duplicate"):
+            client.create_image(
+                InstanceId=instance.id,
+                Name=name,
+                Description=f"The setup of {job_name}, by cloudspot image bake",
+                NoReboot=True,
+                TagSpecifications=specifications,
+            )
+        made = self.find(key)
+        if made is None:
+            raise TransientError(f"the new image {name} is not listed yet")
+        return made
+
+    def remove(self, image_id: str) -> None:
+        """Deregister the image, and with it delete the snapshots that it is billed for."""
+        client = self._clients.client("ec2")
+        what = f"removing image {image_id} (ec2:DeregisterImage, ec2:DeleteSnapshot)"
+        with ERRORS.translated(what), ignored("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"):
+            for one in client.describe_images(ImageIds=[image_id])["Images"]:
+                if setupimages.SETUP not in tags.from_list(one.get("Tags")):
+                    raise CloudspotError(f"cloudspot has not made image {image_id}")
+                client.deregister_image(ImageId=image_id, DeleteAssociatedSnapshots=True)
+
+    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+        filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in wanted.items()]
+        filters.append({"Name": "tag-key", "Values": [setupimages.SETUP]})
+        with ERRORS.translated("looking for images that hold a setup"):
+            pages = self._clients.client("ec2").get_paginator("describe_images")
+            return [
+                self._to_image(one)
+                for page in pages.paginate(Owners=["self"], Filters=filters)
+                for one in page["Images"]
+            ]
+
+    def _to_image(self, described: Mapping[str, Any]) -> MachineImage:
+        found = tags.from_list(described.get("Tags"))
+        disks = [disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", ())]
+        state, created = str(described["State"]), described.get("CreationDate")
+        is_under_way = state in {"available", "pending"}
+        reason = (described.get("StateReason") or {}).get("Message") or f"EC2 says that it is {state}"
+        return MachineImage(
+            id=str(described["ImageId"]),
+            key=found[setupimages.SETUP],
+            job_name=found.get(setupimages.JOB_NAME, ""),
+            is_ready=state == "available",
+            failure="" if is_under_way else str(reason),
+            created_at=datetime.fromisoformat(created.replace("Z", "+00:00")) if created else None,
+            size_gib=sum(disk.get("VolumeSize", 0) for disk in disks) or None,
+            where=self._clients.region,
+        )

@@ -1,0 +1,155 @@
+"""Images that hold a job's setup: made of a running machine's boot disk, and found by their labels.
+
+A project's images are for all its regions. One has the architecture, the licenses and the guest features of
+the disk that it is made of.
+
+Source: Compute Engine API reference, images, and "Create custom images" (checked 2026-11; what an image
+inherits from memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from google.api_core import exceptions as api
+
+from cloudspot.errors import CloudspotError, QuotaError, TransientError
+from cloudspot.interfaces import ImageHost
+from cloudspot.model import Instance, MachineImage
+from cloudspot.plugin import setupimages
+from cloudspot_gcp.clients import GcpClients
+from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.listing import is_done, place_of_id, to_time
+from cloudspot_gcp.lookups import ask, list_all
+from cloudspot_gcp.operations import wait_for_global
+from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.refusals import LAUNCH_CODES, causes_of
+
+_READY: Final = "READY"
+_UNDER_WAY: Final = frozenset({_READY, "PENDING"})
+_GOING: Final = "DELETING"
+_BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
+"""Another operation is making or ending it."""
+
+
+def path_of(project: str, name: str) -> str:
+    """Return an image's path, as a request for machines has it."""
+    return f"projects/{project}/global/images/{name}"
+
+
+class GcpImageHost(ImageHost):
+    """The images of one project; their ids are their names. Thread-safe."""
+
+    def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
+        """Do no I/O."""
+        self._clients = clients
+        self._base = setupimages.base_digest(
+            options.image_or_default, has_cloudspot=options.image_has_cloudspot
+        )
+
+    def find(self, key: str) -> MachineImage | None:
+        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
+
+    def images(self) -> Sequence[MachineImage]:
+        return self._listed({})
+
+    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
+        """Begin to make the image while the machine runs: it has written everything to its disk.
+
+        The name makes it safe to repeat.
+        """
+        found = self.find(key)
+        if found is not None and not found.failure:
+            return found
+        if found is not None:
+            self.remove(found.id)
+        name = setupimages.image_name(key, self._base)
+        what = f"making an image of {instance.id} (compute.images.create)"
+        self._insert(
+            {
+                "name": name,
+                "description": f"The setup of {job_name}, by cloudspot image bake",
+                "labels": setupimages.tags_of_image(key=key, base=self._base, job_name=job_name),
+                "source_disk": self._boot_disk(instance, what),
+            },
+            what,
+        )
+        made = self.find(key)
+        if made is None:
+            raise TransientError(f"the new image {name} is not listed yet")
+        return made
+
+    def remove(self, image_id: str) -> None:
+        """Delete the image, and wait until its name is free again."""
+        what = f"removing image {image_id} (compute.images.delete)"
+        request = {"project": self._clients.project, "image": image_id}
+
+        def call() -> Any:
+            with ERRORS.translated(what, _BUSY):
+                try:
+                    found = self._clients.call("ImagesClient", "get", request)
+                    if setupimages.SETUP not in found.labels:
+                        raise CloudspotError(f"cloudspot has not made image {image_id}")
+                    return self._clients.call("ImagesClient", "delete_unary", request)
+                except api.NotFound:
+                    return None  # it is gone
+
+        operation = ask(what, call)
+        if operation is not None:
+            _check(wait_for_global(self._clients, operation, what), what, unless="RESOURCE_NOT_FOUND")
+
+    def _insert(self, resource: Mapping[str, Any], what: str) -> None:
+        """Begin to make an image; one of its name is no error.
+
+        A disk that a running machine has is copied only if that is forced.
+        """
+        request = {"project": self._clients.project, "force_create": True, "image_resource": resource}
+
+        def call() -> Any:
+            with ERRORS.translated(what, {**LAUNCH_CODES, **_BUSY}):
+                try:
+                    return self._clients.call("ImagesClient", "insert_unary", request)
+                except api.Conflict:
+                    return None  # it exists
+
+        operation = ask(what, call)
+        if operation is not None and is_done(operation):
+            _check(operation, what, unless="RESOURCE_ALREADY_EXISTS")
+
+    def _boot_disk(self, instance: Instance, what: str) -> str:
+        """Return the URL of the machine's boot disk."""
+        place = place_of_id(instance.id)
+        if place is None:
+            raise CloudspotError(f"{what}: it is no machine of cloudspot's")
+        request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
+        described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
+        return next(str(one.source) for one in described.disks if one.boot)
+
+    def _listed(self, labels: Mapping[str, str]) -> list[MachineImage]:
+        terms = [f"(labels.{setupimages.SETUP}:*)"]
+        terms += [f'(labels.{name} = "{value}")' for name, value in labels.items()]
+        what = "looking for images that hold a setup"
+        found = list_all(self._clients, "ImagesClient", what, filter=" AND ".join(terms))
+        return [_to_image(one) for one in found if one.status != _GOING]
+
+
+def _to_image(described: Any) -> MachineImage:
+    labels, status = dict(described.labels), str(described.status)
+    return MachineImage(
+        id=str(described.name),
+        key=labels[setupimages.SETUP],
+        job_name=labels.get(setupimages.JOB_NAME, ""),
+        is_ready=status == _READY,
+        failure="" if status in _UNDER_WAY else f"Compute Engine says that it is {status}",
+        created_at=to_time(described.creation_timestamp),
+        size_gib=float(described.disk_size_gb) or None,
+    )
+
+
+def _check(operation: Any, what: str, *, unless: str) -> None:
+    """Raise what went wrong in an operation, ``unless`` that says that all is as wanted."""
+    for cause in causes_of(operation):
+        if cause.code != unless:
+            kind = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else CloudspotError
+            raise kind(f"{what}: {cause.message} ({cause.code})")
