@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import ExitStack
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
@@ -156,12 +157,11 @@ class Life:
         fetch_code(context)
         inputs = InputStaging(context)
         inputs.start()
-        with EarlyRestore(context) as early:
-            try:
-                run_setup(context, self.runtime, environment, check=inputs.check)
-                inputs.finish()
-            finally:
-                inputs.stop()
+        with ExitStack() as stack:
+            stack.callback(inputs.stop)
+            early = stack.enter_context(EarlyRestore(context))
+            run_setup(context, self.runtime, environment, check=inputs.check)
+            inputs.finish()
             if context.job.submission.bakes:
                 bake(context, self.runtime)
             environment.update(data_variables(context.job.spec.data, context.node))

@@ -158,8 +158,10 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """Its key, if it was done on this machine's image already."""
     placed: list[str] = []
     """The paths at which inputs were put, or are just being put."""
-    staged: tuple[StagedInput, ...] | None = None
-    """The inputs; None: not all of them are there."""
+    inputs_ready: list[str] = []
+    """The names of those that are on the disk, or were found where they are read in place."""
+    staged: tuple[StagedInput, ...] = ()
+    """Those on the disk."""
     start_seconds: float | None = None
     """How long it took from the intent of this node's launch until it was first ready."""
     generation: int = 0

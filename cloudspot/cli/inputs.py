@@ -108,7 +108,10 @@ def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterato
     if staged := [one for one in found if one.spec.is_staged]:
         known = "" if all(not one.unread for one in staged) else " and what could not be read from here"
         num_bytes = sum(one.num_bytes for one in staged)
-        text = f"each new machine fetches {output.size_text(num_bytes)}{known} before it trains"
+        later = sum(one.num_bytes for one in staged if not one.spec.wait)
+        text = f"each new machine fetches {output.size_text(num_bytes - later)}{known} before it trains"
+        if any(not one.spec.wait for one in staged):
+            text += f" and {output.size_text(later)} meanwhile"
         if per_gib:
             text += f", for up to {money_text(num_bytes / _GIB * per_gib, dearest.currency)} {away}"
         texts.append(text)
@@ -126,6 +129,7 @@ def inputs_json(found: Sequence[FoundInput]) -> list[dict[str, Any]]:
             "name": one.name,
             "url": one.spec.shown_url,
             "mode": one.spec.mode,
+            "wait": one.spec.wait,
             "files": None if one.unread or not one.spec.is_staged else one.num_files,
             "bytes": None if one.unread or not one.spec.is_staged else one.num_bytes,
             "unread": one.unread or None,

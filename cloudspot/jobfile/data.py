@@ -43,6 +43,9 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
     working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
     ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds it as an absolute path."""
+    wait: bool = True
+    """Whether the training waits for it. If not, it is fetched meanwhile at low priority, and appears whole
+    at its path once all of it is there: the training looks for it itself."""
     sha256: str | None = None
     """The hash of one file, in hexadecimal: what differs is not used."""
 
@@ -102,6 +105,8 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
                 raise FieldError(
                     (*at, field), 'cannot be given with mode = "stream": no file comes to the disk'
                 )
+        if not one.is_staged and not one.wait:
+            raise FieldError((*at, "wait"), 'cannot be given with mode = "stream": nothing is fetched')
         if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
             raise FieldError((*at, "sha256"), f'expected 64 hexadecimal digits, got "{one.sha256[:70]}"')
         if one.sha256 is not None and one.is_tree:

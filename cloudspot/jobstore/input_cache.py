@@ -184,24 +184,31 @@ class _SmallFiles:
         return _small_files, (root, own, self._source.spec, self._num_threads)
 
     def __call__(self, files: Sequence[Wanted]) -> None:
-        """Fetch those of the files that are not here."""
+        """Fetch those of the files that are not here; after an error, none of them is."""
         missing = [file for file in files if not self._cache.has(self._source, file)]
-        each(self._fetch, missing, num_threads=self._num_threads)
+        with ExitStack() as whole:
+            # All are synced when all are written: a journal then commits once for many of them.
+            fetched = list[tuple[int, Wanted]]()
+            each(
+                lambda file: fetched.append(self._fetch(file, whole)), missing, num_threads=self._num_threads
+            )
+            each(lambda one: _settle(*one), fetched, num_threads=self._num_threads)
 
-    def _fetch(self, file: Wanted) -> None:
+    def _fetch(self, file: Wanted, whole: ExitStack) -> tuple[int, Wanted]:
+        """Write the file, and return its descriptor; it appears when the stack is closed."""
         path = self._cache.path_of(self._source, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         found = hashlib.sha256()
-        with whole_file(path, mode=0o444, beside=self._own / "lock") as target:
+        target = whole.enter_context(whole_file(path, mode=0o444, beside=self._own / "lock"))
 
-            def write(at: int, view: memoryview) -> None:
-                write_at(target.fileno(), view, at)
-                if self._source.spec.sha256 is not None:
-                    found.update(view)
+        def write(at: int, view: memoryview) -> None:
+            write_at(target.fileno(), view, at)
+            if self._source.spec.sha256 is not None:
+                found.update(view)
 
-            self._source.read(file, 0, file.size, write)
-            _check_hash(self._source, file, found.hexdigest())
-            _settle(target.fileno(), file)
+        self._source.read(file, 0, file.size, write)
+        _check_hash(self._source, file, found.hexdigest())
+        return target.fileno(), file
 
 
 def _small_files(root: Path, own: Path, spec: DataSpec, num_threads: int) -> _SmallFiles:

@@ -35,10 +35,20 @@ def test_plan_tells_how_much_each_machine_fetches(with_data, data):
     assert any(line.startswith("each new machine fetches 3.0 KiB before it trains") for line in lines)
     assert with_data.run_json("plan", str(with_data.job_file))["data"] == [
         {
-            "name": "images", "url": f"{data.url}/images/", "mode": "stage", "files": 2, "bytes": 3072,
-            "unread": None,
+            "name": "images", "url": f"{data.url}/images/", "mode": "stage", "wait": True, "files": 2,
+            "bytes": 3072, "unread": None,
         }
     ]  # fmt: skip
+
+
+def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
+    text = with_data.job_file.read_text()
+    with_data.job_file.write_text(f'{text}\n[data.one]\nurl = "{data.url}/images/one"\nwait = false\n')
+    lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
+    assert any(
+        line.startswith("each new machine fetches 3.0 KiB before it trains and 1.0 KiB meanwhile")
+        for line in lines
+    )
 
 
 def test_plan_of_what_is_read_in_place_asks_one_question_and_tells_a_price_for_each_gib(

@@ -15,6 +15,7 @@ ABSENT = {
     "code/<sha256>.removals/<id>",
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
+    "jobs/<id>/image",
     "jobs/<id>/inputs/<name>.<resumption>",
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",

@@ -38,6 +38,7 @@ ABSENT = {
     "code/<sha256>.removals/<id>",
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
+    "jobs/<id>/image",
     "live/<id>.<nonce>",
     "drivers/<name>",
     "probe/<nonce>",

@@ -19,6 +19,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError, PluginError, TransientError
+from cloudspot.host.low_priority import lower_thread_priority
 from cloudspot.host.names import SymlinkError, make_parents
 from cloudspot.host.partial_files import partial_directory
 from cloudspot.host.private_directories import make_private
@@ -34,27 +35,34 @@ _T = TypeVar("_T")
 
 SILENT_SECONDS = 300.0
 """How long a request of an input may fail, from its first failure, before its node gives up."""
+AGAIN_SECONDS = 60.0
+"""When an input is tried again for which the training does not wait."""
 LEAVE_SECONDS = 5.0
 """How long a node that leaves waits for requests under way."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InputStaging:
-    """The inputs of the job on this node, one after the other, each by many threads."""
+    """The inputs of the job on this node, one after the other, each by many threads.
+
+    First come those for which the training waits.
+    """
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._specs = context.job.spec.data
         self._stopped = threading.Event()
+        self._ready = threading.Event()
+        """Nothing is left for which the training waits."""
         self._failed: Leaving | None = None
         self._thread = threading.Thread(target=self._run, name="staging", daemon=True)
 
     def start(self) -> None:
-        """Begin, unless all inputs are there, from an earlier agent of this machine."""
-        staged = self._context.memory.staged
-        if staged is not None:
-            self._context.status.staged = staged
-        elif self._specs:
+        """Begin, or go on where an earlier agent of this machine stood."""
+        self._context.status.staged = self._context.memory.staged
+        if set(self._specs) <= set(self._context.memory.inputs_ready):
+            self._ready.set()
+        else:
             self._thread.start()
 
     def check(self) -> None:
@@ -63,36 +71,36 @@ class InputStaging:
             raise LeavingError(self._failed)
 
     def finish(self) -> None:
-        """Wait until all inputs are there.
+        """Wait until the inputs are there for which the training waits.
 
         Raises:
             LeavingError: an order to leave came, or an input cannot be had.
         """
-        if self._thread.is_alive():
+        if not self._ready.is_set():
             self._context.status.state = "staging"
-        while self._thread.is_alive():
+        while not self._ready.is_set() and self._thread.is_alive():
             self._context.obey()
             self._context.orders.wait(0.1)
         self.check()
+        if not self._ready.is_set():
+            self._context.obey()  # the order that has ended the staging
 
     def stop(self) -> None:
         """End the staging where it stands; the next agent of this machine goes on there."""
         self._stopped.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._ready.is_set():
             self._thread.join(LEAVE_SECONDS)
 
     def _run(self) -> None:
-        context, found = self._context, list[StagedInput]()
+        inputs = sorted(self._specs.items(), key=lambda one: not one[1].wait)
         try:
-            for name, spec in self._specs.items():
-                if not spec.is_staged:
-                    with _told(name, spec):
-                        self._repeat(open_input(spec).look)
+            for name, spec in inputs:
+                if name in self._context.memory.inputs_ready:
                     continue
-                found.append(self._stage(name, spec))
-                context.status.staged = tuple(found)
-            context.memory.staged = tuple(found)
-            context.memory.save(context.node)
+                if spec.wait:
+                    self._bring(name, spec)
+                else:
+                    self._bring_meanwhile(name, spec)
         except _Stopped:
             return
         except _InputError as error:
@@ -102,6 +110,34 @@ class InputStaging:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the node waiting for ever
             _log.exception("the inputs cannot be staged")
             self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
+            return
+        self._ready.set()
+
+    def _bring_meanwhile(self, name: str, spec: DataSpec) -> None:
+        """Have the input on the disk while the training runs, which is not ended if that fails."""
+        self._ready.set()
+        lower_thread_priority()
+        while True:
+            try:
+                self._bring(name, spec)
+            except _InputError as error:
+                _log.warning("%s; trying again in %.0f s", error, AGAIN_SECONDS)
+                self._context.status.warn(f"data.{name} is late", f"{error}; the training goes on without it")
+                self._pause(AGAIN_SECONDS)
+            else:
+                self._context.status.warn(f"data.{name} is late", None)
+                return
+
+    def _bring(self, name: str, spec: DataSpec) -> None:
+        memory = self._context.memory
+        if spec.is_staged:
+            memory.staged = (*memory.staged, self._stage(name, spec))
+            self._context.status.staged = memory.staged
+        else:
+            with _told(name, spec):
+                self._repeat(open_input(spec).look)
+        memory.inputs_ready.append(name)
+        memory.save(self._context.node)
 
     def _stage(self, name: str, spec: DataSpec) -> StagedInput:
         began, node = time.monotonic(), self._context.node
@@ -128,6 +164,9 @@ class InputStaging:
 
     @contextmanager
     def _progress(self, total: int, here: int) -> Iterator[Callable[[int], None]]:
+        if self._ready.is_set():  # what is told then is how the training's own bytes move
+            yield lambda _count: None
+            return
         with self._context.status.transferring("staging", total) as add:
             add(here)
             yield add
@@ -142,7 +181,7 @@ class InputStaging:
 
         def attempt() -> _T:
             nonlocal failed_at
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._context.ordered_leaving() is not None:
                 raise _Stopped
             try:
                 return request()
@@ -202,6 +241,8 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
         target.parent.mkdir(parents=True, exist_ok=True)
     else:
         target = make_parents(node.work, path)
+    if path in memory.placed and not source.spec.wait and os.path.lexists(target):
+        return  # the training may use it already
     if path in memory.placed:
         _remove(target)  # an earlier agent was killed before it had noted that all inputs are there
     elif os.path.lexists(target):

@@ -111,8 +111,7 @@ def bake(
 def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """List the images of a provider, in its region.
 
-    That is the one of the environment; --set can name another, as in
-    --set providers.aws.region=us-west-2.
+    That is the one of the environment; --set can name another, as in --set providers.NAME.region=REGION.
     """
     host = _host(provider_name, overrides)
     found = sorted(host.images(), key=lambda one: (one.job_name, one.id))

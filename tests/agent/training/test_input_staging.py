@@ -15,7 +15,7 @@ from memorystore import InMemoryStore
 from cloudspot.agent import store_retry
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.agent.training import input_staging
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobstore import codec, inputs, keys
 from cloudspot.jobstore.records import Heartbeat, InputVersion
 from cloudspot.jobstore.wrapped_store import WrappedStore
@@ -382,3 +382,110 @@ def test_hostile_names_never_leave_the_directory(bench, monkeypatch, tmp_path):
     assert bench.exit_record().outcome == "failed"
     assert "'../../evil'" in bench.exit_record().detail
     assert not list(Path(tmp_path).rglob("evil"))
+
+
+# --- inputs for which the training does not wait --------------------------------------------------
+
+LOOK_FOR = """
+import os, time
+from pathlib import Path
+labels = Path(os.environ["CLOUDSPOT_DATA_THE_LABELS"])
+print("images are there:", Path(os.environ["CLOUDSPOT_DATA_IMAGES"]).is_dir(), flush=True)
+print("labels are there:", labels.exists(), flush=True)
+end = time.monotonic() + WAIT
+while not labels.exists() and time.monotonic() < end:
+    time.sleep(0.02)
+print("then:", labels.exists() and labels.read_text(), flush=True)
+"""
+
+
+def late_tables(data, **more):
+    found = tables(data, **more)
+    found["data"] = {**found["data"], "the-labels": {**found["data"]["the-labels"], "wait": False}}
+    return {**found, "data": dict(reversed(found["data"].items()))}  # those that are waited for come first
+
+
+class HeldStore(WrappedStore):
+    """Says nothing of the labels until it may, or refuses them so often."""
+
+    may = threading.Event()
+    fails = 0
+
+    def _call(self, method, key, request):
+        if (method, key) == ("head", "labels.csv"):
+            if HeldStore.fails > 0:
+                HeldStore.fails -= 1
+                raise AuthError("no right")
+            assert self.may.wait(20)
+        return request()
+
+
+@pytest.fixture
+def held(monkeypatch):
+    open_store = inputs.open_store
+    HeldStore.may.clear()
+    monkeypatch.setattr(inputs, "open_store", lambda url: HeldStore(open_store(url)))
+    monkeypatch.setattr(input_staging, "AGAIN_SECONDS", 0.05)
+    yield HeldStore
+    HeldStore.fails = 0
+
+
+def test_the_training_starts_without_an_input_for_which_it_does_not_wait(bench, data, held, wait_until):
+    life = bench.life(LOOK_FOR.replace("WAIT", "20"), **late_tables(data))
+    thread = threading.Thread(target=life.run)
+    thread.start()
+    log = life.context.node.train_log(1)
+    wait_until(lambda: log.exists() and "labels are there" in log.read_text())
+    assert [one.name for one in life.context.status.staged] == ["images"]
+    held.may.set()
+    thread.join()
+    assert bench.exit_record().outcome == "succeeded"
+    lines = bench.log(life)
+    assert "images are there: True" in lines
+    assert "labels are there: False" in lines
+    assert "then: 333" in lines
+    assert [one.name for one in beat(bench).staged] == ["images", "the-labels"]
+
+
+def test_an_input_that_is_late_and_cannot_be_had_is_told_and_tried_again(bench, data, held, wait_until):
+    held.fails = 10_000
+    life = bench.life(LOOK_FOR.replace("WAIT", "20"), **late_tables(data))
+    thread = threading.Thread(target=life.run)
+    thread.start()
+    wait_until(lambda: any("the training goes on without it" in one for one in life.context.status.warnings))
+    held.may.set()
+    held.fails = 0
+    thread.join()
+    assert bench.exit_record().outcome == "succeeded"
+    assert "then: 333" in bench.log(life)
+    assert life.context.status.warnings == ()
+
+
+def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, held):
+    began = time.monotonic()
+    life = bench.life(LOOK_FOR.replace("WAIT", "0"), **late_tables(data))
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert "then: False" in bench.log(life)
+    assert time.monotonic() - began < 15
+    held.may.set()
+
+
+def test_what_the_training_may_use_already_is_not_put_there_again(bench, data, held):
+    """An agent is killed after it has put a late input there, and before it has noted that."""
+    held.may.set()
+    first = bench.life(LOOK_FOR.replace("WAIT", "20"), **late_tables(data))
+    first.run()
+    node = first.context.node
+    labels = node.work / "labels" / "all.csv"
+    number = labels.stat().st_ino
+    labels.rename(labels.with_name("moved"))
+    labels.write_text("the very file that the training has open")
+    again = bench.life("", launch=1, **late_tables(data))
+    again.context.memory.inputs_ready.remove("the-labels")
+    staging = input_staging.InputStaging(again.context)
+    staging.start()
+    staging._thread.join()
+    assert labels.read_text() == "the very file that the training has open"
+    assert labels.with_name("moved").stat().st_ino == number
+    assert "the-labels" in again.context.memory.inputs_ready
