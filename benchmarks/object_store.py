@@ -449,7 +449,7 @@ def serve_connection(connection: socket.socket, file: int, size: int) -> None:
 
 def send(connection: socket.socket, status: bytes, headers: bytes, length: int) -> None:
     """Send the head of an answer."""
-    told = b'ETag: "x"\r\nx-oss-request-id: 1\r\n'
+    told = b'ETag: "x"\r\nx-oss-request-id: 1\r\nx-goog-generation: 1\r\n'
     connection.sendall(b"HTTP/1.1 %s\r\n%s%sContent-Length: %d\r\n\r\n" % (status, told, headers, length))
 
 

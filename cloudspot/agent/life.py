@@ -28,7 +28,7 @@ from cloudspot.agent.training.container import runtime_of
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.input_staging import InputStaging, data_variables
 from cloudspot.agent.training.kept_setup import bake
-from cloudspot.agent.training.preparation import fetch_code, run_setup
+from cloudspot.agent.training.preparation import fetch_code, run_setup, start_kept
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -155,19 +155,17 @@ class Life:
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
+        start_kept(context, self.runtime)
         inputs = InputStaging(context)
         inputs.start()
         with ExitStack() as stack:
             stack.callback(inputs.stop)
             early = stack.enter_context(EarlyRestore(context))
             run_setup(context, self.runtime, environment, check=inputs.check)
-            inputs.finish()
             if context.job.submission.bakes:
                 bake(context, self.runtime)
             environment.update(data_variables(context.job.spec.data, context.node))
-            self.artifacts.start()
-            self.courier.start()
-            return GenerationRun(
+            generations = GenerationRun(
                 context,
                 Membership(context, early),
                 self.runtime,
@@ -176,7 +174,12 @@ class Life:
                 artifacts=self.artifacts,
                 logs=self.logs,
                 events=self.events,
-            ).run_all()
+            )
+            generations.prepare()
+            inputs.finish()
+            self.artifacts.start()
+            self.courier.start()
+            return generations.run_all()
 
     def _stop_runtime(self) -> None:
         """Leave no container; nothing that the job has made is lost with it any more."""

@@ -1,12 +1,22 @@
 
 # The part of the boot script for jobs with inputs to stage; script.py sets own_disks and own_directories.
 
-# Has nothing on it, and nothing uses it.
+# Nothing is on it, and nothing uses it. Whatever cannot be told counts as something.
 is_empty_disk() {
+    local signatures
     [ -b "$1" ] && [ "$(lsblk --noheadings --raw --output TYPE "$1")" != part ] &&
         [ "$(lsblk --noheadings --raw "$1" | wc -l)" -eq 1 ] &&
         [ -z "$(lsblk --noheadings --output MOUNTPOINT "$1" | tr -d '[:space:]')" ] &&
-        [ -z "$(blkid --probe "$1")" ]
+        signatures=$(wipefs --no-act "$1") && [ -z "$signatures" ]
+}
+
+room_in() { df --block-size=1 --output=avail "$1" | tail -n 1; }
+
+# Has inputs kept in the directory, if that has at least the room of the boot disk, which the job has asked for.
+keep_inputs_in() {
+    [ "$(room_in "$1")" -ge "$(room_in "$CLOUDSPOT_NODE_DIR")" ] || return
+    export CLOUDSPOT_INPUT_CACHE=$1
+    echo "cloudspot: inputs are kept in $1, on a disk of the machine's own"
 }
 
 # Inputs are kept on disks of the machine's own, if it has any that are empty, several as one.
@@ -14,7 +24,7 @@ use_own_disks() {
     local directory disk found=() device target=$CLOUDSPOT_NODE_DIR/own-disk
     for directory in $own_directories "$target"; do
         if mountpoint -q "$directory"; then
-            export CLOUDSPOT_INPUT_CACHE=$directory
+            keep_inputs_in "$directory"
             return
         fi
     done
@@ -28,9 +38,7 @@ use_own_disks() {
         mdadm --create /dev/md/cloudspot --run --homehost=any --level=0 "--raid-devices=${#found[@]}" "${found[@]}"; then
         device=/dev/md/cloudspot
     fi
-    # What is not there yet, mkfs and the kernel make while the disk is used.
-    mkdir -p "$target" && mkfs.ext4 -q -F -m 0 -E nodiscard "$device" && mount -o noatime "$device" "$target" || return
-    export CLOUDSPOT_INPUT_CACHE=$target
-    echo "cloudspot: inputs are kept on $device, a disk of the machine's own; there are ${#found[@]}"
+    mkdir -p "$target" && mkfs.ext4 -q -F -m 0 -E nodiscard "$device" &&
+        mount -o noatime "$device" "$target" && keep_inputs_in "$target"
 }
 [ -n "${CLOUDSPOT_INPUT_CACHE-}" ] || use_own_disks

@@ -100,9 +100,7 @@ def render_boot_script(plan: BootPlan) -> str:
         "",
     ]
     head, loop = _read("boot.sh").split(_INSTALLATION)
-    disks = (
-        _own_disks(profile) if plan.stages_inputs and (profile.own_disks or profile.own_directories) else ""
-    )
+    disks = _own_disks(profile) if plan.stages_inputs else ""
     installation = "" if profile.has_cloudspot else _installation(plan)
     return "\n".join(lines) + "\n" + _bare(head) + disks + installation + _bare(loop)
 

@@ -52,7 +52,8 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
     found = tuple(_find(name, one, provider) for name, one in spec.data.items())
     for one in found:
         if one.unread:
-            output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either fails")
+            then = "fails" if one.spec.wait else "trains without it"
+            output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either {then}")
     num_bytes = sum(one.num_bytes for one in found)
     if 0 < spec.resources.disk < num_bytes:
         there = f"resources.disk is {output.size_text(spec.resources.disk)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from cloudspot.controller.measured import DEFAULT_START_SECONDS
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.model import Offer
+from cloudspot.plugin.setupimages import image_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -191,3 +192,12 @@ def prospects_json(prospects: Prospects) -> dict[str, Any] | None:
         "earlier_job": None if prospects.earlier is None else prospects.earlier.job_id,
         "num_jobs": prospects.experience.num_jobs,
     }
+
+
+def setup_text(offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield a line if machines of the offers start from images on which the setup is done."""
+    images = [image_of(one) for one in offers]
+    found = sorted({one for one in images if one is not None})
+    if found:
+        some = "" if None not in images else ", those of some offers"
+        yield f"machines start from {', '.join(found)}{some}, with the setup done"

@@ -47,6 +47,16 @@ def is_starved() -> bool:
     return int(waited) > max(_STARVED_SECONDS * 1e9, _STARVED_RATIO * int(ran))
 
 
+def lower_session_priority() -> None:
+    """Have this process's session yield to others, for good, if this process was started by what yields.
+
+    A session of one's own would be back at the priority of all others: see ``low_priority_session``.
+    """
+    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        with suppress(OSError):
+            _AUTOGROUP.write_text(str(NICENESS), encoding="ascii")
+
+
 @contextmanager
 def low_priority_session() -> Iterator[None]:
     """Have this process's session yield to other sessions meanwhile, on Linux.

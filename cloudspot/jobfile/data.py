@@ -36,7 +36,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
     credentials."""
     mode: Literal["stage", "stream"] = "stage"
-    """``"stage"``: each machine has it on its disk before the training starts. ``"stream"``: the training
+    """``"stage"``: it is brought to each machine's disk; see ``wait``. ``"stream"``: the training
     reads it in place, by a library of its choice and with the machine's rights; the variable
     ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path`` and ``sha256`` cannot be given."""
     path: str | None = None
@@ -44,8 +44,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
     ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds it as an absolute path."""
     wait: bool = True
-    """Whether the training waits for it. If not, it is fetched meanwhile at low priority, and appears whole
-    at its path once all of it is there: the training looks for it itself."""
+    """Whether the training waits for it. If not, it is fetched once that runs, and appears whole at its
+    path when all of it is there: the training looks for it itself."""
     sha256: str | None = None
     """The hash of one file, in hexadecimal: what differs is not used."""
 

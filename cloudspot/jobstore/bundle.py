@@ -70,7 +70,9 @@ class _Entry:
     """What a symlink leads to; None for a file."""
 
     def digest(self) -> str:
-        return digest_of(self.path.read_bytes()) if self.target is None else link_digest(self.target)
+        if self.target is not None:
+            return link_digest(self.target)
+        return digest_of(self.path.read_bytes(), self.is_executable)
 
 
 def make_bundle(
@@ -122,13 +124,7 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
     try:
         entries = _entries(workdir, [])
         _check_size(entries, max_bytes)
-        return [
-            (
-                one.name,
-                link_digest(one.target) if one.target is not None else digest_of(one.path.read_bytes()),
-            )
-            for one in entries
-        ]
+        return [(one.name, one.digest()) for one in entries]
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 

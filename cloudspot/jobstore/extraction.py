@@ -92,14 +92,14 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 def bundle_digests(data: bytes, *, sha256: str) -> list[tuple[str, str]]:
     """Return the name and the digest of each file and symlink in the archive, by name; raises as above."""
     return sorted(
-        (one.name, digest_of(one.content) if one.target is None else link_digest(one.target))
+        (one.name, link_digest(one.target) if one.target else digest_of(one.content, one.is_executable))
         for one in read_bundle(data, sha256=sha256)
     )
 
 
-def digest_of(content: bytes) -> str:
+def digest_of(content: bytes, is_executable: bool) -> str:  # noqa: FBT001 - it is what a file of code consists of
     """Return the digest of a file of code."""
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).hexdigest() + (" may run" if is_executable else "")
 
 
 def link_digest(target: str) -> str:

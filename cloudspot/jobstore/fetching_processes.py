@@ -21,6 +21,7 @@ from typing import Any
 
 from cloudspot.errors import CloudspotError
 from cloudspot.host.cores import usable_cores
+from cloudspot.host.low_priority import lower_session_priority
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class _Process:
 
 def _serve() -> None:
     """Follow the orders, and look out for the next meanwhile: the end of the orders ends the process."""
+    lower_session_priority()
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What a plugin or a program of its own reads is no order, and what it prints no answer.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -61,6 +61,8 @@ class Staging:
     """In each process."""
     num_processes: int = 0
     """How many fetch small files; 0: as many as it pays to have, 1: this one alone."""
+    spare_share: float = 0.0
+    """How much of the disk is to stay free, from 0 to 1."""
     place: Callable[[Staged], None] = lambda _staged: None
     """Is called once all is here, while nobody else stages the input and could remove a version."""
 
@@ -149,7 +151,7 @@ class InputCache:
             if left not in parts:
                 left.unlink()  # of a version that is no more, or of an earlier boot
         num_left = sum(file.size for file in small) + sum(one.num_left_bytes for one in large)
-        _check_room(self.root, num_left)
+        _check_room(self.root, num_left, spare_share=staging.spare_share)
         total = sum(file.size for file in files)
         num_processes = staging.num_processes or processes_for(len(small))
         fetch: Fetch = _SmallFiles(self, own, source, staging.num_threads)
@@ -184,30 +186,37 @@ class _SmallFiles:
         return _small_files, (root, own, self._source.spec, self._num_threads)
 
     def __call__(self, files: Sequence[Wanted]) -> None:
-        """Fetch those of the files that are not here; after an error, none of them is."""
+        """Fetch those of the files that are not here."""
         missing = [file for file in files if not self._cache.has(self._source, file)]
+        failure: BaseException | None = None
+        number = self._num_threads
         with ExitStack() as whole:
             # All are synced when all are written: a journal then commits once for many of them.
             fetched = list[tuple[int, Wanted]]()
-            each(
-                lambda file: fetched.append(self._fetch(file, whole)), missing, num_threads=self._num_threads
-            )
-            each(lambda one: _settle(*one), fetched, num_threads=self._num_threads)
+            try:
+                each(lambda one: fetched.append(self._fetch(one, whole)), missing, num_threads=number)
+            except BaseException as error:  # noqa: BLE001 - the others stay
+                failure = error
+            each(lambda one: _settle(*one), fetched, num_threads=number)
+        if failure is not None:
+            raise failure
 
     def _fetch(self, file: Wanted, whole: ExitStack) -> tuple[int, Wanted]:
         """Write the file, and return its descriptor; it appears when the stack is closed."""
         path = self._cache.path_of(self._source, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         found = hashlib.sha256()
-        target = whole.enter_context(whole_file(path, mode=0o444, beside=self._own / "lock"))
+        with ExitStack() as own:
+            target = own.enter_context(whole_file(path, mode=0o444, beside=self._own / "lock"))
 
-        def write(at: int, view: memoryview) -> None:
-            write_at(target.fileno(), view, at)
-            if self._source.spec.sha256 is not None:
-                found.update(view)
+            def write(at: int, view: memoryview) -> None:
+                write_at(target.fileno(), view, at)
+                if self._source.spec.sha256 is not None:
+                    found.update(view)
 
-        self._source.read(file, 0, file.size, write)
-        _check_hash(self._source, file, found.hexdigest())
+            self._source.read(file, 0, file.size, write)
+            _check_hash(self._source, file, found.hexdigest())
+            whole.push(own.pop_all())
         return target.fileno(), file
 
 
@@ -351,8 +360,9 @@ def _check_hash(source: Input, file: Wanted, found: str) -> None:
         raise CorruptData(f"{source.describe(file)} has the sha256 {found}, and not {expected}")
 
 
-def _check_room(root: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(root).free
+def _check_room(root: Path, num_bytes: int, *, spare_share: float) -> None:
+    disk = shutil.disk_usage(root)
+    free = max(0, disk.free - int(spare_share * disk.total))
     if num_bytes > free:
         raise CloudspotError(
             f"no space left on the disk of {root}: {num_bytes / _GIB:.1f} GiB are to come, and "

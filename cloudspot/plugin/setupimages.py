@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cloudspot import __version__
-from cloudspot.model import MachineImage, Resources
+from cloudspot.model import MachineImage, Offer, Resources
 from cloudspot.plugin.launchrequests import disk_gib
 
 SETUP: Final = "cloudspot-setup"
@@ -43,6 +43,11 @@ def best(images: Iterable[MachineImage]) -> MachineImage | None:
     """Return the image to use among those of one setup: one that is ready, else one that may become so."""
     ranked = sorted(images, key=lambda one: (one.is_ready, not one.failure, str(one.created_at), one.id))
     return ranked[-1] if ranked else None
+
+
+def image_of(offer: Offer) -> str | None:
+    """Return the id of the image with which an offer's machines skip the setup, or None."""
+    return offer.details["image"].rpartition("/")[2] if SETUP in offer.details else None
 
 
 def counted_gib(base_gib: int, image: MachineImage, resources: Resources, *, wanted_bytes: int) -> int:

@@ -67,6 +67,7 @@ else:
     seen["baked"] = cloudspot("image", "bake", *options)
     seen["again"] = cloudspot("image", "bake", *options)
     seen["images"] = images()
+    seen["plan"] = cloudspot("plan", *options)
     Path("new.py").write_text("")
     seen["log"] = run("second")
     seen["removed"] = cloudspot("image", "rm", "--provider", provider, seen["images"][0]["id"])
@@ -100,6 +101,7 @@ def check(seen):
     assert "jobs with this setup start from it" in seen["baked"]
     (image,) = seen["images"]
     assert (image["job_name"], image["is_ready"], image["failure"]) == ("baked", True, "")
+    assert f"machines start from {image['id']}, with the setup done\n" in seen["plan"]
     assert seen["again"] == f"image {image['id']} holds this setup; jobs start from it\n"
     assert "the image holds the setup: it is not run" in " ".join(seen["log"])
     assert "training finds 1 ['ran'] True" in seen["log"]

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from staged_inputs import contents, staging
 
-from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import fetching_processes as module
 from cloudspot.jobstore.fetching_processes import (
@@ -214,3 +214,24 @@ def test_it_ends_with_whoever_asked_though_a_request_hangs(wait_until):
 def test_there_are_as_many_as_have_work_and_a_core(monkeypatch, cores, num_files, expected):
     monkeypatch.setenv("CLOUDSPOT_CORES", str(cores))
     assert processes_for(num_files) == expected
+
+
+def test_of_a_portion_what_came_before_an_error_stays(tmp_path, monkeypatch):
+    store = FileStore(f"file://{tmp_path}/data")
+    for number in range(8):
+        store.put(f"{number}", b"x")
+    (tmp_path / "cache" / "own").mkdir(parents=True)
+    cache, source = InputCache(tmp_path / "cache"), open_input(DataSpec(url=f"{store.url}/"))
+    files = source.wanted()
+    read = source.read
+
+    def fail(file, *rest):
+        if file.key == "5":
+            raise TransientError("not now")
+        read(file, *rest)
+
+    monkeypatch.setattr(source, "read", fail)
+    with pytest.raises(TransientError, match="not now"):
+        _SmallFiles(cache, tmp_path / "cache" / "own", source, 1)(files)
+    assert [file.key for file in files if cache.has(source, file)] == ["0", "1", "2", "3", "4"]
+    assert list((tmp_path / "cache" / "own").iterdir()) == []

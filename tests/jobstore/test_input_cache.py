@@ -364,7 +364,18 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(opened, 
     assert not [key for key in store.calls if key[0] == "get"]
 
 
+def test_a_share_of_the_disk_stays_free_for_what_may_come_late(opened, cache, monkeypatch):
+    store = InMemoryStore()
+    store.put("k", b"x" * 1000)
+    monkeypatch.setattr(input_cache.shutil, "disk_usage", lambda _path: _Usage(_Usage.total // 10 + 999))
+    with pytest.raises(CloudspotError, match="no space left on the disk"):
+        cache.stage(opened(store), staging(spare_share=0.1))
+    assert cache.stage(opened(store), staging()).fetched_bytes == 1000
+
+
 class _Usage:
+    total = 1 << 40
+
     def __init__(self, free):
         self.free = free
 

@@ -79,14 +79,20 @@ class GenerationRun:
         self._have_ended = True
         """Whether all processes of the last generation have."""
 
+    def prepare(self) -> None:
+        """Have torch imported while inputs come to the disk, checkpoints are restored and others are met."""
+        if self._context.memory.trainer_pid == 0:
+            # An agent that was killed between the start and its note of it left a trainer that nobody knows.
+            end_training(self._node)
+        self._fork_server.start()
+
     def run_all(self) -> Leaving:
-        """Run generations until there is a reason to leave, and return it."""
+        """Run generations until there is a reason to leave, and return it; call ``prepare`` before."""
         context = self._context
         self._membership.start()
         self._idle_watch.start()
         try:
             trainer = self._adopt()
-            self._fork_server.start()  # it imports torch while the node restores and meets the others
             while True:
                 if trainer is None:
                     context.obey()
@@ -108,8 +114,6 @@ class GenerationRun:
             # Also where its trainer has ended: a generation is started once, and never again.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
-            # An agent that was killed between the start and its note of it left a trainer that nobody knows.
-            end_training(self._node)
             return None
         _log.warning("this agent was restarted; generation %d goes on", memory.generation)
         self._take_ranks(known[memory.generation - 1])

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ from typing import TypeVar
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import AuthError, CloudspotError, PluginError, TransientError
+from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, TransientError
 from cloudspot.host.low_priority import lower_thread_priority
 from cloudspot.host.names import SymlinkError, make_parents
 from cloudspot.host.partial_files import partial_directory
@@ -35,8 +35,12 @@ _T = TypeVar("_T")
 
 SILENT_SECONDS = 300.0
 """How long a request of an input may fail, from its first failure, before its node gives up."""
-AGAIN_SECONDS = 60.0
-"""When an input is tried again for which the training does not wait."""
+LOOK_SECONDS = 0.5
+"""Between two looks whether the training runs, where inputs come after its start."""
+AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0
+"""When such an input is tried again, at first and at last."""
+SPARE_SHARE = 0.1
+"""How much of the disk such inputs leave free, for what the training writes."""
 LEAVE_SECONDS = 5.0
 """How long a node that leaves waits for requests under way."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -55,6 +59,8 @@ class InputStaging:
         self._ready = threading.Event()
         """Nothing is left for which the training waits."""
         self._failed: Leaving | None = None
+        self._hopeless = set[str]()
+        """Those that are not what the job file says."""
         self._thread = threading.Thread(target=self._run, name="staging", daemon=True)
 
     def start(self) -> None:
@@ -92,15 +98,12 @@ class InputStaging:
             self._thread.join(LEAVE_SECONDS)
 
     def _run(self) -> None:
-        inputs = sorted(self._specs.items(), key=lambda one: not one[1].wait)
+        memory = self._context.memory
+        missing = {name: spec for name, spec in self._specs.items() if name not in memory.inputs_ready}
         try:
-            for name, spec in inputs:
-                if name in self._context.memory.inputs_ready:
-                    continue
+            for name, spec in missing.items():
                 if spec.wait:
                     self._bring(name, spec)
-                else:
-                    self._bring_meanwhile(name, spec)
         except _Stopped:
             return
         except _InputError as error:
@@ -112,21 +115,39 @@ class InputStaging:
             self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
             return
         self._ready.set()
+        with suppress(_Stopped):
+            self._bring_meanwhile({name: spec for name, spec in missing.items() if not spec.wait})
 
-    def _bring_meanwhile(self, name: str, spec: DataSpec) -> None:
-        """Have the input on the disk while the training runs, which is not ended if that fails."""
-        self._ready.set()
+    def _bring_meanwhile(self, late: dict[str, DataSpec]) -> None:
+        """Have inputs on the disk while the training runs, which goes on whatever comes of that."""
         lower_thread_priority()
-        while True:
-            try:
-                self._bring(name, spec)
-            except _InputError as error:
-                _log.warning("%s; trying again in %.0f s", error, AGAIN_SECONDS)
-                self._context.status.warn(f"data.{name} is late", f"{error}; the training goes on without it")
-                self._pause(AGAIN_SECONDS)
-            else:
-                self._context.status.warn(f"data.{name} is late", None)
-                return
+        while late and self._context.status.state != "running":
+            self._pause(LOOK_SECONDS)  # what it takes to start the training comes first
+        pause = AGAIN_SECONDS
+        while late:
+            for name, spec in tuple(late.items()):
+                why = self._try(name, spec)
+                told = None if why is None else f"{why}; the training goes on without it"
+                self._context.status.warn(f"data.{name} is late", told)
+                if why is None or name in self._hopeless:
+                    del late[name]
+            if late:
+                self._pause(pause)
+                pause = min(2 * pause, MAX_AGAIN_SECONDS)
+
+    def _try(self, name: str, spec: DataSpec) -> str | None:
+        """Bring an input; return why that failed, or None."""
+        try:
+            self._bring(name, spec)
+        except _Stopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours ends no training
+            why = str(error) if isinstance(error, _InputError) else f"data.{name} cannot be staged: {error!r}"
+            _log.warning("%s", why, exc_info=not isinstance(error, _InputError))
+            if isinstance(error.__cause__, CorruptData):  # it would be fetched for nothing, again and again
+                self._hopeless.add(name)
+            return why
+        return None
 
     def _bring(self, name: str, spec: DataSpec) -> None:
         memory = self._context.memory
@@ -145,7 +166,8 @@ class InputStaging:
             make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
             put = functools.partial(place, self._context, spec.path_or_default(name), source, cache)
-            staging = Staging(self._repeat, self._pause, self._progress, place=put)
+            spare = 0.0 if spec.wait else SPARE_SHARE
+            staging = Staging(self._repeat, self._pause, self._progress, place=put, spare_share=spare)
             staged = cache.stage(source, staging)
         try:
             self._compare(name, spec, staged)

@@ -120,6 +120,7 @@ def _replace_code(work: Path, old: dict[str, str], new: dict[str, str], data: by
         extract_bundle(data, fresh / "code", sha256=sha256)
         for name in gone:
             (work / name).unlink()
+            _remove_empty(work, (work / name).parent)
         for name in come:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(fresh / "code" / name, work / name)
@@ -130,7 +131,14 @@ def _digest(path: Path) -> str | None:
     """Return the digest of a file or symlink; None: it is neither."""
     if path.is_symlink():
         return link_digest(str(path.readlink()))
-    return digest_of(path.read_bytes()) if path.is_file() else None
+    return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100)) if path.is_file() else None
+
+
+def _remove_empty(work: Path, directory: Path) -> None:
+    """Remove directories that nothing is left in: something else may come to be there."""
+    while directory != work and not any(directory.iterdir()):
+        directory.rmdir()
+        directory = directory.parent
 
 
 def _is_taken(work: Path, name: str) -> bool:

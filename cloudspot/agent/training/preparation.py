@@ -46,6 +46,28 @@ def fetch_code(context: NodeContext) -> None:
     memory.save(node)
 
 
+def start_kept(context: NodeContext, runtime: Runtime) -> None:
+    """Start what the machine's image holds of the setup, or forget it and fetch the code anew.
+
+    Call it before anything but the code is in the working directory.
+
+    Raises:
+        LeavingError: an order to leave came, or something cannot be had.
+    """
+    memory = context.memory
+    if memory.kept_setup is None or memory.placed or memory.generation > 0:
+        return
+    try:
+        runtime.start(setup_is_done=True, kept=memory.kept_setup, check=context.obey)
+    except KeptSetupLost as error:
+        _log.warning("%s: it is run again", error)
+        context.node.baked.unlink(missing_ok=True)
+        memory.code_ready = memory.setup_done = False
+        fetch_code(context)
+    except CloudspotError as error:
+        raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
+
+
 def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], None] = lambda: None) -> None:
     """Have ready where the programs of the job run.
 
@@ -59,14 +81,7 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
 
     try:
         memory = context.memory
-        try:
-            runtime.start(setup_is_done=memory.setup_done, kept=memory.kept_setup, check=look)
-        except KeptSetupLost as error:
-            _log.warning("%s: it is run again", error)
-            context.node.baked.unlink()
-            memory.code_ready = memory.setup_done = False
-            fetch_code(context)
-            runtime.start(setup_is_done=False, check=look)
+        runtime.start(setup_is_done=memory.setup_done, kept=memory.kept_setup, check=look)
     except CloudspotError as error:
         raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,11 +37,16 @@ from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import Instance, InstanceState, MachineImage
 from cloudspot.registry import open_provider
+from cloudspot.retrying import retry
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
 """How long the machine may run on which an image is made, unless the job file says less."""
 LOOK_SECONDS = 2.0
 """How often it is looked for the end of the setup, and of the copy."""
+LISTED_LOOKS = 5
+"""In how many listings in a row an image may be missing that was begun."""
+STOP_WAITS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0)
+"""How long to wait for the store if it does not take the request to stop, in seconds."""
 _SUFFIX = "-image"
 _PLACES = ("region", "project")
 """The options that say in whose images a provider looks."""
@@ -177,6 +183,8 @@ class _Baking:
         """Once it is set, no image is made any more, and none is left that is half made."""
         self._has_begun = False
         """An image may have been begun, and is to go unless it is ready."""
+        self._num_missed = 0
+        """How many listings in a row have lacked it."""
         self._copied: SetupReady | None = None
         """Of which machine the image is being made."""
         self._complaint = ""
@@ -186,9 +194,7 @@ class _Baking:
         """Why no image was made."""
 
     def give_up(self) -> None:
-        """Make no image, if there is none yet, and say so."""
-        if self.made is None:
-            output.echo("no image is made: ending the machine; Ctrl-C again to leave at once")
+        """Make no image, if there is none yet."""
         self.is_over.set()
 
     def run(self) -> None:
@@ -214,14 +220,15 @@ class _Baking:
                 self._begin(ready, machine)
             return
         found = self._host.find(self._key)
+        self._num_missed = 0 if found is not None else self._num_missed + 1
         if found is not None and found.is_ready:
             self.made = found
-        elif found is None or found.failure:
+        elif self._num_missed == LISTED_LOOKS or (found is not None and found.failure):
             why = "somebody has removed it" if found is None else found.failure
             if self._machine(self._copied) is not None:
                 raise CloudspotError(f"the image could not be made: {why}")
             output.echo(f"the machine is gone, and with it its image ({why}): another one takes its place")
-            self._copied = None
+            self._copied, self._num_missed = None, 0
 
     def _begin(self, ready: SetupReady, machine: Instance) -> None:
         if ready.key != self._key:
@@ -230,6 +237,7 @@ class _Baking:
             old = self._host.find(self._key)
             if old is not None:
                 self._host.remove(old.id)
+                return  # until it is listed no more
         self._has_begun = True
         name = self._job.spec.name.removesuffix(_SUFFIX)
         begun = self._host.save(machine, key=self._key, job_name=name)
@@ -244,21 +252,35 @@ class _Baking:
 
     def _stop(self) -> None:
         """Ask for the machine's end; without that it ends by itself, after some hours."""
-        with suppress(CloudspotError):
-            number = self._job.submitted[0].resumption
-            request_stop(self._job.store, self._job.id, "image", resumption=number)
+        job, number = self._job, self._job.submitted[0].resumption
+        try:
+            retry(
+                lambda: request_stop(job.store, job.id, "image", resumption=number),
+                sleep=time.sleep,
+                waits=STOP_WAITS,
+                on_wait=self._complain,
+            )
+        except CloudspotError as error:
+            output.warn(f"the machine may run on: {error}; end it with: {job.command('stop')}")
 
     def _remove(self) -> None:
-        """Remove what is half made; some clouds refuse that until it is whole."""
+        """Remove what is half made; some clouds refuse that until it is whole, or list it late."""
+        found: MachineImage | None = None
         try:
-            found = self._host.find(self._key)
-            if found is not None:
-                output.echo(f"removing image {found.id}, which is not ready")
-                self._host.remove(found.id)
+            for _ in range(LISTED_LOOKS):
+                found = self._host.find(self._key)
+                if found is not None:
+                    output.echo(f"removing image {found.id}, which is not ready")
+                    self._host.remove(found.id)
+                    return
+                time.sleep(LOOK_SECONDS)
+            why = "it is not listed yet"
         except CloudspotError as error:
-            output.warn(f"an image may still come to be, and be billed: {error}; then: {self._command}")
+            why = str(error)
+        which = "IMAGE" if found is None else found.id
+        output.warn(f"an image may still come to be, and be billed: {why}; then: {self._command} {which}")
 
-    def _complain(self, error: TransientError) -> None:
+    def _complain(self, error: Exception) -> None:
         if str(error) != self._complaint:
             self._complaint = str(error)
             output.warn(f"{error}; trying again")

@@ -19,6 +19,7 @@ from cloudspot.cli.prospects import (
     find_prospects,
     prospects_json,
     prospects_text,
+    setup_text,
 )
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.transfers import EXPLAINED, transfer_column
@@ -85,6 +86,8 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
     for line in inputs_text(inputs, [launch.offer for launch in planned]):
+        output.echo(line)
+    for line in setup_text([launch.offer for launch in planned]):
         output.echo(line)
     output.echo(f"starts on each node: {_start_text(spec)}")
     output.echo()

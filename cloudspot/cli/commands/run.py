@@ -13,7 +13,7 @@ from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparedjob import prepare_job, warn_of_lost_work
-from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text
+from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text, setup_text
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -78,7 +78,7 @@ def run(
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
-        for line in inputs_text(inputs, offers):
+        for line in (*inputs_text(inputs, offers), *setup_text(offers)):
             output.echo(line)
         output.echo(prospects_text(prospects, prepared.spec))
     warn_of_lost_work(prepared)  # nothing is launched yet

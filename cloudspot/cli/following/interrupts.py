@@ -23,7 +23,7 @@ class Interrupts:
         """Take what restores the terminal for an exit without clean-up; it must be safe in a signal handler.
 
         Whoever gives it confirms the first Ctrl-C on the screen. ``instead`` is called, once, in the place of
-        a detach, and says what it does.
+        a detach, to end the job.
         """
         self.is_asked = False
         """Whether it was pressed."""
@@ -40,11 +40,12 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise Detached if Ctrl-C was pressed, or do what is to be done instead."""
-        if self.is_asked and self._instead is None:
+        if not self.is_asked or self._is_done:
+            return
+        if self._instead is None:
             raise Detached
-        if self.is_asked and self._instead is not None and not self._is_done:
-            self._is_done = True
-            self._instead()
+        self._is_done = True
+        self._instead()
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         if self.is_asked:
@@ -53,6 +54,7 @@ class Interrupts:
             os.write(2, b"\n")
             os._exit(exit_codes.INTERRUPTED)
         self.is_asked = True
-        if self._leave is None and self._instead is None:
+        if self._leave is None:
             # A handler may run in the middle of a print, so bypass Python's buffers.
-            os.write(2, b"\ndetaching; Ctrl-C again to leave at once\n")
+            what = b"detaching" if self._instead is None else b"ending the job's machine"
+            os.write(2, b"\n%b; Ctrl-C again to leave at once\n" % what)

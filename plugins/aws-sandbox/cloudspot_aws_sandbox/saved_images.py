@@ -95,8 +95,10 @@ class SavedImages:
         self._saved[ami.id] = _Saved(ami, machine, disk, is_bare, self._clock() + COPY_SECONDS)
         return {"ImageId": ami.id}
 
-    def deregister(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
-        """Remove an image, and its snapshot if that is asked for."""
+    def deregister(
+        self, parameters: Mapping[str, Any], region: str, *, may_delete_snapshots: bool
+    ) -> Mapping[str, Any]:
+        """Remove an image, and its snapshot if that is asked for and granted."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         image_id = parameters["ImageId"]
         ami = backend.amis.get(image_id)
@@ -108,9 +110,13 @@ class SavedImages:
         self._saved.pop(image_id, None)
         if not parameters.get("DeleteAssociatedSnapshots"):
             return {"Return": True}
-        backend.delete_snapshot(ami.ebs_snapshot.id)
-        done = {"SnapshotId": ami.ebs_snapshot.id, "ReturnCode": "success"}
-        return {"Return": True, "DeleteSnapshotResults": [done]}
+        code = "success" if may_delete_snapshots else "missing-permissions"
+        if may_delete_snapshots:
+            backend.delete_snapshot(ami.ebs_snapshot.id)
+        return {
+            "Return": True,
+            "DeleteSnapshotResults": [{"SnapshotId": ami.ebs_snapshot.id, "ReturnCode": code}],
+        }
 
     def refresh(self) -> None:
         """Let the images show how far they are; one whose machine ended too early has failed."""

@@ -96,7 +96,7 @@ class StrictEc2:
             "CreateImage": self._create_image,
             "CreatePlacementGroup": self._groups.create,
             "CreateTags": self._create_tags,
-            "DeregisterImage": self._images.deregister,
+            "DeregisterImage": self._deregister_image,
             "DeletePlacementGroup": self._groups.delete,
             "DescribeInstanceTypes": describe_instance_types,
             "GetConsoleOutput": self._get_console_output,
@@ -168,7 +168,9 @@ class StrictEc2:
         return answer
 
     def _authorize(self, call: Call) -> None:
-        for right in sorted(rights_of(call)):
+        # Without the right for them, the image goes and its snapshots stay, which the answer says.
+        asked = {"ec2:DeleteSnapshot"} if call.action == "DeregisterImage" else set()
+        for right in sorted(rights_of(call) - asked):
             arn = resource_of(call, right=right, account=DEFAULT_ACCOUNT_ID)
             is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn)
             if right in self.faults.denied or not is_granted:
@@ -298,6 +300,10 @@ class StrictEc2:
     def _create_image(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         self._require([parameters["InstanceId"]], region)
         return self._images.create(parameters, region)
+
+    def _deregister_image(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+        may = "ec2:DeleteSnapshot" not in self.faults.denied
+        return self._images.deregister(parameters, region, may_delete_snapshots=may)
 
     def _create_tags(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         launching.check_tags(parameters["Tags"])

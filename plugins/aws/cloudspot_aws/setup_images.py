@@ -67,11 +67,16 @@ class AwsImageHost(ImageHost):
         """Deregister the image, and with it delete the snapshots that it is billed for."""
         client = self._clients.client("ec2")
         what = f"removing image {image_id} (ec2:DeregisterImage, ec2:DeleteSnapshot)"
-        with ERRORS.translated(what), ignored("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"):
-            for one in client.describe_images(ImageIds=[image_id])["Images"]:
+        with ERRORS.translated(what):
+            described: Sequence[Mapping[str, Any]] = ()
+            with ignored("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"):
+                described = client.describe_images(ImageIds=[image_id])["Images"]
+            for one in described:
                 if setupimages.SETUP not in tags.from_list(one.get("Tags")):
                     raise CloudspotError(f"cloudspot has not made image {image_id}")
-                client.deregister_image(ImageId=image_id, DeleteAssociatedSnapshots=True)
+                with ignored("InvalidAMIID.NotFound"):
+                    answer = client.deregister_image(ImageId=image_id, DeleteAssociatedSnapshots=True)
+                    _check_snapshots(image_id, answer.get("DeleteSnapshotResults", ()))
 
     def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in wanted.items()]
@@ -99,4 +104,16 @@ class AwsImageHost(ImageHost):
             created_at=datetime.fromisoformat(created.replace("Z", "+00:00")) if created else None,
             size_gib=sum(disk.get("VolumeSize", 0) for disk in disks) or None,
             where=self._clients.region,
+        )
+
+
+def _check_snapshots(image_id: str, results: Sequence[Mapping[str, Any]]) -> None:
+    """Raise CloudspotError if a snapshot of a removed image stays, to which nothing leads any more."""
+    left = [one for one in results if one.get("ReturnCode") not in {"success", "skipped"}]
+    if left:
+        names = ", ".join(str(one.get("SnapshotId")) for one in left)
+        why = str(left[0].get("ReturnCode"))
+        raise CloudspotError(
+            f"image {image_id} is removed, but not its snapshot {names}, which is billed: {why}; "
+            "grant ec2:DeleteSnapshot, and delete it"
         )

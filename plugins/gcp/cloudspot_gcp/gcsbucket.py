@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,7 +9,6 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-import google_crc32c
 from google.api_core.datetime_helpers import from_rfc3339
 from google.api_core.exceptions import from_http_response
 
@@ -58,7 +56,6 @@ _MISSING: Mapping[str, type[CloudspotError]] = {
 """What a 404 means, by verb."""
 
 # Below the logger whose lines an agent delivers with its job's log.
-_log = logging.getLogger("cloudspot.gcp.gcs")
 
 
 class GcsBucket(Bucket):
@@ -81,11 +78,6 @@ class GcsBucket(Bucket):
     def __init__(self, url: str, clients: GcpClients | None, sleep: Callable[[float], None]) -> None:
         super().__init__(url, sleep)
         self.clients = clients or GcpClients()
-        if google_crc32c.implementation != "c":
-            _log.warning(
-                "google-crc32c is installed without its compiled part: checksums take longer than the "
-                "network; install a wheel of it for this platform"
-            )
 
     def connect(self) -> Any:
         """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from faultstore import DenyingStore
@@ -15,6 +16,7 @@ from memorystore import InMemoryStore
 from cloudspot.agent import store_retry
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.agent.training import input_staging
+from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobstore import codec, inputs, keys
 from cloudspot.jobstore.records import Heartbeat, InputVersion
@@ -410,12 +412,16 @@ class HeldStore(WrappedStore):
 
     may = threading.Event()
     fails = 0
+    waits = False
+    asked: ClassVar = []
 
     def _call(self, method, key, request):
+        HeldStore.asked.append((method, key))
         if (method, key) == ("head", "labels.csv"):
             if HeldStore.fails > 0:
                 HeldStore.fails -= 1
                 raise AuthError("no right")
+            HeldStore.waits = True
             assert self.may.wait(20)
         return request()
 
@@ -424,8 +430,11 @@ class HeldStore(WrappedStore):
 def held(monkeypatch):
     open_store = inputs.open_store
     HeldStore.may.clear()
+    HeldStore.waits = False
+    HeldStore.asked.clear()
     monkeypatch.setattr(inputs, "open_store", lambda url: HeldStore(open_store(url)))
     monkeypatch.setattr(input_staging, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(input_staging, "LOOK_SECONDS", 0.01)
     yield HeldStore
     HeldStore.fails = 0
 
@@ -461,13 +470,62 @@ def test_an_input_that_is_late_and_cannot_be_had_is_told_and_tried_again(bench, 
     assert life.context.status.warnings == ()
 
 
+def test_one_late_input_that_cannot_be_had_keeps_no_other_away(bench, data, held, wait_until):
+    held.may.set()
+    found = late_tables(data)
+    found["data"]["another"] = {"url": f"{data.url}/labels.csv", "wait": False}
+    found["data"]["the-labels"]["sha256"] = "0" * 64
+    script = LOOK_FOR.replace("THE_LABELS", "ANOTHER").replace("WAIT", "20") + "time.sleep(1)"
+    life = bench.life(script, **found)
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert "then: 333" in bench.log(life)
+    (warning,) = life.context.status.warnings
+    assert "data.the-labels: " in warning
+    assert "has the sha256" in warning
+    said = [line for line in held.asked if line == ("get", "labels.csv")]
+    assert len(said) == 2, "what is not what the job file says is fetched once"
+
+
+def test_a_late_directory_appears_whole(bench, data, held, wait_until):
+    held.may.set()
+    found = late_tables(data)
+    found["data"]["images"]["wait"] = False
+    script = """
+import os, time
+from pathlib import Path
+images = Path(os.environ["CLOUDSPOT_DATA_IMAGES"])
+while not images.exists():
+    time.sleep(0.005)
+print(sorted(str(one.relative_to(images)) for one in images.rglob("*") if one.is_file()))
+"""
+    life = bench.life(script, **found)
+    life.run()
+    assert "['a/one', 'two']" in bench.log(life)
+
+
+def test_a_notice_ends_a_late_input_at_once(bench, data, held, wait_until):
+    life = bench.life(LOOK_FOR.replace("WAIT", "60"), **late_tables(data))
+    thread = threading.Thread(target=life.run)
+    thread.start()
+    wait_until(lambda: held.waits)
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=8)
+    began = time.monotonic()
+    bench.provider.notices.notice = PreemptionNotice(deadline=deadline)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert bench.exit_record().outcome == "drained"
+    assert time.monotonic() - began < 10
+    held.may.set()
+
+
 def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, held):
     began = time.monotonic()
     life = bench.life(LOOK_FOR.replace("WAIT", "0"), **late_tables(data))
     life.run()
     assert bench.exit_record().outcome == "succeeded"
     assert "then: False" in bench.log(life)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < input_staging.LEAVE_SECONDS
     held.may.set()
 
 
@@ -483,9 +541,21 @@ def test_what_the_training_may_use_already_is_not_put_there_again(bench, data, h
     labels.write_text("the very file that the training has open")
     again = bench.life("", launch=1, **late_tables(data))
     again.context.memory.inputs_ready.remove("the-labels")
+    again.context.status.state = "running"
     staging = input_staging.InputStaging(again.context)
     staging.start()
     staging._thread.join()
     assert labels.read_text() == "the very file that the training has open"
     assert labels.with_name("moved").stat().st_ino == number
     assert "the-labels" in again.context.memory.inputs_ready
+
+
+def test_torch_is_imported_while_inputs_are_on_their_way(bench, data, held, monkeypatch):
+    states = []
+    monkeypatch.setattr(ForkServer, "start", lambda _self: states.append(sorted(bench.staged())))
+    life = bench.life("", **tables(data))
+    bench.staged = lambda: [one.name for one in life.context.status.staged]
+    threading.Timer(2.0, held.may.set).start()
+    life.run()
+    assert bench.exit_record().outcome == "succeeded"
+    assert states == [["images"]]

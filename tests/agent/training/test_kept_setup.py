@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from cloudspot.agent.training import kept_setup
+from cloudspot.agent.training.runtime import KeptSetupLost, Runtime
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import SetupReady
 from cloudspot.jobstore.stored_records import find_record
@@ -194,3 +195,53 @@ def test_a_setup_that_fails_leaves_nothing_for_an_image(bench):
     life.run()
     assert bench.exit_record().exit_code == 3
     assert not life.context.node.baked.exists()
+
+
+def test_a_file_that_may_run_now_may_run_beside_the_setup(bench, image):
+    run = {"setup": SETUP, "setup_files": ["needed"]}
+    image(run)
+    (bench.root / "code" / "old.py").chmod(0o755)
+    lines = start(bench, SCRIPT + "import os; print('may run', os.access('old.py', os.X_OK))", **run)
+    assert "runs 1" in lines
+    assert "may run True" in lines
+
+
+def test_nothing_is_left_of_a_directory_that_the_code_has_no_more(bench, image):
+    run = {"setup": SETUP, "setup_files": ["needed"]}
+    deep = bench.root / "code" / "data" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "x.txt").write_text("")
+    image(run)
+    shutil.rmtree(bench.root / "code" / "data")
+    lines = start(bench, SCRIPT + "print('data', Path('data').exists())", **run)
+    assert "runs 1" in lines
+    assert "data False" in lines
+
+
+class LostSetup(Runtime):
+    """A machine that lacks what ``keep`` has left."""
+
+    def start(self, *, setup_is_done, kept=None, check):
+        if setup_is_done and kept is not None:
+            raise KeptSetupLost("nothing is there")
+
+
+def test_what_the_image_should_hold_and_does_not_is_made_anew_and_inputs_stay(bench, image, monkeypatch):
+    """The inputs must not be in the directory that is replaced."""
+    (bench.root / "input").write_text("input")
+    run = {"setup": SETUP, "setup_files": ["needed"]}
+    image(run)
+    life = bench.life(
+        SCRIPT + "print(Path('data/one').read_text())",
+        launch=2,
+        machine="new",
+        run=run,
+        data={"one": {"url": f"file://{bench.root}/input"}},
+    )
+    life.runtime = LostSetup(life.context.node, life.context.node.train_python)
+    life.run()
+    record = bench.exit_record(launch=2)
+    assert record.outcome == "succeeded", record.detail
+    lines = bench.log(life)
+    assert "runs 1" in lines
+    assert "input" in lines

@@ -6,14 +6,17 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from made_records import Records
 
 from cloudspot.cli.commands import image as image_module
+from cloudspot.cli.prospects import setup_text
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.interfaces import ImageHost
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import SetupReady
 from cloudspot.jobstore.stored_records import find_bytes
 from cloudspot.model import Instance, InstanceState, MachineImage
+from cloudspot.plugin.setupimages import SETUP
 from cloudspot.registry import open_provider
 
 
@@ -94,6 +97,18 @@ def test_a_provider_without_images_says_what_else_there_is(jobs, words):
         "image", *[str(jobs.job_file) if one == "JOB_FILE" else one for one in words], status=1
     )
     assert "provider 'local' makes no images of machines; run.image can name a container" in refused.stderr
+
+
+def test_who_plans_is_told_from_which_images_machines_start():
+    def offer(zone, **details):
+        return Records.offer(zone, details={"image": f"projects/p/{zone}", **details})
+
+    holding, plain = offer("moon-1a", **{SETUP: KEY}), offer("moon-1b")
+    assert list(setup_text([plain])) == []
+    assert list(setup_text([holding])) == ["machines start from moon-1a, with the setup done"]
+    assert list(setup_text([holding, plain])) == [
+        "machines start from moon-1a, those of some offers, with the setup done"
+    ]
 
 
 # --- making one -----------------------------------------------------------------------------------

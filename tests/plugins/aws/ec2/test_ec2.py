@@ -80,6 +80,15 @@ class TestEc2Images(EmulatedImageTests):
         with pytest.raises(CloudspotError, match="cloudspot has not made image"):
             account.provider().image_host().remove(IMAGE_ID)
 
+    def test_a_snapshot_that_stays_is_told(self, account):
+        made = self._make(account)
+        account.cloud.faults.denied.add("ec2:DeleteSnapshot")
+        with pytest.raises(
+            CloudspotError, match=r"but not its snapshot snap-\w+, which is billed: missing-permissions"
+        ):
+            account.provider().image_host().remove(made.id)
+        assert account.provider().image_host().find(KEY) is None
+
     def test_the_snapshot_goes_with_the_image(self, account):
         made = self._make(account)
         client = account.cloud.client()

@@ -5,7 +5,6 @@ import urllib.request
 from dataclasses import replace
 
 import google.auth.credentials
-import google_crc32c
 import pytest
 from bucketstoretests import one_line, upload
 
@@ -348,11 +347,3 @@ def test_check_refuses_a_rule_that_would_delete_checkpoints(gcp, bucket, store, 
     found = {one.name: one for one in store.check()}
     assert found["bucket lifecycle"].ok is ok
     assert found["bucket storage class"].detail.startswith("NEARLINE: each object is billed")
-
-
-def test_a_checksum_library_without_its_compiled_part_is_told_of(monkeypatch, caplog):
-    GcsStore("gs://bucket")
-    assert caplog.text == ""
-    monkeypatch.setattr(google_crc32c, "implementation", "python")
-    GcsStore("gs://bucket")
-    assert "checksums take longer than the network" in caplog.text
