@@ -114,8 +114,9 @@ class PartedUpload(Upload):
                 if self._filled == len(self._buffer):
                     self._next_buffer()
                 count = min(len(self._buffer) - self._filled, len(view) - position)
-                with view[position : position + count] as piece:
-                    self._buffer[self._filled : self._filled + count] = piece
+                # A bytearray itself would first make another one of the piece.
+                with memoryview(self._buffer) as buffer, view[position : position + count] as piece:
+                    buffer[self._filled : self._filled + count] = piece
                 self._filled += count
                 position += count
 

@@ -63,9 +63,9 @@ def test_equal_code_gives_equal_bytes():
 def test_it_holds_cloudspot_the_plugin_and_all_that_they_need():
     data = make_agent_archive(["cloudspot-aws", "cloudspot"]).data
     assert {"cloudspot", "cloudspot_aws", "boto3", "botocore", "click", "pluggy"} <= projects(data, "wheels")
-    assert projects(data, "compiled") == {"msgspec", "xxhash"}
+    assert projects(data, "compiled") == {"fastcrc", "msgspec", "xxhash"}
     pins = members(data)["index.txt"].decode().splitlines()
-    assert pins == [f"{name}=={metadata.version(name)}" for name in ("msgspec", "xxhash")]
+    assert pins == [f"{name}=={metadata.version(name)}" for name in ("fastcrc", "msgspec", "xxhash")]
     assert projects(data, "installer") <= {"pip"}
     assert not {"pip", "pytest"} & projects(data, "wheels")
 

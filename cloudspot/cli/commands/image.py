@@ -97,7 +97,7 @@ def bake(
     thread = threading.Thread(target=baking.run, name="bake")
     thread.start()
     try:
-        follow(job, is_new=True, is_plain=True, interrupted=baking.give_up)
+        follow(job, is_new=True, is_plain=True, interrupted=baking.is_over.set)
     finally:
         baking.is_over.set()
         thread.join()
@@ -193,10 +193,6 @@ class _Baking:
         self.failure: CloudspotError | None = None
         """Why no image was made."""
 
-    def give_up(self) -> None:
-        """Make no image, if there is none yet."""
-        self.is_over.set()
-
     def run(self) -> None:
         """Do it, and ask the job to stop, whatever comes of it."""
         try:
@@ -269,6 +265,9 @@ class _Baking:
         try:
             for _ in range(LISTED_LOOKS):
                 found = self._host.find(self._key)
+                if found is not None and found.is_ready:
+                    self.made = found  # after all, or somebody else has made it
+                    return
                 if found is not None:
                     output.echo(f"removing image {found.id}, which is not ready")
                     self._host.remove(found.id)

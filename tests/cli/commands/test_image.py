@@ -219,7 +219,7 @@ def test_who_gives_up_ends_the_machine_and_then_removes_what_is_half_made(bench,
     save = bench.host.save
 
     def give_up_then(*args, **options):
-        bench.baking.give_up()
+        bench.baking.is_over.set()
         return save(*args, **options)
 
     bench.host.save = give_up_then
@@ -227,6 +227,20 @@ def test_who_gives_up_ends_the_machine_and_then_removes_what_is_half_made(bench,
     assert (baking.made, baking.failure, bench.host.saved) == (None, None, [])
     assert ("remove", True) in bench.host.said
     assert ("remove", False) not in bench.host.said
+
+
+def test_an_image_that_was_finished_when_somebody_gave_up_is_kept(bench):
+    bench.ready("m-1")
+    bench.host.outcomes = [(READY, 0)]
+    save = bench.host.save
+
+    def give_up_then(*args, **options):
+        bench.baking.is_over.set()
+        return save(*args, **options)
+
+    bench.host.save = give_up_then
+    assert bench.run().made.id == "image-of-m-1"
+    assert "remove" not in dict(bench.host.said)
 
 
 @pytest.mark.parametrize("call", ["save", "find"])
