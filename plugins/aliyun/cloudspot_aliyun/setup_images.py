@@ -7,12 +7,11 @@ memory: the codes OperationConflict, and IncorrectImageStatus for an image that 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import ImageHost
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
 from cloudspot.plugin.sdkerrors import Codes
@@ -55,36 +54,23 @@ _SNAPSHOT_CODES: Final[Codes] = {
 }
 
 
-class AliyunImageHost(ImageHost):
+class AliyunImageHost(setupimages.TaggedImageHost):
     """The images of one account and region. Thread-safe."""
 
     def __init__(self, options: AliyunOptions, clients: AliyunClients) -> None:
         """Do no I/O."""
+        super().__init__(
+            setupimages.base_digest(base_image(options), has_cloudspot=options.image_has_cloudspot)
+        )
         self._options, self._clients = options, clients
-        self._base = setupimages.base_digest(base_image(options), has_cloudspot=options.image_has_cloudspot)
 
-    def find(self, key: str) -> MachineImage | None:
-        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
-
-    def images(self) -> Sequence[MachineImage]:
-        return self._listed({})
-
-    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make the image of the machine as it runs.
-
-        The name makes it safe to repeat. A token would not: ECS would answer with an image that was removed.
-        """
-        found = self.find(key)
-        if found is not None and not found.failure:
-            return found
-        if found is not None:
-            self.remove(found.id)
-        own = setupimages.tags_of_image(key=key, base=self._base, job_name=job_name)
+    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+        # No client token: ECS would answer a later call with an image that was removed since.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
-            "ImageName": setupimages.image_name(key, self._base),
-            "Description": f"The setup of {job_name}, by cloudspot image bake",
-            "Tag": tags.to_list(own),
+            "ImageName": name,
+            "Description": description,
+            "Tag": tags.to_list(own_tags),
         }
         if self._options.resource_group is not None:
             # Whoever may use no other group may put nothing into the default one.
@@ -92,10 +78,6 @@ class AliyunImageHost(ImageHost):
         what = f"making an image of {instance.id} (ecs:CreateImage, ecs:TagResources)"
         with suppress(_DoneError):
             read(self._clients, what, "CreateImage", wanted, codes=_CREATE_CODES)
-        made = self.find(key)
-        if made is None:
-            raise TransientError(f"the new image {wanted['ImageName']} is not listed yet")
-        return made
 
     def remove(self, image_id: str) -> None:
         """Delete the image, and then the snapshots that it is billed for: ECS leaves them.

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import ImageHost
+from cloudspot.errors import CloudspotError
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
 from cloudspot_aws import tags
@@ -19,49 +18,30 @@ from cloudspot_aws.errors import ERRORS, ignored
 from cloudspot_aws.options import AwsOptions
 
 
-class AwsImageHost(ImageHost):
+class AwsImageHost(setupimages.TaggedImageHost):
     """The images of one account and region. Thread-safe."""
 
     def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
         """Do no I/O."""
-        self._clients = clients
-        self._base = setupimages.base_digest(
-            options.image_or_default, has_cloudspot=options.image_has_cloudspot
+        super().__init__(
+            setupimages.base_digest(options.image_or_default, has_cloudspot=options.image_has_cloudspot)
         )
+        self._clients = clients
 
-    def find(self, key: str) -> MachineImage | None:
-        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
-
-    def images(self) -> Sequence[MachineImage]:
-        return self._listed({})
-
-    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make the image of the machine as it runs: it must not boot again, and has written all.
-
-        The name makes it safe to repeat.
-        """
-        found = self.find(key)
-        if found is not None and not found.failure:
-            return found
-        if found is not None:
-            self.remove(found.id)
-        own = setupimages.tags_of_image(key=key, base=self._base, job_name=job_name)
-        specifications = [{"ResourceType": kind, "Tags": tags.to_list(own)} for kind in ("image", "snapshot")]
-        name = setupimages.image_name(key, self._base)
+    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+        specifications = [
+            {"ResourceType": kind, "Tags": tags.to_list(own_tags)} for kind in ("image", "snapshot")
+        ]
         client = self._clients.client("ec2")
         what = f"making an image of {instance.id} (ec2:CreateImage)"
         with ERRORS.translated(what), ignored("InvalidAMIName.Duplicate"):
             client.create_image(
                 InstanceId=instance.id,
                 Name=name,
-                Description=f"The setup of {job_name}, by cloudspot image bake",
-                NoReboot=True,
+                Description=description,
+                NoReboot=True,  # everything is written to the disk, and the agent goes on
                 TagSpecifications=specifications,
             )
-        made = self.find(key)
-        if made is None:
-            raise TransientError(f"the new image {name} is not listed yet")
-        return made
 
     def remove(self, image_id: str) -> None:
         """Deregister the image, and with it delete the snapshots that it is billed for."""

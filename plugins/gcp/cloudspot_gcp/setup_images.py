@@ -9,13 +9,12 @@ inherits from memory).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, QuotaError, TransientError
-from cloudspot.interfaces import ImageHost
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
 from cloudspot_gcp.clients import GcpClients
@@ -38,47 +37,15 @@ def path_of(project: str, name: str) -> str:
     return f"projects/{project}/global/images/{name}"
 
 
-class GcpImageHost(ImageHost):
+class GcpImageHost(setupimages.TaggedImageHost):
     """The images of one project; their ids are their names. Thread-safe."""
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
         """Do no I/O."""
+        super().__init__(
+            setupimages.base_digest(options.image_or_default, has_cloudspot=options.image_has_cloudspot)
+        )
         self._clients = clients
-        self._base = setupimages.base_digest(
-            options.image_or_default, has_cloudspot=options.image_has_cloudspot
-        )
-
-    def find(self, key: str) -> MachineImage | None:
-        return setupimages.best(self._listed({setupimages.SETUP: key, setupimages.BASE: self._base}))
-
-    def images(self) -> Sequence[MachineImage]:
-        return self._listed({})
-
-    def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make the image while the machine runs: it has written everything to its disk.
-
-        The name makes it safe to repeat.
-        """
-        found = self.find(key)
-        if found is not None and not found.failure:
-            return found
-        if found is not None:
-            self.remove(found.id)
-        name = setupimages.image_name(key, self._base)
-        what = f"making an image of {instance.id} (compute.images.create)"
-        self._insert(
-            {
-                "name": name,
-                "description": f"The setup of {job_name}, by cloudspot image bake",
-                "labels": setupimages.tags_of_image(key=key, base=self._base, job_name=job_name),
-                "source_disk": self._boot_disk(instance, what),
-            },
-            what,
-        )
-        made = self.find(key)
-        if made is None:
-            raise TransientError(f"the new image {name} is not listed yet")
-        return made
 
     def remove(self, image_id: str) -> None:
         """Delete the image, and wait until its name is free again."""
@@ -99,11 +66,15 @@ class GcpImageHost(ImageHost):
         if operation is not None:
             _check(wait_for_global(self._clients, operation, what), what, unless="RESOURCE_NOT_FOUND")
 
-    def _insert(self, resource: Mapping[str, Any], what: str) -> None:
-        """Begin to make an image; one of its name is no error.
-
-        A disk that a running machine has is copied only if that is forced.
-        """
+    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+        what = f"making an image of {instance.id} (compute.images.create)"
+        resource = {
+            "name": name,
+            "description": description,
+            "labels": dict(own_tags),
+            "source_disk": self._boot_disk(instance, what),
+        }
+        # A disk that a running machine has is copied only if that is forced.
         request = {"project": self._clients.project, "force_create": True, "image_resource": resource}
 
         def call() -> Any:
@@ -126,9 +97,9 @@ class GcpImageHost(ImageHost):
         described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
         return next(str(one.source) for one in described.disks if one.boot)
 
-    def _listed(self, labels: Mapping[str, str]) -> list[MachineImage]:
+    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         terms = [f"(labels.{setupimages.SETUP}:*)"]
-        terms += [f'(labels.{name} = "{value}")' for name, value in labels.items()]
+        terms += [f'(labels.{name} = "{value}")' for name, value in wanted.items()]
         what = "looking for images that hold a setup"
         found = list_all(self._clients, "ImagesClient", what, filter=" AND ".join(terms))
         return [_to_image(one) for one in found if one.status != _GOING]
