@@ -4,13 +4,15 @@ python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 
 
 Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
 every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
-same run: one copy of the state into a warm buffer, the same training with torch.save and with
-torch.distributed.checkpoint, a plain copy of the same bytes to the same file system, and a plain read.
+same run: one copy of the state into a warm buffer, the same training with torch.save, with
+torch.distributed.checkpoint and, where it is installed, torchsnapshot, a plain copy of the same bytes to the
+same file system, and a plain read.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import math
@@ -29,6 +31,7 @@ from typing import Any
 
 import torch
 
+from cloudspot.errors import JobNotFound
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.chunks import stored_chunks
@@ -77,8 +80,8 @@ def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tupl
     return statistics.median(stalls), statistics.median(sums)
 
 
-def by_torch(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
-    """Return stall, training time lost and whole save of torch's own way, in seconds; NaN: no save ended."""
+def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
+    """Return stall, training time lost and whole save of another way, in seconds; NaN: no save ended."""
     with tempfile.TemporaryDirectory(dir=directory) as out:
         words = [sys.executable, str(JOB / "train.py"), "--how", how, "--out", out]
         subprocess.run(
@@ -178,7 +181,9 @@ class Job:
         )
 
     def commits(self) -> tuple[Commit, ...]:
-        return self.reader.read().commits if (self.home / "store" / job_prefix(NAME)).exists() else ()
+        with suppress(JobNotFound):
+            return self.reader.read().commits
+        return ()
 
     def sent(self) -> dict[str, int]:
         """Return the bytes that each save has put into the store so far, by its name."""
@@ -247,7 +252,9 @@ def measure(directory: Path, num_bytes: float, seconds: float, frozen: float, *,
     }
     floor = memcpy_seconds(int(num_bytes), is_on_gpu=is_on_gpu)
     torches = {
-        how: by_torch(how, directory, environment) for how in ("torch.save", "dcp-thread", "dcp-process")
+        how: by_others(how, directory, environment)
+        for how in ("torch.save", "dcp-thread", "dcp-process", "torchsnapshot")
+        if how != "torchsnapshot" or importlib.util.find_spec(how)
     }
 
     environment["GIGABYTE_SECONDS"] = "100000"

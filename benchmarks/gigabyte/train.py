@@ -1,13 +1,14 @@
-"""Short steps beside a large state; notes when each step began. Saves by cloudspot or by torch itself."""
+"""Short steps beside a large state; notes when each step began. Saves by cloudspot or by another way."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -85,7 +86,7 @@ def by_cloudspot() -> None:
 
 
 def by_torch(how: str, out: Path) -> None:
-    """Train alone, and save each interval by torch.distributed.checkpoint, or by torch.save."""
+    """Train alone, and save each interval by torch.distributed.checkpoint, torchsnapshot or torch.save."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -98,6 +99,7 @@ def by_torch(how: str, out: Path) -> None:
     state = {"ballast": ballast.state_dict()}
     saves: list[dict[str, float]] = []
     last: list[Future[object]] = []
+    waiting = ThreadPoolExecutor(1)
     next_at = time.monotonic() + INTERVAL_SECONDS
 
     def save() -> None:
@@ -112,6 +114,11 @@ def by_torch(how: str, out: Path) -> None:
         if how == "torch.save":
             torch.save(state, path)
             record["ended"] = time.monotonic()
+            return
+        if how == "torchsnapshot":
+            pending = importlib.import_module("torchsnapshot").Snapshot.async_take(str(path), {"it": ballast})
+            last.append(waiting.submit(pending.wait))
+            last[-1].add_done_callback(lambda _: record.update(ended=time.monotonic()))
             return
         kind = AsyncCheckpointerType.THREAD if how == "dcp-thread" else AsyncCheckpointerType.PROCESS
         found = dcp.async_save(state, checkpoint_id=str(path), async_checkpointer_type=kind)
@@ -128,7 +135,7 @@ def by_torch(how: str, out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", choices=("dcp-thread", "dcp-process", "torch.save"))
+    parser.add_argument("--how", choices=("dcp-thread", "dcp-process", "torch.save", "torchsnapshot"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.how is None:
