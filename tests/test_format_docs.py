@@ -34,6 +34,7 @@ SAMPLES = {
     "shared": f"code/{'ab' * 32}",
     "save": SaveId(7, 7, 7),
     "base": CheckpointId(7, 7),
+    "checkpoint": CheckpointId(7, 7),
 }
 
 FUNCTIONS = {

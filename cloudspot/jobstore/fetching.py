@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,13 +27,9 @@ from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents, xxh3_128
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import File, Manifest
+from cloudspot.jobstore.records import File, Manifest, Part
 from cloudspot.jobstore.seals import read_seal
-from cloudspot.train.handoff import RESTORE_MANIFEST
-
-_Carry = Callable[[Path, Sequence[File], StoredChunk], None]
-"""Reads a chunk and writes its bytes to the files below a directory."""
-
+from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
 _AGE_NANOSECONDS = 1_000_000
 """By how much each file of a restored directory is newer than the one before it."""
@@ -91,36 +87,111 @@ def fetch(
     check_manifest(manifest)
     store = patient(store)
     chunks = stored_chunks(job_id, manifest)
-
-    found: list[int] = []
-
-    # Each thread keeps its buffer: touching fresh memory costs more than the reading and the writing.
-    own = threading.local()
-    room = 1 + max((stored.chunk.size for stored in chunks), default=0)
-
-    def carry(root: Path, files: Sequence[File], stored: StoredChunk) -> None:
-        if not hasattr(own, "buffer"):
-            own.buffer = bytearray(room)
-        if stored.part.rank in present and _is_there(root, files, stored, own.buffer):
-            found.append(stored.chunk.size)
-        else:
-            with read_chunk(store, stored, own.buffer) as data:
-                _write(root, files, stored, data)
-        progress(stored.chunk.size)
-
+    carrier = _Carrier(store, chunks, present, progress)
     # What the manifest claims must be there before a byte is written: no claim may fill the disk.
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if manifest.kind == "session":
-            _fetch_session(manifest, chunks, directory, carry, num_threads, present)
+            files = _make_files(manifest, directory, present)
+            each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+            write_whole(directory / RESTORE_MANIFEST, json.dumps(_description(manifest)).encode())
         else:
-            _fetch_directories(manifest, chunks, directory, carry, num_threads)
-    return sum(found)
+            _fetch_directories(manifest, chunks, directory, carrier, num_threads)
+    return carrier.present_bytes
+
+
+def lay_out(
+    store: ObjectStore, job_id: str, manifest: Manifest, directory: Path, *, present: Collection[int] = ()
+) -> None:
+    """Make the files of a session's checkpoint as ``fetch`` does; ``fetch_ranges`` brings their bytes.
+
+    The store is asked whether it has all of them. Files of the ranks in ``present`` are left as they are.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow, or a chunk is missing or has another size.
+        CloudspotError: the disk refuses.
+    """
+    check_manifest(manifest)
+    check_sizes(patient(store), job_id, manifest, stored_chunks(job_id, manifest))
+    with _disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _make_files(manifest, directory, present)
+        description = {**_description(manifest), ON_DEMAND: True}
+        write_whole(directory / RESTORE_MANIFEST, json.dumps(description).encode())
+
+
+def fetch_ranges(
+    store: ObjectStore,
+    job_id: str,
+    manifest: Manifest,
+    directory: Path,
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> tuple[int, int]:
+    """Have in the files that ``lay_out`` has made what lies in some ranges of theirs, verified.
+
+    ``ranges`` are by file, each from its first byte to the one behind its last. Chunks that they touch are
+    read as a whole, but for those that verify in the files. Returns the bytes of the chunks that they touch,
+    and of those among them that were there.
+
+    Raises:
+        CorruptData: a chunk is missing, cut short or changed.
+        CloudspotError: the disk refuses.
+    """
+    store = patient(store)
+    chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
+    carrier = _Carrier(store, chunks, {part.rank for part in manifest.parts}, progress)
+    files = {part.rank: _files_of(part) for part in manifest.parts}
+    with _disk_errors(directory):
+        each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+    return sum(stored.chunk.size for stored in chunks), carrier.present_bytes
+
+
+def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
+    end = stored.start + stored.chunk.size
+    return any(low < end and stored.start < high for low, high in ranges.get(part_file(stored.part.rank), ()))
+
+
+class _Carrier:
+    """Writes chunks to files; each thread keeps its buffer, since touching fresh memory costs the most."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        chunks: Sequence[StoredChunk],
+        present: Collection[int],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Take the chunks to come. Those of the ranks in ``present`` may be in the files already."""
+        self._store = store
+        self._present = present
+        self._progress = progress
+        self._own = threading.local()
+        self._room = 1 + max((stored.chunk.size for stored in chunks), default=0)
+        self._found: list[int] = []
+
+    @property
+    def present_bytes(self) -> int:
+        """The bytes of the chunks that were there."""
+        return sum(self._found)
+
+    def carry(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
+        """Have a chunk in the files below a directory, verified."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = bytearray(self._room)
+        if stored.part.rank in self._present and _is_there(root, files, stored, self._own.buffer):
+            self._found.append(stored.chunk.size)
+        else:
+            with read_chunk(self._store, stored, self._own.buffer) as data:
+                _write(root, files, stored, data)
+        self._progress(stored.chunk.size)
 
 
 def is_restored(directory: Path, manifest: Manifest) -> bool:
-    """Return whether ``fetch`` has put a session's checkpoint there; its bytes are not looked at.
+    """Return whether a session's checkpoint was put there; its bytes are not looked at.
 
     Raises:
         CorruptData: the manifest is not safe to follow.
@@ -132,7 +203,15 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
     check_manifest(manifest)
     sizes = {part_file(part.rank): part.size for part in manifest.parts}
     there = {path.name: path.lstat().st_size for path in directory.iterdir() if path.name in sizes}
+    if isinstance(found, dict):
+        found.pop(ON_DEMAND, None)
     return bool(found == _description(manifest) and there == sizes)
+
+
+def comes_on_demand(directory: Path) -> bool:
+    """Return whether ``lay_out`` has made the files of the checkpoint that is there."""
+    found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
+    return isinstance(found, dict) and found.get(ON_DEMAND) is True
 
 
 def part_file(rank: int) -> str:
@@ -140,25 +219,19 @@ def part_file(rank: int) -> str:
     return f"part-{rank}.bin"
 
 
-def _fetch_session(
-    manifest: Manifest,
-    chunks: Sequence[StoredChunk],
-    directory: Path,
-    carry: _Carry,
-    num_threads: int,
-    present: Collection[int],
-) -> None:
-    target = directory / RESTORE_MANIFEST
-    target.unlink(missing_ok=True)
-    files = {
-        part.rank: (File(path=part_file(part.rank), size=part.size, mode=0o600),) for part in manifest.parts
-    }
+def _files_of(part: Part) -> tuple[File]:
+    return (File(path=part_file(part.rank), size=part.size, mode=0o600),)
+
+
+def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -> dict[int, tuple[File]]:
+    """Make the file of each rank of a session that is not present, without bytes; return all files."""
+    (directory / RESTORE_MANIFEST).unlink(missing_ok=True)
+    files = {part.rank: _files_of(part) for part in manifest.parts}
     for rank, (file,) in files.items():
         if rank not in present:
             _remove(directory / file.path)
         _set_size(directory / file.path, file.size, flags=0 if rank in present else os.O_CREAT | os.O_EXCL)
-    each(lambda s: carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-    write_whole(target, json.dumps(_description(manifest)).encode())
+    return files
 
 
 def _description(manifest: Manifest) -> dict[str, object]:
@@ -175,7 +248,7 @@ def _description(manifest: Manifest) -> dict[str, object]:
 
 
 def _fetch_directories(
-    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carry: _Carry, num_threads: int
+    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carrier: _Carrier, num_threads: int
 ) -> None:
     names = sorted({part.directory or "" for part in manifest.parts})
     targets = {name: _free_path(directory, name) for name in names}
@@ -187,7 +260,7 @@ def _fetch_directories(
                 # It must be new: the disk may take two names for one, as where it ignores case.
                 path = make_parents(roots[part.rank], file.path)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
-        each(lambda s: carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
+        each(lambda s: carrier.carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
         for part in manifest.parts:
             first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
             for number, file in enumerate(part.files):

@@ -17,7 +17,7 @@ _OF_JOB = re.compile(
         | journal/\d{{8,}} | told/[^/]+
         | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
         | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
-        | manifests/\d{{6,}}-\d{{12,}}
+        | manifests/\d{{6,}}-\d{{12,}}(?:\.damaged)?
         | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:
             parts/\d{{4,}} | chunks/\d{{4,}}/\d{{6,}} | bases/\d{{4,}}/\d{{6,}}-\d{{12,}}
         )
@@ -234,6 +234,11 @@ def manifests_prefix(job_id: str) -> str:
 def manifest(job_id: str, generation: int, step: int) -> str:
     """Return the key of a checkpoint's manifest; create-only, and deleted first."""
     return f"jobs/{job_id}/manifests/{generation:06d}-{step:012d}"
+
+
+def damage(job_id: str, checkpoint: CheckpointId) -> str:
+    """Return the key of the note that a chunk of a checkpoint was found damaged; create-only."""
+    return manifest(job_id, checkpoint.generation, checkpoint.step) + ".damaged"
 
 
 def save_prefix(job_id: str, save: SaveId) -> str:

@@ -50,7 +50,7 @@ LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "fail
 """How a launch ended of which nothing is live any more; ``left``: its nodes were not needed."""
 NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
-FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected"]
+FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected", "not-restored"]
 TransferKind = Literal["staging", "restoring", "uploading"]
 CheckpointKind = Literal["session", "directory"]
 
@@ -281,7 +281,8 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
     why: str
     """``first``, ``relaunched`` (all members are gone), ``regrouped`` (without a node), ``joined`` by others,
     ``handed-over`` (others in the place of nodes that leave), ``drained``, ``trainer-failed``,
-    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``agent-restarted``."""
+    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``not-restored`` (its
+    checkpoint does not verify), ``agent-restarted``."""
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -660,6 +661,12 @@ class Manifest(_Written, frozen=True, kw_only=True):
     def shared(self) -> int:
         """Count its bytes that were not sent with it, as earlier checkpoints hold them."""
         return sum(chunk.size for part in self.parts for chunk in part.chunks if chunk.home is not None)
+
+
+class Damage(_Written, frozen=True, kw_only=True):
+    """``manifests/<generation>-<step>.damaged``: a node has found that a chunk does not verify."""
+
+    reason: str
 
 
 # --- advisory -----------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from functools import partial
 
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.chunks import stored_chunks
@@ -15,9 +17,17 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import CheckpointId, Commit, Heartbeat, JournalRecord, SaveId
+from cloudspot.jobstore.records import (
+    CheckpointId,
+    Commit,
+    Damage,
+    Heartbeat,
+    JournalRecord,
+    SaveId,
+    new_nonce,
+)
 from cloudspot.jobstore.shared_chunks import committed_manifest
-from cloudspot.jobstore.stored_records import find_meta, find_record
+from cloudspot.jobstore.stored_records import create_record, find_meta, find_record
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
@@ -28,15 +38,52 @@ _SAVE = re.compile(rf"{_CHECKPOINT.pattern}-(\d{{6}}|[1-9]\d{{6,8}})", re.ASCII)
 _MARK = re.compile(rf"{_SAVE.pattern}/bases/\d{{4,}}/{_CHECKPOINT.pattern}", re.ASCII)
 
 
-def standing_checkpoints(
+@dataclass(frozen=True)
+class StandingCheckpoints:
+    """The journal's checkpoints that have not been deleted."""
+
+    sound: tuple[CheckpointId, ...]
+    """Those of which nothing bad is known, the best to resume from first."""
+    damaged: tuple[CheckpointId, ...]
+    """Those in which a node has found a damaged chunk, in the same order: to be tried last."""
+
+
+def look_for_checkpoints(
     store: ObjectStore, job_id: str, journal: Sequence[JournalRecord]
-) -> tuple[CheckpointId, ...]:
-    """Return those of the journal's checkpoints that have not been deleted, best to resume from first.
+) -> StandingCheckpoints:
+    """Return those of the journal's checkpoints that have not been deleted.
 
     The journal is read before this lists the manifests, so each of its checkpoints had one.
     """
-    there = {checkpoint for checkpoint, _ in _list_manifests(patient(store), job_id)}
-    return tuple(checkpoint for checkpoint in lineage(journal) if checkpoint in there)
+    there, damaged = _list_manifests(patient(store), job_id)
+    found = [checkpoint for checkpoint in lineage(journal) if checkpoint in there]
+    return StandingCheckpoints(
+        sound=tuple(one for one in found if one not in damaged),
+        damaged=tuple(one for one in found if one in damaged),
+    )
+
+
+def standing_checkpoints(
+    store: ObjectStore, job_id: str, journal: Sequence[JournalRecord]
+) -> tuple[CheckpointId, ...]:
+    """Return those of the journal's checkpoints that have not been deleted, best to resume from first."""
+    found = look_for_checkpoints(store, job_id, journal)
+    return found.sound + found.damaged
+
+
+def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reason: str) -> None:
+    """Let every node know that a chunk of a checkpoint does not verify: they try it last."""
+    damage = Damage(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
+    create_record(patient(store), keys.damage(job_id, checkpoint), damage)
+
+
+def read_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> str:
+    """Return what was noted of a damaged checkpoint; empty: the note is gone, or malformed."""
+    try:
+        found = find_record(patient(store), keys.damage(job_id, checkpoint), Damage)
+    except CorruptData:
+        return ""
+    return "" if found is None else found.reason
 
 
 def collect(
@@ -69,7 +116,7 @@ def collect(
     store = patient(store)
     # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
     # comes meanwhile is newer.
-    manifests = dict(_list_manifests(store, job_id))
+    manifests, damaged = _list_manifests(store, job_id)
     records = journal.read()
     candidates = [one for one in lineage(records) if one in manifests]
     newest_started = newest_generation(records)
@@ -88,6 +135,9 @@ def collect(
         return ()
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
+    for checkpoint in damaged:
+        if checkpoint in doomed or checkpoint not in manifests:
+            store.delete(keys.damage(job_id, checkpoint))
     commits = {one.id: one for one in records if isinstance(one, Commit)}
     contents = {_contents_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
@@ -185,12 +235,22 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> b
     return any(each(may, beats))
 
 
-def _list_manifests(store: ObjectStore, job_id: str) -> Iterator[tuple[CheckpointId, ObjectMeta]]:
+def _list_manifests(
+    store: ObjectStore, job_id: str
+) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId]]:
+    """Return the manifests that stand, and the checkpoints of which damage was noted."""
     prefix = keys.manifests_prefix(job_id)
+    manifests, damaged = {}, set()
     for meta in store.list_objects(prefix):
-        match = _CHECKPOINT.fullmatch(meta.key.removeprefix(prefix))
+        name = meta.key.removeprefix(prefix)
+        match = _CHECKPOINT.fullmatch(name.removesuffix(".damaged"))
         if match is not None:
-            yield CheckpointId(int(match[1]), int(match[2])), meta
+            checkpoint = CheckpointId(int(match[1]), int(match[2]))
+            if name.endswith(".damaged"):
+                damaged.add(checkpoint)
+            else:
+                manifests[checkpoint] = meta
+    return manifests, damaged
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 
 from cloudspot.train import boxes, sharding
+from cloudspot.train.boxes import Box
+from cloudspot.train.distributed import World
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.partition import Item, Shard
 from cloudspot.train.restored_files import RestoredFiles, StoredTensor, checked, json_object, number
@@ -149,8 +152,23 @@ def weights_sha256(model: Any) -> str | None:
 # --- putting back -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A box of a tensor in the checkpoint that is read."""
+
+    stored: StoredTensor
+    box: Box
+    target: Any
+    """Where it is copied to; None: it is used as it lies in the file."""
+
+    def fill(self) -> None:
+        """Copy it."""
+        if self.target is not None:
+            self.stored.copy_into(self.box, self.target)
+
+
 class Checkpoint:
-    """A restored checkpoint on disk. Its bytes are verified already; here their meaning is."""
+    """A restored checkpoint on disk. Its bytes are verified before they come; here their meaning is."""
 
     def __init__(self, directory: Path) -> None:
         """Open the directory and check every table in it.
@@ -158,7 +176,7 @@ class Checkpoint:
         Raises:
             CheckpointError: something is missing, malformed, or points outside its file.
         """
-        files = RestoredFiles(directory)
+        self._files = files = RestoredFiles(directory)
         self.step = files.step
         self.world_size = files.world_size
         self._seals = files.seals
@@ -214,11 +232,12 @@ class Checkpoint:
         """Return the seal that holds a rank's state: its own, or that of the rank that has relieved it."""
         return next(seal for seal in self._seals.values() if str(rank) in seal["rank_states"])
 
-    def load(self, objects: Mapping[str, Any]) -> None:
-        """Load the saved state into the objects, however either is sharded: no rank waits for another.
+    def load(self, objects: Mapping[str, Any], *, world: World) -> None:
+        """Load the saved state into the objects, however either is sharded.
 
-        Of a tensor that is sharded here, a rank reads the bytes of its own box. Call it once: it releases the
-        files.
+        Of a tensor that is sharded here, a rank reads the bytes of its own box. If the checkpoint comes on
+        demand, only these are fetched, and ranks wait until each has what it reads. Call it once: it releases
+        the files.
 
         Raises:
             CheckpointError: names, shapes or types differ, or an object refuses its state.
@@ -232,30 +251,38 @@ class Checkpoint:
             if isinstance(inner, torch.nn.Module):
                 _check_model(name, fresh, rebuild(name, trees[name], lambda item, _: self._described(item)))
             loads.append((name, inner, fresh))
-        for name, inner, fresh in loads:
-            try:
-                with torch.no_grad():
-                    inner.load_state_dict(self._state_for(name, trees[name], inner, fresh))
-            except CheckpointError:
-                raise
-            except Exception as error:  # an object may raise anything
-                raise CheckpointError(
-                    f"session({name}=...) refuses the checkpoint's state: {error}"
-                ) from error
+        states = []
+        with torch.no_grad():
+            for name, inner, fresh in loads:
+                reads: list[_Read] = []
+                with _naming(name):
+                    states.append(
+                        (name, inner, self._state_for(name, trees[name], inner, fresh, reads), reads)
+                    )
+            regions = [(each.stored, each.box) for *_, reads in states for each in reads]
+            self._files.fetch(regions, world=world)
+            while states:
+                name, inner, state, reads = states.pop(0)
+                with _naming(name):
+                    for each in reads:
+                        each.fill()
+                    inner.load_state_dict(state)
         self._tensors.clear()
 
-    def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any) -> Any:
-        """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are."""
+    def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any, reads: list[_Read]) -> Any:
+        """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are.
+
+        It has its values when the ``reads`` that this adds were fetched and made.
+        """
         if isinstance(inner, torch.nn.Module):
 
             def place(item: Any, keys: Keys) -> Any:
                 like = _at(fresh, keys)
-                if not sharding.is_dtensor(like):
-                    # A view of the file: the copy into the parameter is the only one.
-                    return self.item(item)
-                # The state is the parameter, so this is the only copy here too, and none of all ranks.
-                self._read_into(item, like)
-                return like
+                if sharding.is_dtensor(like):
+                    # The state is the parameter, so this is the only copy, and there is none of all ranks.
+                    return self._read_into(item, like, reads)
+                # A view of the file, if it can be: the copy into the parameter is the only one.
+                return self._lend(item, reads)
 
             return _with_metadata(rebuild(name, tree, place), fresh)
         parameters = [each for group in getattr(inner, "param_groups", ()) for each in group["params"]]
@@ -270,20 +297,32 @@ class Checkpoint:
                     like = None
             if not sharding.is_dtensor(like):
                 # The object may keep what it is given, so it gets a copy.
-                return stored.copy()
+                return self._read_into(
+                    item, torch.empty(stored.shape, dtype=stored.dtype, device="cpu"), reads
+                )
             tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
-            self._read_into(item, tensor)
-            return tensor
+            return self._read_into(item, tensor, reads)
 
         return rebuild(name, tree, place_copy)
 
-    def _read_into(self, item: Any, tensor: Any) -> None:
+    def _lend(self, item: Any, reads: list[_Read]) -> Any:
+        """Return a tensor that must not be written to."""
+        stored = self._stored(item)
+        box = boxes.whole(stored.shape)
+        view = stored.view(box)
+        target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu") if view is None else None
+        reads.append(_Read(stored, box, target))
+        return target if view is None else view
+
+    def _read_into(self, item: Any, tensor: Any, reads: list[_Read]) -> Any:
         stored = self._stored(item)
         if tuple(tensor.shape) != stored.shape:
             raise CheckpointError(f"{item} has shape {list(stored.shape)}, not {list(tensor.shape)}")
-        box = sharding.box_of(tensor)
+        is_dtensor = sharding.is_dtensor(tensor)
+        box = sharding.box_of(tensor) if is_dtensor else boxes.whole(stored.shape)
         if box.num_elements:
-            sharding.local_of(tensor).copy_(stored.read(box))
+            reads.append(_Read(stored, box, sharding.local_of(tensor) if is_dtensor else tensor))
+        return tensor
 
     def item(self, name: Any) -> Any:
         """Return a tensor by its name in the checkpoint, which must not be written to.
@@ -305,6 +344,16 @@ class Checkpoint:
             return self._tensors[name]
         except (KeyError, TypeError):
             raise CheckpointError(f"the checkpoint holds no tensor {name!r}") from None
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # an object may raise anything
+        raise CheckpointError(f"session({name}=...) refuses the checkpoint's state: {error}") from error
 
 
 def _at(state: Any, keys: Keys) -> Any:

@@ -10,6 +10,8 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     seals/seal-G-S-N-R.json  trainer -> agent  a full arena slot; the agent renames it to taken-...,
                                              uploads it and unlinks it, and so frees the slot
     seals/held-G-S-N-R.json  trainer -> agent  the same, to be made a seal if the script ends with status 0
+    wanted-R.json          trainer -> agent  what rank R reads of a checkpoint that is fetched on demand
+    fetched-R              agent -> trainer  that is in the checkpoint's files
     drained-R.json         trainer -> agent  rank R leaves, with its last part sealed or handed over, or
                                              without a save
     progress-R             trainer -> agent  three int64, mapped: see ``Progress``
@@ -61,6 +63,8 @@ Without a session the signal would end the process: send it only to the process 
 """
 
 RESTORE_MANIFEST = "restore.json"
+ON_DEMAND = "on_demand"
+"""The member of it that says that ranks have to ask for what they read."""
 SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)-(\d+)\.json")
@@ -166,7 +170,9 @@ def publish_held(handoff: Path) -> None:
 #   sealed_at_unix  seconds
 #
 # ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:
-# "file" is relative to the restore directory and holds the part's bytes, already verified.
+# "file" is relative to the restore directory and holds the part's bytes, already verified. With
+# "on_demand": true it holds only those that a rank has asked for by ``wanted-R.json``,
+# {"nonce", "ranges": {file: [[start, end], ...]}} in bytes, once ``fetched-R`` repeats that nonce.
 
 
 def seals_directory(handoff: Path) -> Path:
@@ -209,6 +215,21 @@ def read_tuning(handoff: Path) -> Tuning | None:
     """Return the newest tuning, or None."""
     value = read_json(handoff / "tuning.json")
     return None if value is None else Tuning(**value)
+
+
+def wanted_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says what it reads of a checkpoint that is fetched on demand."""
+    return handoff / f"wanted-{rank}.json"
+
+
+def fetched_path(handoff: Path, rank: int) -> Path:
+    """Return the file that repeats the nonce of what is wanted once that is there."""
+    return handoff / f"fetched-{rank}"
+
+
+def answer_to(wanted: Path) -> Path:
+    """Return the ``fetched_path`` of the rank whose ``wanted_path`` this is."""
+    return wanted.with_name(wanted.stem.replace("wanted-", "fetched-"))
 
 
 def drained_path(handoff: Path, rank: int) -> Path:

@@ -169,7 +169,7 @@ def _spread(
     parts, part_bytes = [], []
     for share in shares:
         # Wide elements first: every offset is a multiple of its element size, and there are no holes. Among
-        # those of one width, what is not trained lies together.
+        # those of one width, what is not trained lies together, and what is sharded.
         placements, offset = [], 0
         for each in sorted(share, key=_place_in_part):
             placements.append(replace(each, offset=offset))
@@ -181,18 +181,22 @@ def _spread(
 
 def _place_in_part(placement: Placement) -> tuple[Any, ...]:
     item = placement.item
-    return -item.itemsize, not item.is_frozen, item.name, placement.box or ()
+    return -item.itemsize, not item.is_frozen, placement.box is None, item.name, placement.box or ()
 
 
 def cuts(placements: Sequence[Placement]) -> list[int]:
-    """Return where a part's chunks are to be cut, ascending, so that what is frozen makes the same chunks.
+    """Return where a part's chunks are to be cut, ascending.
 
-    That is where frozen items meet others, and around each large frozen one, wherever that lies.
+    That is where frozen items meet others, and around each large frozen one, wherever that lies: so what is
+    frozen makes the same chunks. And where sharded items meet others, of which each node reads all.
     """
     found = set()
     for before, after in itertools.pairwise(placements):
         is_large = any(one.item.is_frozen and one.nbytes >= OWN_CHUNK_BYTES for one in (before, after))
-        if before.item.is_frozen != after.item.is_frozen or is_large:
+        is_border = before.item.is_frozen != after.item.is_frozen or (before.box is None) != (
+            after.box is None
+        )
+        if is_border or is_large:
             found.add(after.offset)
     return sorted(found)
 

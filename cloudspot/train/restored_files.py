@@ -1,13 +1,18 @@
 """The files of a restored checkpoint: their tables, of which each entry is checked, and the tensors in them.
 
-The bytes are verified already. What they mean is :mod:`cloudspot.train.checkpoint`'s.
+The bytes are verified already, or will be when they are asked for. What they mean is
+:mod:`cloudspot.train.checkpoint`'s.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Mapping
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,21 @@ import torch
 
 from cloudspot.train import boxes
 from cloudspot.train.boxes import Box
+from cloudspot.train.distributed import Store, World, open_store
 from cloudspot.train.errors import CheckpointError
-from cloudspot.train.handoff import RESTORE_MANIFEST, SEAL_FORMAT
+from cloudspot.train.handoff import (
+    GENERATION,
+    HANDOFF,
+    ON_DEMAND,
+    RESTORE_MANIFEST,
+    SEAL_FORMAT,
+    fetched_path,
+    wanted_path,
+    write_json,
+)
 from cloudspot.train.tree import DTYPES
+
+POLL_SECONDS = 0.01
 
 
 class RestoredFiles:
@@ -34,6 +51,7 @@ class RestoredFiles:
         self.step = number(manifest, "step")
         self.world_size = number(manifest, "world_size")
         """How many ranks saved."""
+        self._comes_on_demand = manifest.get(ON_DEMAND) is True
         self.seals: dict[int, dict[str, Any]] = {}
         """By rank; each holds the states of its own rank and of those that it has relieved, by rank."""
         self.tensors: dict[str, StoredTensor] = {}
@@ -52,6 +70,38 @@ class RestoredFiles:
             problem = boxes.problem(list(stored.pieces), stored.shape) if stored.is_dtensor else None
             if problem is not None:
                 raise CheckpointError(f"the checkpoint's {name} has {problem}")
+
+    def fetch(self, regions: Sequence[tuple[StoredTensor, Box]], *, world: World) -> None:
+        """Have these boxes of these tensors in the files; call it once, before any of them is read.
+
+        If the checkpoint comes on demand, this waits until the agents have brought what each rank reads: who
+        went on sooner would wait for the others in its first collective, which has a time limit.
+
+        Raises:
+            CheckpointError: it comes on demand, and there is no agent.
+        """
+        if not self._comes_on_demand:
+            return
+        handoff = os.environ.get(HANDOFF)
+        if handoff is None:
+            raise CheckpointError(f"{self._directory} has to be fetched on demand, and there is no agent")
+        pieces = [piece for stored, box in regions for piece, _, _ in stored.pieces_in(box)]
+        ranges: dict[str, set[tuple[int, int]]] = {}
+        for piece in pieces:
+            if piece.end > piece.start:
+                ranges.setdefault(piece.file, set()).add((piece.start, piece.end))
+        nonce = secrets.token_hex(8)
+        wanted = {"nonce": nonce, "ranges": {file: sorted(found) for file, found in sorted(ranges.items())}}
+        write_json(wanted_path(Path(handoff), world.rank), wanted)
+        answer = fetched_path(Path(handoff), world.rank)
+        # An earlier process of this rank may have asked for something else.
+        while not answer.exists() or answer.read_text(encoding="ascii") != nonce:
+            time.sleep(POLL_SECONDS)
+        for piece in pieces:
+            piece.is_here = True
+        if world.world_size > 1:
+            store, _kept = open_store(world)
+            await_all(store, world)
 
     def _open_part(self, part: Any) -> None:
         if not isinstance(part, dict) or not isinstance(part.get("file"), str):
@@ -115,7 +165,20 @@ class RestoredFiles:
             raise CheckpointError(f"the checkpoint's shards of {name} are not of one tensor")
         if box in stored.pieces:
             raise CheckpointError(f"the checkpoint holds {name} twice")
-        stored.pieces[box] = view
+        stored.pieces[box] = Piece(view, file, offset, offset + size, is_here=not self._comes_on_demand)
+
+
+@dataclass(eq=False)
+class Piece:
+    """The bytes of a box of a tensor, in one file."""
+
+    data: Any
+    """A view of the file; not to be read before it ``is_here``."""
+    file: str
+    start: int
+    """Where in the file it begins, in bytes."""
+    end: int
+    is_here: bool
 
 
 class StoredTensor:
@@ -127,31 +190,67 @@ class StoredTensor:
         self.shape = shape
         self.is_dtensor = is_dtensor
         """Whether it was a DTensor; one piece may be all of it."""
-        self.pieces: dict[Box, Any] = {}
-        """Views of the files; they make up the tensor."""
+        self.pieces: dict[Box, Piece] = {}
+        """They make up the tensor."""
 
     @property
     def divided(self) -> set[int]:
         """The dimensions along which it is divided into pieces."""
         return {dim for piece in self.pieces for dim, n in enumerate(piece.shape) if n != self.shape[dim]}
 
-    def copy(self) -> Any:
-        """Return all of it, in memory of its own."""
-        found = self.read(boxes.whole(self.shape))
-        return found.clone() if len(self.pieces) == 1 else found
+    def pieces_in(self, box: Box) -> Iterator[tuple[Piece, Box, Box]]:
+        """Yield the pieces that have elements in a box, with the box of each, and what of it lies there."""
+        if box in self.pieces:
+            yield self.pieces[box], box, box
+            return
+        for place, piece in self.pieces.items():
+            common = boxes.overlap(box, place)
+            if common is not None:
+                yield piece, place, common
+
+    def view(self, box: Box) -> Any:
+        """Return the view of a box in its file if one piece holds all of it, else None.
+
+        It is not to be read before the box was fetched: see ``RestoredFiles.fetch``.
+        """
+        found = list(self.pieces_in(box))
+        if len(found) != 1:
+            return None
+        [(piece, place, common)] = found
+        return piece.data if place == box else _narrow(piece.data, common, place)
+
+    def copy_into(self, box: Box, target: Any) -> None:
+        """Copy what lies in a box to a tensor of its shape.
+
+        Raises:
+            CheckpointError: not all of it was fetched.
+        """
+        for piece, place, common in self.pieces_in(box):
+            if not piece.is_here:
+                raise CheckpointError("a tensor of the checkpoint is read that was not asked for")
+            _narrow(target, common, box).copy_(_narrow(piece.data, common, place))
 
     def read(self, box: Box) -> Any:
-        """Return what lies in a box, which has elements: a view, if one piece holds all of it."""
-        if box in self.pieces:
-            return self.pieces[box]
-        found = [(piece, each) for piece in self.pieces if (each := boxes.overlap(box, piece)) is not None]
-        if len(found) == 1:
-            piece, common = found[0]
-            return _narrow(self.pieces[piece], common, piece)
-        target = torch.empty(box.shape, dtype=self.dtype)
-        for piece, common in found:
-            _narrow(target, common, box).copy_(_narrow(self.pieces[piece], common, piece))
+        """Return what lies in a box: a view, if one piece holds all of it.
+
+        Raises:
+            CheckpointError: not all of it was fetched.
+        """
+        view = self.view(box)
+        if view is not None and all(piece.is_here for piece, _, _ in self.pieces_in(box)):
+            return view
+        target = torch.empty(box.shape, dtype=self.dtype, device="cpu")
+        self.copy_into(box, target)
         return target
+
+
+def await_all(store: Store, world: World) -> None:
+    """Return once every rank of this generation has called it."""
+    generation = os.environ.get(GENERATION, "")
+    keys = [f"fetched/{generation}/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], "1")
+    while not store.check(keys):
+        time.sleep(POLL_SECONDS)
 
 
 def _narrow(tensor: Any, box: Box, outer: Box) -> Any:

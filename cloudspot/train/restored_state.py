@@ -25,7 +25,7 @@ class RestoredState:
         Raises:
             CheckpointError: it is malformed or does not fit them.
         """
-        restored.load(objects)
+        restored.load(objects, world=world)
         self.step = restored.step
         self.seed = restored.seed
         self._checkpoint = restored

@@ -251,6 +251,35 @@ class Bench:
         )  # fmt: skip
         return made_journal.commit(self.store, JOB, checkpoint)
 
+    def commit_sharded(self, checkpoint, datas, *, num_shards=None):
+        """A session's checkpoint of one tensor, of which each rank has sent a shard; its bytes are ``datas``.
+
+        ``num_shards``: the other ranks' bytes are tensors of their own.
+        """
+        num_shards = len(datas) if num_shards is None else num_shards
+        total = sum(map(len, datas[:num_shards]))
+        node, table = self.node(machine="elsewhere"), []
+        for rank, data in enumerate(datas):
+            item = {
+                "name": "model/w" if rank < num_shards else f"model/{rank}",
+                "dtype": "uint8", "shape": [len(data)], "offset": 0, "nbytes": len(data),
+            }  # fmt: skip
+            if rank < num_shards:
+                item["global_shape"], item["global_offset"] = [total], [sum(map(len, datas[:rank]))]
+            table.append([rank, [item]])
+        plan = hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        for rank, data in enumerate(datas):
+            path = self.seal(
+                node, checkpoint, data, rank=rank, world_size=len(datas), plan=plan, items=table[rank][1]
+            )
+            raw = path.read_bytes()
+            path.unlink()
+            parts.upload_part(
+                self.store, JOB, SaveId(checkpoint.generation, checkpoint.step, 0), rank=rank,
+                num_parts=len(datas), data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
+            )  # fmt: skip
+        return made_journal.commit(self.store, JOB, checkpoint)
+
     def spoil(self, checkpoint):
         """Flip a byte of the checkpoint's first chunk."""
         key = keys.chunk(JOB, SaveId(checkpoint.generation, checkpoint.step, 0), 0, 0)

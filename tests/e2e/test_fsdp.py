@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from acting_user import EXAMPLES, User
+from acting_user import EXAMPLES, User, wait_for
 from safetensors.torch import load_file
+from test_corruption import chunks_of, flip_bit, has_ended, newest_manifests
 
 RUN = (
     "run",
@@ -58,6 +60,34 @@ def test_a_reclaim_of_a_sharded_job_changes_no_bit(
     assert shown["generations"][-1]["nodes"] == [*left, *(f"2.{rank}" for rank in range(len(ranks)))]
     if notice != "0s":
         assert (len(shown["notices"]), shown["steps_lost"]) == (len(ranks), 0)
+
+
+def test_nodes_of_a_sharded_job_read_their_own_part_and_go_back_when_one_finds_it_damaged(
+    user: User,
+) -> None:
+    sets = ("providers.local.reclaims=[]", 'checkpoint={interval="1s", keep=10}', "limits.max_restarts=0")
+    cli = user.start(*RUN, "--name", "hurt", *(word for each in sets for word in ("--set", each)))
+    job = user.home / "store" / "jobs" / "hurt"
+    wait_for("two checkpoints", lambda: len(newest_manifests(job)) > 1)
+    user.cloudspot("preempt", "hurt", "--node", "1.0", "--no-notice")
+    wait_for("the machine's end", lambda: any(map(has_ended, user.machines())))
+    # The survivor had rank 1 and gets rank 0, whose part it has to read.
+    newest, before = newest_manifests(job)[:2]
+    flip_bit(next(chunk for chunk in chunks_of(newest) if chunk.parent.name == "0000"))
+    assert cli.wait(120) == 0
+    shown = user.show("hurt", "--verify")
+    assert (shown["state"], shown["step"]) == ("succeeded", NUM_STEPS)
+    steps = [int(path.name.partition("-")[2]) for path in (newest, before)]
+    found, last = user.history("hurt").generations[-2:]
+    assert [each.restore_from.step for each in (found, last)] == steps
+    assert (found.skipped, [each.checkpoint.step for each in last.skipped]) == ((), steps[:1])
+    assert last.why == "not-restored"  # which is no failure of the script
+    log = user.cloudspot("logs", "hurt", "--source", "agent").stdout
+    assert "does not match its checksum" in log
+    read = re.findall(r"ranks (\d) read (\d+) of the (\d+) bytes of checkpoint \d+-(\d+)", log)
+    shares = {rank: int(got) / int(size) for rank, got, size, step in read if int(step) == steps[1]}
+    assert shares.keys() == {"0", "1"}
+    assert all(0.4 < share < 0.6 for share in shares.values())
 
 
 @pytest.mark.soak

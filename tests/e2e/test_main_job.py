@@ -16,6 +16,7 @@ ABSENT = {
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
     "jobs/<id>/image",
+    "jobs/<id>/manifests/<generation>-<step>.damaged",
     "jobs/<id>/inputs/<name>.<resumption>",
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",

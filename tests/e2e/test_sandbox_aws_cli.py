@@ -39,6 +39,7 @@ ABSENT = {
     "jobs/<id>/agents/<sha256>",
     "jobs/<id>/code",
     "jobs/<id>/image",
+    "jobs/<id>/manifests/<generation>-<step>.damaged",
     "jobs/<id>/inputs/<name>.<resumption>",
     "live/<id>.<nonce>",
     "drivers/<name>",

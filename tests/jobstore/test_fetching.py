@@ -237,6 +237,50 @@ def test_a_disk_that_refuses_is_not_the_checkpoints_fault(store, checkpoints, tm
     assert not isinstance(caught.value, (CorruptData, TransientError))
 
 
+def test_of_a_checkpoint_that_is_laid_out_only_the_chunks_come_that_are_asked_for(
+    store, checkpoints, tmp_path
+):
+    commit = checkpoints.session(store, C, DATAS)
+    dest = tmp_path / "restore"
+    fetching.lay_out(store, "x", commit, dest)
+    table = json.loads((dest / "restore.json").read_text())
+    assert table.pop("on_demand") is True
+    assert [(dest / f"part-{rank}.bin").read_bytes() for rank in range(4)] == [bytes(len(d)) for d in DATAS]
+    assert fetching.is_restored(dest, commit)
+    assert fetching.comes_on_demand(dest)
+    chunks = [chunk.size for chunk in commit.parts[0].chunks]
+    assert len(chunks) > 2
+    second = chunks[0], chunks[0] + chunks[1]
+    asked = {"part-0.bin": [(second[0] + 5, second[0] + 6)], "part-2.bin": [], "part-9.bin": [(0, 10)]}
+    told = []
+    assert fetching.fetch_ranges(store, "x", commit, dest, asked, progress=told.append) == (chunks[1], 0)
+    found = (dest / "part-0.bin").read_bytes()
+    assert found[slice(*second)] == DATAS[0][slice(*second)]
+    assert found[: second[0]] == bytes(second[0])
+    assert not any(found[second[1] :])
+    assert told == [chunks[1]]
+    counted = FaultyStore(store, FaultPlan(), tmp_path)
+    whole = {f"part-{rank}.bin": [(0, len(data))] for rank, data in enumerate(DATAS)}
+    assert fetching.fetch_ranges(counted, "x", commit, dest, whole) == (sum(map(len, DATAS)), chunks[1])
+    assert counted.calls["get_range"] == sum(len(part.chunks) for part in commit.parts) - 1
+    assert [(dest / f"part-{rank}.bin").read_bytes() for rank in range(4)] == DATAS
+    fetching.fetch(store, "x", commit, dest, present=range(4))
+    assert not fetching.comes_on_demand(dest)
+
+
+def test_a_chunk_that_is_asked_for_and_damaged_is_found(store, checkpoints, tmp_path):
+    commit = checkpoints.session(store, C, DATAS)
+    flip(store, keys.chunk("x", commit.save, 2, 0))
+    dest = tmp_path / "restore"
+    fetching.lay_out(store, "x", commit, dest)
+    fetching.fetch_ranges(store, "x", commit, dest, {"part-0.bin": [(0, 4000)]})
+    with pytest.raises(CorruptData, match="does not match its checksum"):
+        fetching.fetch_ranges(store, "x", commit, dest, {"part-2.bin": [(0, 1)]})
+    store.delete(keys.chunk("x", commit.save, 2, 0))
+    with pytest.raises(CorruptData, match="is missing"):
+        fetching.lay_out(store, "x", commit, dest)
+
+
 # --- directories --------------------------------------------------------------------------------
 
 

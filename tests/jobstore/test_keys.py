@@ -9,6 +9,7 @@ from cloudspot.jobstore.records import CheckpointId, SaveId
 
 JOB = "digits-1"
 ARGUMENTS = {
+    "checkpoint": CheckpointId(1, 10),
     "job_id": JOB, "sha256": "0a" * 32, "resumption": 1, "number": 1, "event": "finished.1", "launch": 1,
     "rank": 0, "instance_id": "us-a/cs.1/2", "generation": 1, "step": 10, "save": SaveId(1, 10, 0),
     "stream": "1-0", "date": "2026-11-24", "first_seq": 1, "writer": "0badcafe",

@@ -385,3 +385,23 @@ def test_what_comes_around_the_look_at_the_commits_is_never_judged_without_its_g
 
     collect(Racing(two_commits, FaultPlan(), tmp_path), 1)
     assert {C(1, 50), C(2, 55)} <= set(standing(two_commits))
+
+
+def test_a_checkpoint_that_is_known_to_be_damaged_is_tried_last_and_goes_with_its_note(store, checkpoints):
+    journal = Journal(store, "x")
+    checkpoints.generation(store, 1)
+    for step in (10, 20, 30):
+        checkpoints.session(store, C(1, step), [b"a" * 4000])
+    retention.note_damage(store, "x", C(1, 30), "a chunk")
+    retention.note_damage(store, "x", C(1, 30), "another one says so later")
+    retention.note_damage(store, "x", C(1, 10), "a chunk")
+    found = retention.look_for_checkpoints(store, "x", journal.read())
+    assert [one.step for one in found.sound] == [20]
+    assert [one.step for one in found.damaged] == [30, 10]
+    standing = retention.standing_checkpoints(store, "x", journal.read())
+    assert [one.step for one in standing] == [20, 30, 10]
+    assert retention.read_damage(store, "x", C(1, 30)) == "a chunk"
+    assert retention.collect(store, journal, "x", keep=2) == (C(1, 10),)
+    left = sorted(meta.key.rpartition("/")[2] for meta in store.list_objects(keys.manifests_prefix("x")))
+    assert left == ["000001-000000000020", "000001-000000000030", "000001-000000000030.damaged"]
+    assert retention.read_damage(store, "x", C(1, 10)) == ""

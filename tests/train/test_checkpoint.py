@@ -10,6 +10,7 @@ import torch
 
 from cloudspot.train import CheckpointError, SessionError, checkpoint
 from cloudspot.train.checkpoint import Checkpoint
+from cloudspot.train.distributed import World
 from cloudspot.train.partition import plan
 from cloudspot.train.tree import tensor_bytes
 
@@ -86,7 +87,7 @@ def test_a_fresh_process_gets_the_whole_state_back(tmp_path, world_size):
     write(tmp_path, saved, world_size=world_size)
     fresh = make_objects()
     restored = Checkpoint(tmp_path)
-    restored.load(fresh)
+    restored.load(fresh, world=World(0, 1, 0, 1))
     assert (restored.step, restored.world_size) == (7, world_size)
     assert_same(fresh, saved)
     torch.manual_seed(5)
@@ -101,7 +102,7 @@ def test_the_loaded_state_does_not_hang_on_the_files(tmp_path):
     write(tmp_path, saved)
     fresh = make_objects()
     restored = Checkpoint(tmp_path)
-    restored.load(fresh)
+    restored.load(fresh, world=World(0, 1, 0, 1))
     with pytest.raises(CheckpointError, match="holds no tensor"):
         restored.item("model/0.weight")
     with (tmp_path / "part-0.bin").open("r+b") as file:
@@ -113,7 +114,7 @@ def test_parameters_keep_their_place_in_memory(tmp_path):
     write(tmp_path, train(make_objects(), 1))
     fresh = make_objects()
     addresses = [parameter.data_ptr() for parameter in fresh["model"].parameters()]
-    Checkpoint(tmp_path).load(fresh)
+    Checkpoint(tmp_path).load(fresh, world=World(0, 1, 0, 1))
     assert [parameter.data_ptr() for parameter in fresh["model"].parameters()] == addresses
 
 
@@ -121,7 +122,9 @@ def test_wrappers_of_the_model_make_no_difference(tmp_path):
     saved = train(make_objects(), 1)
     write(tmp_path, {**saved, "model": torch.nn.DataParallel(saved["model"])})
     fresh = make_objects()
-    Checkpoint(tmp_path).load({**fresh, "model": torch.compile(fresh["model"], backend="eager")})
+    Checkpoint(tmp_path).load(
+        {**fresh, "model": torch.compile(fresh["model"], backend="eager")}, world=World(0, 1, 0, 1)
+    )
     assert_same(fresh, saved)
 
 
@@ -176,7 +179,7 @@ def test_what_does_not_fit_is_named(tmp_path, objects, message):
     fresh = make_objects()
     objects(fresh)
     with pytest.raises(CheckpointError) as caught:
-        Checkpoint(tmp_path).load(fresh)
+        Checkpoint(tmp_path).load(fresh, world=World(0, 1, 0, 1))
     assert message in str(caught.value)
 
 
@@ -280,7 +283,7 @@ def test_a_hostile_manifest_raises_a_checkpoint_error(tmp_path, case):
     HOSTILE[case](manifest)
     save(tmp_path, manifest)
     with pytest.raises(CheckpointError):
-        Checkpoint(tmp_path).load(make_objects())
+        Checkpoint(tmp_path).load(make_objects(), world=World(0, 1, 0, 1))
 
 
 @pytest.mark.parametrize("name", ["restore.json", "part-0.bin"])
@@ -288,7 +291,7 @@ def test_a_pickle_is_read_as_bytes_and_never_run(tmp_path, name):
     write(tmp_path, train(make_objects(), 1))
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(CheckpointError):
-        Checkpoint(tmp_path).load(make_objects())
+        Checkpoint(tmp_path).load(make_objects(), world=World(0, 1, 0, 1))
 
 
 def test_a_torch_file_in_a_parts_place_is_read_as_bytes_and_never_run(tmp_path):
@@ -296,7 +299,9 @@ def test_a_torch_file_in_a_parts_place_is_read_as_bytes_and_never_run(tmp_path):
     torch.save([Bomb(), torch.zeros(4000)], tmp_path / "part-0.bin")
     assert (tmp_path / "part-0.bin").stat().st_size > manifest["parts"][0]["seal"]["nbytes"]
     fresh = make_objects()
-    Checkpoint(tmp_path).load(fresh)  # any bytes are weights; verifying them is the agent's work
+    Checkpoint(tmp_path).load(
+        fresh, world=World(0, 1, 0, 1)
+    )  # any bytes are weights; verifying them is the agent's work
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"step": 1e999}', "nul", '"\\ud800'])

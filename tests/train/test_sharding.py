@@ -2,6 +2,9 @@
 
 import json
 import math
+import threading
+import time
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +18,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cloudspot.train import CheckpointError, SessionError, boxes, checkpoint, sharding
+from cloudspot.train import (
+    CheckpointError,
+    SessionError,
+    boxes,
+    checkpoint,
+    handoff,
+    restored_files,
+    sharding,
+)
 from cloudspot.train.checkpoint import Checkpoint
+from cloudspot.train.distributed import World
 from cloudspot.train.partition import plan
 from cloudspot.train.pending_gradients import PendingGradients
 from cloudspot.train.tree import tensor_bytes
@@ -188,10 +200,119 @@ def test_any_mesh_loads_what_any_other_has_saved(tmp_path, old):
         for rank in {0, num_ranks - 1}:
             with fake_world(rank, num_ranks):
                 objects = objects_of(new)
-                Checkpoint(tmp_path).load(objects)
+                Checkpoint(tmp_path).load(objects, world=World(0, 1, 0, 1))
                 check_rank(new, rank, objects, saved)
                 step(objects)
                 check_rank(new, rank, objects, then)
+
+
+class OnDemand:
+    """Plays the agent: the files are empty until a rank asks for what it reads."""
+
+    def __init__(self, directory, handoff_directory, monkeypatch):
+        self.directory = directory
+        self.handoff = handoff_directory
+        self.whole = {path.name: path.read_bytes() for path in directory.glob("part-*.bin")}
+        self.asked = {}
+        for name, data in self.whole.items():
+            (directory / name).write_bytes(bytes(len(data)))
+        manifest = json.loads((directory / "restore.json").read_text())
+        (directory / "restore.json").write_text(json.dumps({**manifest, "on_demand": True}))
+        monkeypatch.setenv("CLOUDSPOT_HANDOFF", str(handoff_directory))
+        monkeypatch.setattr(restored_files, "time", mock.Mock(sleep=self.answer))
+
+    def answer(self, _seconds):
+        """Bring what was asked for while the rank waits."""
+        for path in self.handoff.glob("wanted-*.json"):
+            answer, wanted = handoff.answer_to(path), json.loads(path.read_text())
+            if answer.exists() and answer.read_text() == wanted["nonce"]:
+                continue
+            ranges = wanted["ranges"]
+            self.asked[answer.name] = {
+                name: sum(end - start for start, end in found) for name, found in ranges.items()
+            }
+            for name, found in ranges.items():
+                with (self.directory / name).open("r+b") as file:
+                    for start, end in found:
+                        file.seek(start)
+                        file.write(self.whole[name][start:end])
+            answer.write_text(wanted["nonce"])
+
+
+@pytest.mark.parametrize("old", LAYOUTS)
+@pytest.mark.parametrize("new", LAYOUTS)
+def test_a_rank_asks_for_all_that_it_reads(tmp_path, monkeypatch, old, new):
+    (tmp_path / "handoff").mkdir()
+    save_layout(tmp_path, old)
+    OnDemand(tmp_path, tmp_path / "handoff", monkeypatch)
+    saved, then = expected_after(2), expected_after(3)
+    num_ranks = num_ranks_of(new)
+    for rank in {0, num_ranks - 1}:
+        with fake_world(rank, num_ranks):
+            objects = objects_of(new)
+            Checkpoint(tmp_path).load(objects, world=World(rank, 1, 0, 1))
+            check_rank(new, rank, objects, saved)
+            step(objects)
+            check_rank(new, rank, objects, then)
+
+
+def test_a_rank_asks_for_no_other_ranks_shards(tmp_path, monkeypatch):
+    (tmp_path / "handoff").mkdir()
+
+    def objects():
+        mesh = init_device_mesh("cpu", (4,))
+        model = Weights({"w": distribute(torch.randn(64, 8), mesh, [Shard(0)])})
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.5, foreach=False)}
+
+    save(tmp_path, 4, objects, step)
+    agent = OnDemand(tmp_path, tmp_path / "handoff", monkeypatch)
+    with fake_world(2, 4):
+        Checkpoint(tmp_path).load(objects(), world=World(2, 1, 0, 1))
+    shards = 3 * 16 * 8 * 4  # the weight and AdamW's two averages
+    found = agent.asked["fetched-2"]
+    assert found.pop("part-2.bin") >= shards
+    assert sum(found.values()) < 64  # AdamW's count of steps and the buffer, wherever they lie
+
+
+def test_an_answer_to_an_earlier_process_of_the_rank_is_none_to_this_one(tmp_path, monkeypatch):
+    """It took what the other had asked for for its own, and loaded zeros."""
+    save_layout(tmp_path, "fsdp-2")
+    OnDemand(tmp_path, tmp_path, monkeypatch)
+    for num_ranks, layout in ((2, "fsdp-2"), (1, "none")):
+        with fake_world(0, num_ranks):
+            objects = objects_of(layout)
+            Checkpoint(tmp_path).load(objects, world=World(0, 1, 0, 1))
+            check_rank(layout, 0, objects, expected_after(2))
+
+
+def test_a_rank_goes_on_when_all_have_what_they_read():
+    store, gone_on = dist.HashStore(), []
+
+    def wait(rank):
+        restored_files.await_all(store, World(rank, 3, 0, 1))
+        gone_on.append(rank)
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 2)]
+    for thread in threads:
+        thread.start()
+    while not store.check(["fetched//0", "fetched//2"]):
+        time.sleep(0.001)
+    assert gone_on == []
+    wait(1)
+    for thread in threads:
+        thread.join(10)
+    assert sorted(gone_on) == [0, 1, 2]
+
+
+def test_what_was_not_asked_for_is_never_read(tmp_path, monkeypatch):
+    """It would be zeros."""
+    save_layout(tmp_path, "fsdp-2")
+    OnDemand(tmp_path, tmp_path, monkeypatch)
+    with pytest.raises(CheckpointError, match="not asked for"):
+        Checkpoint(tmp_path).item("model/matrix")
+    monkeypatch.delenv("CLOUDSPOT_HANDOFF")
+    with fake_world(0, 2), pytest.raises(CheckpointError, match="there is no agent"):
+        Checkpoint(tmp_path).load(objects_of("fsdp-2"), world=World(0, 1, 0, 1))
 
 
 @settings(max_examples=30, deadline=None)
@@ -286,7 +407,7 @@ def test_state_of_other_shapes_than_the_parameters_is_divided_as_it_was(tmp_path
     save(tmp_path, 2, objects, lambda made: made["optimizer"].step())
     with fake_world(0, num_ranks):
         made = objects()
-        Checkpoint(tmp_path).load(made)
+        Checkpoint(tmp_path).load(made, world=World(0, 1, 0, 1))
         [found] = made["optimizer"].state.values()
         found = dict(found)
         made["optimizer"].step()

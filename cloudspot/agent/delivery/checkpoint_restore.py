@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from cloudspot.host.names import find_symlink
 from cloudspot.jobstore import fetching, manifests, retention
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
+from cloudspot.jobstore.seals import read_seal
 from cloudspot.jobstore.shared_chunks import ChunkContent, contents
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class Restored:
     skipped: tuple[Skipped, ...] = ()
     contents: frozenset[ChunkContent] = frozenset()
     """What its chunks hold."""
+    on_demand: Manifest | None = None
+    """Set if only the files were made, and ``OnDemandFetch`` brings what the ranks ask for."""
 
 
 def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
@@ -53,15 +57,18 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
     for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
         _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
     journal = context.insist(context.journal.read)
-    candidates = context.insist(lambda: retention.standing_checkpoints(context.store, node.job_id, journal))
+    standing = context.insist(lambda: retention.look_for_checkpoints(context.store, node.job_id, journal))
+    notes = {one: _damaged(context, one) for one in standing.damaged}
     skipped: list[Skipped] = []
-    for candidate in candidates:
+    for candidate in (*standing.sound, *standing.damaged):
         check()
         try:
             manifest = context.insist(
                 lambda c=candidate: manifests.read_manifest(context.store, node.job_id, c)  # type: ignore[misc]
             )
-            return _fetch(context, manifest, tuple(skipped), check)
+            is_damaged = candidate in notes
+            newer = [] if is_damaged else [note for one, note in notes.items() if one > candidate]
+            return _fetch(context, manifest, (*skipped, *newer), check, may_come_later=not is_damaged)
         except (CorruptData, ObjectMissing) as error:
             if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
@@ -79,6 +86,11 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
         detail = f"checkpoint {expected}, from which the job was to resume, is gone, and no other is left"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
     return Restored(checkpoint=None)
+
+
+def _damaged(context: NodeContext, checkpoint: CheckpointId) -> Skipped:
+    reason = context.insist(lambda: retention.read_damage(context.store, context.node.job_id, checkpoint))
+    return Skipped(checkpoint=checkpoint, reason=reason)
 
 
 def newest_candidate(
@@ -110,7 +122,7 @@ def restore_this(
         manifest = context.insist(
             lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint)
         )
-        return _fetch(context, manifest, (), context.obey)
+        return _fetch(context, manifest, (), context.obey, may_come_later=True)
     except (CorruptData, ObjectMissing) as error:
         if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
             return None
@@ -119,7 +131,12 @@ def restore_this(
 
 
 def _fetch(
-    context: NodeContext, manifest: Manifest, skipped: tuple[Skipped, ...], check: Callable[[], None]
+    context: NodeContext,
+    manifest: Manifest,
+    skipped: tuple[Skipped, ...],
+    check: Callable[[], None],
+    *,
+    may_come_later: bool,
 ) -> Restored:
     node = context.node
     held = contents([chunk for part in manifest.parts for chunk in part.chunks])
@@ -136,6 +153,11 @@ def _fetch(
         context.insist(lambda: _bring(context, manifest, node.work, check))
         return replace(restored, directory_name=name)
     target, present = _place_for(context, manifest)
+    if may_come_later and _is_read_in_part(context, manifest):
+        context.insist(
+            lambda: fetching.lay_out(context.store, node.job_id, manifest, target, present=present)
+        )
+        return replace(restored, directory=target, on_demand=manifest)
     try:
         context.insist(lambda: _bring(context, manifest, target, check, present))
     except CloudspotError as error:
@@ -146,6 +168,24 @@ def _fetch(
         target = node.restore
         context.insist(lambda: _bring(context, manifest, target, check))
     return replace(restored, directory=target)
+
+
+def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
+    """Return whether a node of several reads less than all of it, as it is sharded over more than one node.
+
+    Which part only its ranks can say, once their model is made: each asks for what it reads.
+    """
+    if context.job.spec.nodes.max == 1:
+        return False
+    sizes: Counter[str] = Counter()
+    num_shards: Counter[str] = Counter()
+    for part in manifest.parts:
+        for item in read_seal(part).items:
+            if item.is_shard:
+                sizes[item.name] += item.nbytes
+                num_shards[item.name] += 1
+    over_nodes = [name for name, count in num_shards.items() if count > context.job.spec.procs_per_node]
+    return 2 * sum(sizes[name] for name in over_nodes) > manifest.size
 
 
 def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
@@ -204,6 +244,19 @@ def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
     except OSError:
         return False
     return is_room and (free_memory_bytes() or 0) >= 2 * (needed + context.job.spec.procs_per_node * size)
+
+
+def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored | None:
+    """Return the checkpoint whose files an earlier agent of this machine has made for its ranks to ask for.
+
+    None: it is not here, or was fetched whole.
+    """
+    manifest = context.insist(lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint))
+    for place in (context.node.restore_in_memory, context.node.restore):
+        if fetching.is_restored(place, manifest):
+            is_late = fetching.comes_on_demand(place)
+            return Restored(checkpoint, directory=place, on_demand=manifest) if is_late else None
+    return None
 
 
 def _check_directories(context: NodeContext, manifest: Manifest) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
+from cloudspot.agent.delivery.on_demand_fetch import bring, likely_ranges
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError, CorruptData
+
+_log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 """How long a node that leaves waits for requests under way."""
@@ -55,9 +60,30 @@ class EarlyRestore:
 
     def _run(self) -> None:
         try:
-            self._found = restore_newest(self._context, check=self._check)
+            self._found = self._restore()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
+
+    def _restore(self) -> Restored:
+        context = self._context
+        while True:
+            found = restore_newest(context, check=self._check)
+            if found.on_demand is None:
+                return found
+            # The ranks will say what they read; most of it is probably what others in their place have sent.
+            likely = likely_ranges(context, found.on_demand)
+            try:
+                bring(context, found, likely, what="ahead of time read", pause=self._pause)
+            except CorruptData as error:
+                _log.error("checkpoint %s does not verify, looking for another: %s", found.checkpoint, error)
+                continue
+            except CloudspotError as error:
+                _log.warning("not fetched ahead of time, but when ranks ask for it: %s", error)
+            return found
+
+    def _pause(self, seconds: float) -> None:
+        self._stopped.wait(seconds)
+        self._check()
 
     def _check(self) -> None:
         self._context.obey()

@@ -16,9 +16,11 @@ from cloudspot.jobstore.records import FailureKind, Generation
 FAILED: Final = "trainer-failed"
 STUCK: Final = "trainer-stuck"
 NOT_CONNECTED: Final = "not-connected"
-"""Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, or
-could not connect its ranks (a port was taken, a connection failed), which is not the script's error."""
-WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2}
+NOT_RESTORED: Final = "not-restored"
+"""Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, could
+not connect its ranks (a port was taken, a connection failed), or waited for a checkpoint that does not verify
+or fits only on the disk. The last two are not the script's error."""
+WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2, NOT_RESTORED: 3}
 """When nodes disagree about how a generation ended, the heaviest reason is true: a rank that fails leaves
 others without a connection, and when a stuck one is ended that looks like a failure to the others."""
 CONNECTION_ERRORS = frozenset({"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"})

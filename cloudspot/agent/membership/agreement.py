@@ -242,8 +242,9 @@ class Membership:
         """Agree on the next generation to run, with its checkpoint restored on this node.
 
         Waits while there are too few nodes, and belongs to generations meanwhile that train nothing. The
-        proposer restores before it writes: ``restore_from`` names what was found whole. A newcomer restores
-        once ahead of time, and again only if the generation resumes from something else.
+        proposer restores before it writes: ``restore_from`` names what was found whole, unless it comes on
+        demand. A newcomer restores once ahead of time, and again only if the generation resumes from
+        something else.
 
         Raises:
             LeavingError: this node is left out or not needed, or has waited long enough, or an order came.
@@ -290,7 +291,10 @@ class Membership:
                 if restored is not None:
                     return found.generation, restored
                 continue  # what it was to resume from is deleted: another has to follow it
-            if restored is None or (len(known) != checked and (view.is_member or isinstance(found, Propose))):
+            proposes = isinstance(found, Propose)
+            # Of what comes on demand, damage is noted without a record in the journal.
+            must_look = len(known) != checked or (restored is not None and restored.on_demand is not None)
+            if restored is None or (must_look and (view.is_member or proposes)):
                 restored = restored or self._restored_early()
                 best = None if restored is None else newest_candidate(context, known, restored.skipped)
                 if restored is None or restored.checkpoint != best:

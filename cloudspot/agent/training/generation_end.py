@@ -11,6 +11,7 @@ from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.ending.restart_policy import (
     FAILED,
     NOT_CONNECTED,
+    NOT_RESTORED,
     STUCK,
     WEIGHT,
     Failure,
@@ -191,6 +192,8 @@ class GenerationEnd:
     def _failed(self, end: End, *, seconds: float) -> Leaving | str:
         context, status = self._context, self._context.status
         assert end.code is not None
+        if end.why == NOT_RESTORED:
+            return end.why  # at most once for each checkpoint: it is then known to be bad
         failure = Failure(
             exit_code=end.code,
             step=status.progress()[0],

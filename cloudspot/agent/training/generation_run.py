@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
+from cloudspot.agent.delivery.checkpoint_restore import Restored, on_demand_here
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.delivery.log_pump import LogPump
+from cloudspot.agent.delivery.on_demand_fetch import OnDemandFetch
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
@@ -78,6 +80,8 @@ class GenerationRun:
         self._is_checked = False
         self._have_ended = True
         """Whether all processes of the last generation have."""
+        self._find_restored: Callable[[], Restored | None] = lambda: None
+        """Returns what the generation resumes from that runs, as far as ranks may still ask for it."""
 
     def prepare(self) -> None:
         """Have torch imported while inputs come to the disk, checkpoints are restored and others are met."""
@@ -120,8 +124,12 @@ class GenerationRun:
         handoff = self._node.handoff(memory.generation)
         self._follow_metrics(handoff, memory.generation)
         self._courier.adopt()
+        trainer = Trainer(handoff, memory.trainer_pid)
+        checkpoint = known[memory.generation - 1].restore_from
+        if checkpoint is not None and not trainer.has_begun_loop(status.ranks):
+            self._find_restored = lambda: on_demand_here(context, checkpoint)
         status.state = "running"
-        return Trainer(handoff, memory.trainer_pid)
+        return trainer
 
     def _start(self, why: str) -> Trainer:
         context, node = self._context, self._node
@@ -136,6 +144,7 @@ class GenerationRun:
         if not self._have_ended:
             context.uploaded_slots.clear()  # what still lives may write there
         record, restored = self._membership.next(why)
+        self._find_restored = lambda: restored
         memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
         index = self._take_ranks(record)
         handoff = node.handoff(record.number)
@@ -204,8 +213,11 @@ class GenerationRun:
     def _supervise(self, trainer: Trainer) -> Leaving | None:
         """Follow the trainer to its end; return how to leave; None: the next generation starts."""
         started = self._context.memory.trainer_started_at
-        end = Supervisor(self._context, self._membership, self._drains, trainer, self._courier).follow()
-        self._have_ended = trainer.kill()
+        with OnDemandFetch(self._context, self._find_restored, trainer.handoff) as fetch:
+            end = Supervisor(
+                self._context, self._membership, self._drains, trainer, self._courier, fetch
+            ).follow()
+            self._have_ended = trainer.kill()
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
     def _take_ranks(self, record: Generation) -> int:

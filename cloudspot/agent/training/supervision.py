@@ -8,9 +8,11 @@ import time
 from dataclasses import dataclass, replace
 
 from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.delivery.on_demand_fetch import OnDemandFetch
 from cloudspot.agent.ending.restart_policy import (
     FAILED,
     NOT_CONNECTED,
+    NOT_RESTORED,
     STUCK,
     fingerprint_of,
     has_connected,
@@ -64,9 +66,11 @@ class Supervisor:
         drains: DrainSchedule,
         trainer: Trainer,
         courier: Courier,
+        fetch: OnDemandFetch,
     ) -> None:
         self._context = context
         self._courier = courier
+        self._fetch = fetch
         on_notice = context.job.spec.checkpoint.on_notice
         self._script_notice: ScriptNotice | None = None
         if on_notice is not None:
@@ -125,6 +129,11 @@ class Supervisor:
         # What a drain saves is worth waiting for, even if another node has asked for it.
         if trainer.has_drained(ranks):
             return None
+        if self._fetch.error is not None:
+            if not self._fetch.may_succeed_otherwise:
+                raise self._fetch.error
+            _log.error("%s: ending the trainer, which waits for it", self._fetch.error)
+            return End(1, self._drain, why=NOT_RESTORED)
         code = trainer.failed_status(ranks)
         if code is not None:
             _log.warning("a rank ended with exit status %d: ending the trainer", code)

@@ -1,0 +1,188 @@
+"""Brings what the ranks of a generation ask for of a sharded checkpoint, of which no node reads all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.store_retry import insist
+from cloudspot.decoding import Tally, decode
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.host.partial_files import write_whole
+from cloudspot.jobstore import manifests, retention
+from cloudspot.jobstore.fetching import fetch_ranges, part_file
+from cloudspot.jobstore.records import Intent, Manifest
+from cloudspot.jobstore.seals import read_seal
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+IDLE_SECONDS = 2.0
+Ranges = Mapping[str, Sequence[tuple[int, int]]]
+"""By file, each from its first byte to the one behind the last."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """``wanted-R.json``: what a rank reads."""
+
+    nonce: str
+    """What ``fetched-R`` repeats."""
+    ranges: dict[str, tuple[tuple[Tally, Tally], ...]]
+
+
+def bring(
+    context: NodeContext, restored: Restored, ranges: Ranges, *, what: str, pause: Callable[[float], None]
+) -> None:
+    """Have ranges of a checkpoint's files on this machine, verified; ``what`` begins the line in the log.
+
+    Waits out an outage of the store by ``pause``, which takes seconds and raises what ends this early.
+
+    Raises:
+        CorruptData: a chunk does not verify, read twice. All nodes know of it by now, unless the checkpoint
+            was deleted meanwhile.
+        CloudspotError: the store or the disk refuses for good.
+    """
+    manifest, directory, store, job_id = restored.on_demand, restored.directory, context.store, context.job_id
+    assert manifest is not None
+    assert directory is not None
+    total = sum(end - start for found in ranges.values() for start, end in found)
+    with context.status.transferring("restoring", total) as add:
+
+        def progress(num_bytes: int) -> None:
+            pause(0.0)
+            add(num_bytes)
+
+        def fetch() -> tuple[int, int]:
+            return insist(
+                lambda: fetch_ranges(store, job_id, manifest, directory, ranges, progress=progress),
+                sleep=pause,
+            )
+
+        try:
+            num_bytes, num_here = fetch()
+        except CorruptData:
+            # The fault may have been on the way: the note would keep all nodes from it.
+            try:
+                num_bytes, num_here = fetch()
+            except CorruptData as error:
+                reason = str(error)
+                if insist(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
+                    insist(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
+                raise
+    _log.info(
+        "%s %d of the %d bytes of checkpoint %s; %d of them were here",
+        what, num_bytes, manifest.size, manifest.id, num_here,
+    )  # fmt: skip
+
+
+def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
+    """Return the parts of the ranks in whose place those of this newcomer will probably come.
+
+    A launch replaces the whole job, or newcomers take the last places.
+    """
+    procs, seat = context.job.spec.procs_per_node, context.seat
+    intents = (one for one in context.journal.known if isinstance(one, Intent) and one.launch == seat.launch)
+    num_new = next((one.num_nodes for one in intents), 1)
+    num_nodes = read_seal(manifest.parts[0]).world_size // procs
+    first = (max(0, num_nodes - num_new) + seat.rank) * procs
+    return {
+        part_file(part.rank): [(0, part.size)]
+        for part in manifest.parts
+        if first <= part.rank < first + procs
+    }
+
+
+class OnDemandFetch:
+    """A thread that answers the ranks of a generation on this node; it ends with the ``with`` block.
+
+    An agent that takes over from a killed one answers the ranks that wait.
+    """
+
+    def __init__(self, context: NodeContext, find: Callable[[], Restored | None], handoff: Path) -> None:
+        """``find`` returns what the generation resumes from, and is called in the thread.
+
+        If that is not ``on_demand``, there is nothing to do.
+        """
+        self._context = context
+        self._find = find
+        self._handoff = handoff
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="on-demand fetch", daemon=True)
+        self.error: Exception | None = None
+        """Why ranks wait in vain."""
+        self.may_succeed_otherwise = False
+        """Whether the next start resumes from another checkpoint, or restores it to the disk."""
+
+    def __enter__(self) -> OnDemandFetch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        # Nothing may write to these files once the next generation's checkpoint is put in their place.
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            restored = self._find()
+            if restored is not None and restored.on_demand is not None:
+                self._serve(restored)
+        except _Stopped:
+            return
+        except (CorruptData, ObjectMissing) as error:
+            self.may_succeed_otherwise = True
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self.error = error
+
+    def _serve(self, restored: Restored) -> None:
+        # Not only the ranks that this node is known to have: a command may start others.
+        while not self._stopped.wait(IDLE_SECONDS if self._has_begun() else POLL_SECONDS):
+            asked = {}
+            for path in self._handoff.glob("wanted-*.json"):
+                wanted, answer = _read(path), files.answer_to(path)
+                if not answer.exists() or answer.read_text(encoding="ascii") != wanted.nonce:
+                    asked[answer] = wanted
+            if not asked:
+                continue
+            ranges: dict[str, list[tuple[int, int]]] = {}
+            for wanted in asked.values():
+                for file, found in wanted.ranges.items():
+                    ranges.setdefault(file, []).extend(found)
+            ranks = ", ".join(answer.name.removeprefix("fetched-") for answer in sorted(asked))
+            try:
+                bring(self._context, restored, ranges, what=f"ranks {ranks} read", pause=self._pause)
+            except CloudspotError as error:
+                in_memory = restored.directory == self._context.node.restore_in_memory
+                self.may_succeed_otherwise = in_memory and isinstance(error.__cause__, OSError)
+                raise
+            for answer, wanted in asked.items():
+                write_whole(answer, wanted.nonce.encode())
+
+    def _has_begun(self) -> bool:
+        """Return whether all ranks have read what they wanted; their command may start others later."""
+        ranks = self._context.status.ranks
+        return all(files.begun_loop_path(self._handoff, rank).exists() for rank in ranks)
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise _Stopped
+
+
+def _read(path: Path) -> Wanted:
+    try:
+        wanted: Wanted = decode(path.read_bytes(), Wanted)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise CloudspotError(f"{path} is malformed: {error}") from error
+    return wanted
+
+
+class _Stopped(Exception):
+    """The generation has ended."""
