@@ -47,6 +47,7 @@ from cloudspot.model import (
     ObjectPage,
     Offer,
     PreemptionNotice,
+    RegistryLogin,
     Resources,
     UnfinishedUpload,
 )
@@ -677,6 +678,17 @@ class Provider(ABC):
             f"provider {self.name!r} makes no images of machines; run.image can name a container that has "
             "what the job needs"
         )
+
+    def registry_login(self, registry: str) -> RegistryLogin | None:
+        """Return a new log-in for a registry of container images of this provider's; None: it is not one.
+
+        ``registry`` is the host in an image's name. Asked where a job is submitted and, before each pull, on
+        its nodes: with the credentials and the rights that each has.
+
+        Raises:
+            AuthError: a right is missing; the message names it.
+        """
+        return None
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the lists of all that cloudspot makes in the account, in the order in which to end it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import enum
 import math
 from collections.abc import Mapping
@@ -379,6 +380,23 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     fetch_code: str = ""
     """For images that may lack it: Python on the standard library alone that defines ``fetch(store_url, key,
     path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""
+
+
+class RegistryLogin(msgspec.Struct, frozen=True, kw_only=True):
+    """A log-in for a registry of container images; no representation shows the password."""
+
+    user: str
+    password: str
+    origin: str
+    """Whose it is, as the object of "the registry refuses": ``these credentials, which need ...``."""
+
+    def __repr__(self) -> str:
+        return f"RegistryLogin(user={self.user!r}, origin={self.origin!r})"
+
+    @property
+    def basic(self) -> str:
+        """Both, as HTTP's basic authentication and Docker's ``config.json`` have them."""
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):

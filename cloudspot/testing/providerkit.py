@@ -112,6 +112,10 @@ class ProviderTests(Kit):
         if url is not None:
             registry.open_store(url)
 
+    def test_no_log_in_is_given_to_a_registry_of_others(self, provider: Provider) -> None:
+        for host in ("registry.example.com", "registry-1.docker.io", "localhost:5000"):
+            assert provider.registry_login(host) is None
+
     def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
         with pytest.raises(CloudspotError):
             provider.preempt("kit-none")

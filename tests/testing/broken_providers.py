@@ -15,7 +15,7 @@ from memorycloud import MemoryProvider
 from cloudspot.errors import CloudspotError
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Inventory
-from cloudspot.model import BootProfile, CheckResult
+from cloudspot.model import BootProfile, CheckResult, RegistryLogin
 
 SLOW_SECONDS = 0.5
 
@@ -123,6 +123,14 @@ class HasAStrangeStore(Broken):
 
     def default_store(self):
         return "nothing-opens-this://bucket"
+
+
+@breaks("no_log_in_is_given_to_a_registry_of_others")
+class LogsInAnywhere(Broken):
+    """any registry gets the cloud's log-in"""
+
+    def registry_login(self, registry):
+        return RegistryLogin(user="me", password="hush", origin="these credentials")
 
 
 @breaks("a_machine_that_is_not_there_cannot_be_reclaimed")

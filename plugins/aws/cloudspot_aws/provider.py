@@ -15,7 +15,7 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -86,6 +86,11 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         from cloudspot_aws.setup_images import AwsImageHost
 
         return AwsImageHost(options, clients)
+
+    def registry_login(self, registry: str) -> RegistryLogin | None:
+        from cloudspot_aws.ecr import registry_login
+
+        return registry_login(self.clients, registry)
 
     def function_host(self) -> FunctionHost:
         from cloudspot_aws.functionhost import LambdaHost

@@ -15,7 +15,7 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, RegistryLogin, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
@@ -72,6 +72,11 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         from cloudspot_gcp.lookups import wanted_regions
 
         return {"project": self.clients.project, "regions": list(wanted_regions(self._options))}
+
+    def registry_login(self, registry: str) -> RegistryLogin | None:
+        from cloudspot_gcp.artifactregistry import registry_login
+
+        return registry_login(self.clients, registry)
 
     def function_host(self) -> FunctionHost:
         from cloudspot_gcp.functionhost import CloudRunHost

@@ -132,6 +132,7 @@ def test_the_tests_fail_exactly_where_work_is_left(scaffold, tmp_path):
         "test_it_is_found_by_its_name",
         "test_it_is_imported_in_50_ms_and_its_node_needs_no_sdk",
         "test_the_default_store_can_be_opened",
+        "test_no_log_in_is_given_to_a_registry_of_others",
         "test_its_inventories_have_titles",
     }
     assert (done.returncode, len(broken) > 80) == (1, True), done.stdout
