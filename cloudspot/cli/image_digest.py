@@ -5,9 +5,12 @@ The protocol is that of the OCI Distribution Specification 1.1, with the tokens 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
+import subprocess
+from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -16,18 +19,19 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, build_opener
 
-from cloudspot.errors import SpecError
+from cloudspot.errors import AuthError, SpecError
+from cloudspot.jobfile.image import image_parts, login_key
+from cloudspot.model import RegistryLogin
 
 TIMEOUT_SECONDS = 20.0
-_HUB = "registry-1.docker.io"
-_HUB_LOGIN = "https://index.docker.io/v1/"
-"""Under this name Docker keeps the log-in of its own registry."""
 _KINDS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+_IDENTITY = "<token>"
+"""In place of a user: what stands for the password is a token for a protocol of its own."""
 _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
 """Servers that need no https; everyone between here and another one could read a log-in."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -35,27 +39,42 @@ _MAX_BYTES = 8 << 20
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
-def with_digest(image: str) -> str:
+def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = lambda _: None) -> str:
     """Return the image by its digest: as it is, or as the registry has its tag (or ``latest``) now.
 
-    The registry is asked without a log-in, or with one that ``docker login`` has written to
-    ``~/.docker/config.json`` itself; credential helpers are not asked.
+    A registry that wants a log-in gets the one that ``find_login`` returns for its host, or else the one that
+    Docker's client would use: a credential helper's, or what ``docker login`` has written down.
 
     Raises:
         SpecError: it does not tell.
     """
     if "@" in image:
         return image
-    registry, name, tag = _parts(image)
+    registry, name, tag = image_parts(image)
+    scheme = "http" if ("http", registry.partition(":")[0]) in _IN_CLEAR else "https"
+    url = f"{scheme}://{registry}/v2/{name}/manifests/{tag}"
+    login, faults = None, list[str]()
     try:
-        data, said = _manifest(registry, name, tag)
+        try:
+            data, said = _get(url, authorization=None)
+        except HTTPError as error:
+            if error.code != HTTPStatus.UNAUTHORIZED:
+                raise
+            challenge = error.headers.get("WWW-Authenticate", "")
+            error.close()
+            login = _login(registry, find_login, faults)
+            authorization = _authorization(challenge, login, f"repository:{name}:pull")
+            if authorization is None:
+                login = None  # nobody was told it
+                raise
+            data, said = _get(url, authorization=authorization)
     except HTTPError as error:
-        why = (
-            "there is no such tag, or it is private"
-            if error.code in _HIDDEN
-            else f"{error.code} {error.reason}"
-        )
-        raise SpecError(_failed(image, registry, why)) from error
+        error.close()
+        why = f"{error.code} {error.reason}"
+        if error.code in _HIDDEN:
+            whom = "it is private" if login is None else f"the registry refuses {login.origin}"
+            why = "; ".join((f"there is no such tag, or {whom}", *faults))
+        raise SpecError(_failed(image, registry, why, has_login=login is not None)) from error
     except (OSError, HTTPException, ValueError) as error:
         raise SpecError(_failed(image, registry, str(getattr(error, "reason", error)))) from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -64,43 +83,17 @@ def with_digest(image: str) -> str:
     return f"{image}@{digest}"
 
 
-def _failed(image: str, registry: str, why: str) -> str:
-    return f"run.image: {registry} does not tell the digest of {image}: {why}; write {image}@sha256:..."
+def _failed(image: str, registry: str, why: str, *, has_login: bool = False) -> str:
+    advice = "" if has_login else f"; write {image}@sha256:..."
+    return f"run.image: {registry} does not tell the digest of {image}: {why}{advice}"
 
 
-def _parts(image: str) -> tuple[str, str, str]:
-    """Return the registry, the name and the tag, by the rules of Docker."""
-    first, slash, rest = image.partition("/")
-    is_registry = slash and ("." in first or ":" in first or first == "localhost")
-    registry, path = (first, rest) if is_registry else (_HUB, image)
-    name, _, tag = path.partition(":")
-    if registry in {_HUB, "docker.io", "index.docker.io"}:
-        registry, name = _HUB, name if "/" in name else f"library/{name}"
-    return registry, name, tag or "latest"
-
-
-def _manifest(registry: str, name: str, tag: str) -> tuple[bytes, str | None]:
-    """Return the manifest of a tag, and its digest as the registry says it."""
-    scheme = "http" if ("http", registry.partition(":")[0]) in _IN_CLEAR else "https"
-    url = f"{scheme}://{registry}/v2/{name}/manifests/{tag}"
-    try:
-        return _get(url, authorization=None)
-    except HTTPError as error:
-        if error.code != HTTPStatus.UNAUTHORIZED:
-            raise
-        challenge = error.headers.get("WWW-Authenticate", "")
-        error.close()
-        authorization = _authorization(challenge, _login(registry), f"repository:{name}:pull")
-        if authorization is None:
-            raise
-    return _get(url, authorization=authorization)
-
-
-def _authorization(challenge: str, login: str | None, scope: str) -> str | None:
+def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> str | None:
     """Return what a registry that asks who is there gets to hear; None: there is nothing to say."""
     kind, _, parameters = challenge.partition(" ")
+    basic = None if login is None else f"Basic {login.basic}"
     if kind.lower() == "basic":
-        return login and f"Basic {login}"
+        return basic
     found = dict(_PARAMETER.findall(parameters))
     if kind.lower() != "bearer" or "realm" not in found:
         return None
@@ -110,20 +103,62 @@ def _authorization(challenge: str, login: str | None, scope: str) -> str | None:
     realm = urlsplit(found["realm"])
     if realm.scheme != "https" and (realm.scheme, realm.hostname) not in _IN_CLEAR:
         return None
-    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=login and f"Basic {login}")
+    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic)
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
     return f"Bearer {token}" if isinstance(token, str) else None
 
 
-def _login(registry: str) -> str | None:
-    """Return the log-in that ``docker login`` has written down, or None."""
+def _login(
+    registry: str, find_login: Callable[[str], RegistryLogin | None], faults: list[str]
+) -> RegistryLogin | None:
+    """Return the log-in for a registry, or None; why one could not be had goes into ``faults``."""
+    try:
+        found = find_login(registry)
+    except AuthError as error:
+        faults.append(str(error))
+        found = None
+    if found is not None:
+        return found
+    key = login_key(registry)
     try:
         config: Any = json.loads(Path("~/.docker/config.json").expanduser().read_text())
-        found = config["auths"][_HUB_LOGIN if registry == _HUB else registry]["auth"]
-    except (OSError, ValueError, KeyError, TypeError):
+        helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
+        stored = config.get("auths", {}).get(key, {})
+        user, _, password = base64.b64decode(stored.get("auth", "")).decode().partition(":")
+        user = _IDENTITY if stored.get("identitytoken") else user
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
-    return found if isinstance(found, str) and found else None
+    origin, program = "~/.docker/config.json", f"docker-credential-{helper}"
+    if helper:
+        try:
+            kept = _ask_helper(program, key)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+            kept = None
+            faults.append(f"{program} does not answer: {error}")
+        if kept is not None:
+            (user, password), origin = kept, program
+    if user == _IDENTITY:
+        faults.append(
+            f"{origin} has an identity token, which cannot be used here: name a user in run.image_login"
+        )
+        return None
+    return (
+        RegistryLogin(user=user, password=password, origin=f"the user {user} of {origin}") if user else None
+    )
+
+
+def _ask_helper(program: str, key: str) -> tuple[str, str] | None:
+    """Return the user and the password that a credential helper of Docker's keeps; None: it has none."""
+    done = subprocess.run(
+        [program, "get"], input=key, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    if done.stdout.startswith("credentials not found"):
+        return None
+    if done.returncode != 0:
+        raise ValueError((done.stdout.strip() or done.stderr.strip() or "it says nothing").splitlines()[-1])
+    answer = json.loads(done.stdout)
+    return str(answer["Username"]), str(answer["Secret"])
 
 
 def _get(url: str, *, authorization: str | None) -> tuple[bytes, str | None]:

@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,10 +22,12 @@ from cloudspot.cli.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.image import find_login
 from cloudspot.jobfile.setup_key import setup_key
 from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_digests, code_files
 from cloudspot.jobstore.forking import code_of
+from cloudspot.jobstore.submission import check_secrets
 from cloudspot.registry import driver_distributions, open_provider, open_store, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
@@ -71,20 +74,20 @@ def open_pinned(
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
-    that the job will send are checked.
+    The tag of an image is replaced by its digest; a log-in's secret is in the environment. A market policy of
+    a plugin is opened too, and the messages that the job will send are checked.
     """
     check_messages(spec.notify)
+    provider = open_provider(provider_name, spec)
     if spec.run.image is not None:
-        spec = msgspec.structs.replace(
-            spec, run=msgspec.structs.replace(spec.run, image=with_digest(spec.run.image))
-        )
+        login = partial(find_login, named=spec.run.image_login, provider=provider, secret=_secret)
+        image = with_digest(spec.run.image, login)
+        spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, image=image))
     if spec.spot.policy not in POLICIES:
         from cloudspot.controller.spot_market import policy_of
         from cloudspot.market.knowledge import NOTHING_KNOWN
 
         policy_of(spec.spot, NOTHING_KNOWN)
-    provider = open_provider(provider_name, spec)
     pinned = {**provider.pinned_options()}
     if provider.has_images:
         python = provider.boot_profile().train_python
@@ -94,6 +97,11 @@ def open_pinned(
     table = {**spec.providers.get(provider_name, {}), **pinned}
     spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
     return spec, open_provider(provider_name, spec)
+
+
+def _secret(name: str) -> str:
+    check_secrets([name], os.environ)
+    return os.environ[name]
 
 
 def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from cloudspot import decoding
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.data import DataSpec, check_data
+from cloudspot.jobfile.image import ImageLogin
 from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
@@ -123,6 +124,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
     it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
     is submitted. If left out, they run on the machine itself."""
+    image_login: ImageLogin | None = None
+    """The log-in for the registry of a private image: ``{ user = "...", secret = "..." }``, where ``secret``
+    is the one of ``run.secrets`` that holds the password. If left out, machines log in to the registries of
+    their own cloud with their role, and to others as their container engine is set up to."""
     fork_server: bool = True
     """Whether a process on each machine imports torch, and what else the entrypoint imports first, while the
     machine prepares, and torchrun and the processes of the entrypoint are forked from it, so that a restart
@@ -484,7 +489,15 @@ def _check_inside(path: FieldPath, value: str) -> None:
 
 
 def _check_image(spec: JobSpec) -> None:
-    image = spec.run.image
+    image, login = spec.run.image, spec.run.image_login
+    if login is not None:
+        if image is None:
+            raise FieldError(("run", "image_login"), "has no effect without run.image")
+        if not login.user or ":" in login.user:
+            raise FieldError(("run", "image_login", "user"), "must be a name without a colon")
+        if login.secret not in spec.run.secrets:
+            found = f'"{login.secret}" is not one of run.secrets; add it there: its value is the password'
+            raise FieldError(("run", "image_login", "secret"), found)
     if image is None:
         return
     if not re.fullmatch(IMAGE, image):

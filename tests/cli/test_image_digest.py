@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,12 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from real_registry import pushed, real_registry
 from small_image import small_image, why_no_containers
 
 from cloudspot.cli import image_digest
 from cloudspot.cli.image_digest import with_digest
-from cloudspot.errors import SpecError
+from cloudspot.errors import AuthError, SpecError
 from cloudspot.jobfile.spec import load_job
+from cloudspot.model import RegistryLogin
 
 MANIFEST = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
 DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
@@ -75,10 +76,36 @@ def registry(monkeypatch, tmp_path):
     thread.join()
 
 
-def log_in(registry, home):
+def log_in(registry, home, *, auth=LOGIN, **more):
     (home / ".docker").mkdir()
-    auths = {registry.name: {"auth": LOGIN}}
-    (home / ".docker" / "config.json").write_text(json.dumps({"auths": auths}))
+    auths = {registry.name: {"auth": auth}}
+    (home / ".docker" / "config.json").write_text(json.dumps({"auths": auths, **more}))
+
+
+@pytest.fixture
+def helper(tmp_path, monkeypatch):
+    """``helper(says, status=0)``: the credential helper ``kept``, which notes what it is asked."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+    def make(says, *, status=0):
+        path = programs / "docker-credential-kept"
+        path.write_text(
+            f"#!/bin/sh\necho $1 > {tmp_path}/asked\ncat >> {tmp_path}/asked\necho '{says}'\nexit {status}\n"
+        )
+        path.chmod(0o755)
+        return tmp_path / "asked"
+
+    return make
+
+
+MINE = json.dumps({"ServerURL": "here", "Username": "me", "Secret": "secret"})
+OTHER = base64.b64encode(b"other:wrong").decode()
+
+
+def mine(_registry):
+    return RegistryLogin(user="me", password="secret", origin="the user me of run.image_login")
 
 
 def test_a_registry_that_wants_a_token_gets_one(registry):
@@ -124,6 +151,110 @@ def test_a_registry_may_ask_for_the_log_in_itself(registry, tmp_path):
     assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST)
 
 
+@pytest.mark.parametrize("setting", ["credHelpers", "credsStore"])
+def test_a_credential_helper_is_asked_as_docker_asks_it(registry, tmp_path, helper, setting):
+    registry.is_private = True
+    asked = helper(MINE)
+    log_in(
+        registry,
+        tmp_path,
+        auth=OTHER,
+        **{setting: {registry.name: "kept"} if setting == "credHelpers" else "kept"},
+    )
+    assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST)
+    assert asked.read_text() == f"get\n{registry.name}"
+
+
+def test_a_helper_of_one_registry_goes_before_the_store_of_all(registry, tmp_path, helper):
+    registry.is_private = True
+    helper(MINE)
+    log_in(registry, tmp_path, credHelpers={registry.name: "kept"}, credsStore="not-there")
+    assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST)
+
+
+@pytest.mark.parametrize("says", ["credentials not found in native keychain", "no keychain here"])
+def test_a_helper_that_has_no_log_in_hides_none_that_is_written_down(registry, tmp_path, helper, says):
+    registry.is_private = True
+    helper(says, status=1)
+    log_in(registry, tmp_path, credsStore="kept")
+    assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "told"),
+    [
+        ("credentials not found in native keychain", 1, "or it is private; write"),
+        ("the keychain is locked", 1, "or it is private; docker-credential-kept does not answer: the keychain is locked"),
+        ("{}", 0, "docker-credential-kept does not answer: "),
+        ("not JSON", 0, "docker-credential-kept does not answer: "),
+        (MINE.replace('"me"', '"<token>"'), 0, "docker-credential-kept has an identity token, which cannot be used"),
+        (MINE.replace('"secret"', '"wrong"'), 0, "the registry refuses the user me of docker-credential-kept$"),
+    ],
+)  # fmt: skip
+def test_what_a_helper_does_not_have_is_told_and_no_secret(registry, tmp_path, helper, says, status, told):
+    registry.is_private = True
+    helper(says, status=status)
+    log_in(registry, tmp_path, auth="", credsStore="kept")
+    with pytest.raises(SpecError, match=f"there is no such tag, .*{told}") as refused:
+        with_digest(f"{registry.name}/team/train:7")
+    assert "secret" not in str(refused.value).replace("run.image_login", "")
+    registry.is_private = False
+    if "Secret" not in says:
+        assert with_digest(f"{registry.name}/team/train:7").endswith(DIGEST), "it lets everyone in"
+
+
+def test_the_jobs_log_in_goes_before_dockers_and_is_not_asked_for_in_vain(registry, tmp_path):
+    log_in(registry, tmp_path, auth=OTHER)
+    registry.is_private = True
+    assert with_digest(f"{registry.name}/team/train:7", mine).endswith(DIGEST)
+    registry.expected, asked = None, []
+    assert with_digest(f"{registry.name}/team/train:7", asked.append).endswith(DIGEST)
+    assert asked == []
+
+
+def test_a_log_in_that_is_refused_is_named_by_whose_it_is(registry, tmp_path):
+    registry.is_private = True
+    wrong = RegistryLogin(user="me", password="hush", origin="the user me of run.image_login")
+    with pytest.raises(SpecError, match=r"the registry refuses the user me of run\.image_login$"):
+        with_digest(f"{registry.name}/team/train:7", lambda _: wrong)
+    assert "hush" not in repr(wrong)
+
+
+def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, tmp_path):
+    registry.is_private = True
+
+    def refuse(_registry):
+        raise AuthError("logging in takes cloud:LogIn")
+
+    with pytest.raises(SpecError, match="or it is private; logging in takes cloud:LogIn; write"):
+        with_digest(f"{registry.name}/team/train:7", refuse)
+    log_in(registry, tmp_path)
+    assert with_digest(f"{registry.name}/team/train:7", refuse).endswith(DIGEST)
+
+
+def test_the_jobs_secret_opens_the_registry_and_has_to_be_set(registry, local_home, tmp_path):
+    registry.is_private = True
+    (tmp_path / "job.toml").write_text(
+        f'name = "j"\n[run]\nentrypoint = "train.py"\nimage = "{registry.name}/team/train:7"\n'
+        'image_login = { user = "me", secret = "REGISTRY_KEY" }\nsecrets = ["REGISTRY_KEY"]\n'
+    )
+    (tmp_path / "train.py").write_text("")
+
+    def offers(**more):
+        return subprocess.run(
+            [sys.executable, "-m", "cloudspot", "offers", "--provider", "local", str(tmp_path / "job.toml")],
+            env={**os.environ, "CLOUDSPOT_LOCAL_HOME": str(local_home), **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert offers(REGISTRY_KEY="secret").returncode == 0
+    refused = offers()
+    assert refused.returncode == 2
+    assert "REGISTRY_KEY is not set in the environment" in refused.stderr
+
+
 @pytest.mark.parametrize("realm", ["http://example.org/token", "file://localhost/etc/passwd"])
 def test_a_log_in_is_not_sent_in_clear_to_a_stranger_and_no_file_read(registry, tmp_path, realm):
     registry.is_private = True
@@ -155,22 +286,6 @@ def test_a_registry_that_does_not_answer_is_named_with_the_way_out():
             with_digest(image)
 
 
-@pytest.mark.parametrize(
-    ("image", "parts"),
-    [
-        ("python", ("registry-1.docker.io", "library/python", "latest")),
-        ("python:3.13", ("registry-1.docker.io", "library/python", "3.13")),
-        ("pytorch/pytorch:2", ("registry-1.docker.io", "pytorch/pytorch", "2")),
-        ("docker.io/pytorch/pytorch", ("registry-1.docker.io", "pytorch/pytorch", "latest")),
-        ("ghcr.io/team/deep/train:7", ("ghcr.io", "team/deep/train", "7")),
-        ("localhost:5000/it", ("localhost:5000", "it", "latest")),
-        ("localhost/it:1", ("localhost", "it", "1")),
-    ],
-)
-def test_names_mean_what_they_mean_to_docker(image, parts):
-    assert image_digest._parts(image) == parts
-
-
 def test_a_digest_is_kept_and_nobody_asked():
     assert with_digest(f"nowhere.invalid/it:1@{DIGEST}") == f"nowhere.invalid/it:1@{DIGEST}"
 
@@ -189,36 +304,11 @@ def test_a_job_file_may_hold_a_tag_and_nothing_that_an_engine_takes_for_an_optio
 def test_a_real_registry_tells_the_digest_by_which_the_engine_finds_the_image(tmp_path):
     if why := why_no_containers():
         pytest.skip(why)
-    if shutil.which("docker-registry") is None:
-        pytest.skip("needs Debian's docker-registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-    }
-    (tmp_path / "config.yml").write_text(json.dumps(config))
-    log = (tmp_path / "registry.log").open("w")
     with (
-        log,
-        subprocess.Popen(
-            ["docker-registry", "serve", str(tmp_path / "config.yml")], stdout=log, stderr=log
-        ) as server,
+        real_registry(tmp_path) as address,
         small_image(tmp_path) as image,
+        pushed(image, address, tmp_path) as name,
     ):
-        try:
-            pushed, podman = f"127.0.0.1:{port}/team/train:7", ("podman", "--log-level=error")
-            options = ("--tls-verify=false", "--digestfile", str(tmp_path / "digest"))
-            local = image.partition("@")[0]
-            subprocess.run([*podman, "push", "--quiet", *options, local, pushed], check=True, timeout=60)
-            found = with_digest(pushed)
-            assert found == f"{pushed}@{(tmp_path / 'digest').read_text()}"
-            by_digest = found.replace(":7@", "@")
-            subprocess.run(
-                [*podman, "pull", "--quiet", "--tls-verify=false", by_digest], check=True, timeout=60
-            )
-            subprocess.run([*podman, "rmi", "--force", by_digest], check=True, timeout=60)
-        finally:
-            server.terminate()
+        assert with_digest(name.partition("@")[0]) == name
+        words = ["podman", "pull", "--quiet", "--tls-verify=false", name.replace(":7@", "@")]
+        subprocess.run(words, check=True, timeout=60)

@@ -1,0 +1,52 @@
+"""The container image of a job: what its name means, and who may pull it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cloudspot.interfaces import Provider
+from cloudspot.model import RegistryLogin
+
+HUB: Final = "registry-1.docker.io"
+"""Docker's own registry."""
+
+
+class ImageLogin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``run.image_login``: the log-in for the registry of a private image."""
+
+    user: str
+    """The user's name, without a colon."""
+    secret: str
+    """Which of ``run.secrets`` is the password."""
+
+
+def image_parts(image: str) -> tuple[str, str, str]:
+    """Return the registry, the name and the tag, by the rules of Docker."""
+    first, slash, rest = image.partition("/")
+    is_registry = slash and ("." in first or ":" in first or first == "localhost")
+    registry, path = (first, rest) if is_registry else (HUB, image)
+    name, _, tag = path.partition(":")
+    if registry in {HUB, "docker.io", "index.docker.io"}:
+        registry, name = HUB, name if "/" in name else f"library/{name}"
+    return registry, name, tag or "latest"
+
+
+def login_key(registry: str) -> str:
+    """Return the name under which Docker keeps the log-in of a registry."""
+    return "https://index.docker.io/v1/" if registry == HUB else registry
+
+
+def find_login(
+    registry: str, named: ImageLogin | None, provider: Provider, secret: Callable[[str], str]
+) -> RegistryLogin | None:
+    """Return the log-in that the job names, or else the provider's own; None: there is neither.
+
+    ``secret`` returns the value of one of the job's secrets. Raises as that and the provider do.
+    """
+    if named is None:
+        return provider.registry_login(registry)
+    origin = f"the user {named.user} of run.image_login"
+    return RegistryLogin(user=named.user, password=secret(named.secret), origin=origin)
