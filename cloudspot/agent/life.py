@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
@@ -32,6 +33,7 @@ from cloudspot.agent.training.preparation import fetch_code, run_setup, start_ke
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.image import find_login
 from cloudspot.jobstore import keys, launches
 from cloudspot.jobstore.lineage import newest_generation
 from cloudspot.jobstore.log_streams import stream_name
@@ -39,6 +41,7 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Exit
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import read_secrets
+from cloudspot.model import RegistryLogin
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,8 @@ class Life:
                 asked_seconds=job.spec.logs.flush_seconds,
             ),
         )
-        self.runtime = runtime_of(node, job.spec)
+        self._secrets: Mapping[str, str] = {}
+        self.runtime = runtime_of(node, job.spec, self._image_login)
         context.status.num_live = job.spec.nodes.max  # until it has heard the others
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
@@ -148,10 +152,10 @@ class Life:
         context = self.context
         run = context.job.spec.run
         resumption = context.job.submission.resumption
-        secrets = context.insist(
+        self._secrets = context.insist(
             lambda: read_secrets(context.store, context.job_id, run.secrets, resumption=resumption)
         )
-        environment = {**self.runtime.inherited, **run.env, **secrets}
+        environment = {**self.runtime.inherited, **run.env, **self._secrets}
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         fetch_code(context)
@@ -180,6 +184,14 @@ class Life:
             self.artifacts.start()
             self.courier.start()
             return generations.run_all()
+
+    def _image_login(self, registry: str) -> RegistryLogin | None:
+        return find_login(
+            registry,
+            self.context.job.spec.run.image_login,
+            self.context.provider,
+            lambda name: self._secrets.get(name, ""),
+        )
 
     def _stop_runtime(self) -> None:
         """Leave no container; nothing that the job has made is lost with it any more."""

@@ -1,5 +1,7 @@
 """A node's life without torch: a plain Python plays torchrun, and writes what a session would write."""
 
+import base64
+import json
 import os
 import signal
 import socket
@@ -23,13 +25,13 @@ from cloudspot.agent.membership import agreement
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
-from cloudspot.agent.training import trainer
+from cloudspot.agent.training import container, trainer
 from cloudspot.errors import AuthError, ObjectMissing
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import codec, keys, launches
 from cloudspot.jobstore.records import Heartbeat, Notice
 from cloudspot.jobstore.submission import request_stop
-from cloudspot.model import PreemptionNotice
+from cloudspot.model import PreemptionNotice, RegistryLogin
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -382,6 +384,34 @@ def test_secrets_reach_the_script_and_no_record_or_log(bench):
         assert meta.key == keys.secrets(JOB, 0) or b"hunter2secret" not in bench.store.get(meta.key)
     for path in (bench.root / "machine").rglob("*"):
         assert not path.is_file() or b"hunter2secret" not in path.read_bytes() or path.name == "train.py"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_jobs_log_in_for_its_image_goes_before_the_providers_and_its_refusal_ends_the_job(
+    bench, monkeypatch, tmp_path, is_named
+):
+    monkeypatch.setattr(container, "PULL_WAIT_SECONDS", 0.01)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(
+        f"#!/bin/sh\n[ $1 != info ] || exit 0\n[ $1 != --config ] || cat $2/config.json > {tmp_path}/given\n"
+        "echo unauthorized >&2; exit 1\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
+    bench.provider.registry_login = lambda _: RegistryLogin(user="cloud", password="p", origin="the cloud")
+    bench.store.put(keys.secrets(JOB, 0), b'{"values": {"KEY": "hush"}}')
+    run = {"image": f"registry.example.com/it@sha256:{'0' * 64}", "secrets": ["KEY"]}
+    if is_named:
+        run["image_login"] = {"user": "me", "secret": "KEY"}
+    whose = "the user me of run.image_login" if is_named else "the cloud"
+    with pytest.raises(AuthError, match=f"registry.example.com refuses {whose}: unauthorized$"):
+        bench.life(SESSION, run=run).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent) == ("failed", 4, True)
+    assert f"refuses {whose}" in record.detail
+    (given,) = json.loads((tmp_path / "given").read_text())["auths"].values()
+    assert base64.b64decode(given["auth"]) == (b"me:hush" if is_named else b"cloud:p")
 
 
 def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):

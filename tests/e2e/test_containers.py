@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
 from small_image import containers, kill_container, small_image, why_no_containers
 
 from cloudspot.errors import JobNotFound
@@ -88,6 +89,31 @@ def test_a_job_in_a_container_outlives_its_agent_and_a_reclaim(user: User, image
     assert "has counted to 300" in log
     assert containers(user.home) == []
     assert not Path("/made-by-setup").exists()
+
+
+def test_a_private_image_is_looked_up_and_pulled_with_the_jobs_log_in(
+    user: User, image: str, tmp_path: Path
+) -> None:
+    with real_registry(tmp_path, is_private=True) as address, pushed(image, address, tmp_path) as name:
+        tag = name.partition("@")[0]
+        user.environ["CONTAINERS_REGISTRIES_CONF"] = str(registries_conf(address, tmp_path))
+        sets = (
+            f'run.image_login={{user="{USER}", secret="REGISTRY_KEY"}}',
+            'run.secrets=["COUNT_TOKEN", "REGISTRY_KEY"]',
+            'run.env.COUNT_TO="20"',
+            'providers.local.pass_environment=["CONTAINERS_REGISTRIES_CONF"]',
+        )
+        user.environ["REGISTRY_KEY"] = "wrong"
+        refused = start(user, tag, *sets)
+        assert refused.wait(timeout=60) == 2
+        assert f"the registry refuses the user {USER} of run.image_login\n" in user.output(refused)
+        user.environ["REGISTRY_KEY"] = PASSWORD
+        run = start(user, tag, *sets)
+        assert run.wait(timeout=180) == 0, user.output(run)
+        shown = name.replace(":7@", "@")[:-52]
+        assert f"pulling {shown}\n" in user.cloudspot("logs", "boxed", "--source", "agent").stdout
+        files = [path for path in user.home.rglob("*") if path.is_file()]
+        assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.long

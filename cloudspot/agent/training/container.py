@@ -8,6 +8,7 @@ by the same marks.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import pwd
@@ -17,17 +18,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.interpreter import PROGRAMS
 from cloudspot.agent.training.runtime import Command, KeptSetupLost, Runtime, RuntimeLost
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
+from cloudspot.jobfile.image import image_parts, login_key
 from cloudspot.jobfile.spec import JobSpec
+from cloudspot.model import RegistryLogin
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +43,10 @@ START_SECONDS = 60.0
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
 """Before the second pull; twice as long before each further one."""
+_REFUSED = re.compile(
+    r"unauthorized|authentication required|no basic auth|(?<!permission )denied|forbidden", re.IGNORECASE
+)
+"""What engines pass on of a registry that wants another log-in."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
 """How long the engine may take for what needs no network."""
@@ -73,12 +82,14 @@ _ANSWERS = (0, 9, 126, 127)
 """The statuses of a probe that has run: yes, no, and what a shell says of a program that it cannot start."""
 
 
-def runtime_of(node: Node, spec: JobSpec) -> Runtime:
-    """Return where the programs of the job run on the node."""
+def runtime_of(
+    node: Node, spec: JobSpec, find_login: Callable[[str], RegistryLogin | None] = lambda _: None
+) -> Runtime:
+    """Return where the programs of the job run on the node; ``find_login`` is asked by a registry's host."""
     run = spec.run
     if run.image is None:
         return Runtime(node, run.python or node.train_python)
-    return Container(node, run.python or "python3", run.image)
+    return Container(node, run.python or "python3", run.image, find_login)
 
 
 class Container(Runtime):
@@ -86,8 +97,15 @@ class Container(Runtime):
 
     inherits_files = False
 
-    def __init__(self, node: Node, python: str, image: str) -> None:
+    def __init__(
+        self,
+        node: Node,
+        python: str,
+        image: str,
+        find_login: Callable[[str], RegistryLogin | None] = lambda _: None,
+    ) -> None:
         super().__init__(node, python)
+        self._find_login = find_login
         self._image = re.sub(":[^/:@]*@", "@", image)  # podman 4 takes no tag beside a digest
         self._shown = self._image[:-52]
         """With the first digits of its digest."""
@@ -229,16 +247,25 @@ class Container(Runtime):
             yield package.resolve(), ":ro"
 
     def _pull(self, check: Callable[[], None]) -> None:
+        registry, _, _ = image_parts(self._image)
         for number in range(NUM_PULLS):
             _log.info("pulling %s", self._shown)
-            with subprocess.Popen(
-                [self._engine, "pull", "--quiet", self._image],
-                env=_own_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as process:
+            login, fault = None, None
+            try:
+                login = self._find_login(registry)  # anew: it may have expired
+            except (AuthError, TransientError) as error:
+                fault = error
+            with (
+                self._pull_words(registry, login) as words,
+                subprocess.Popen(
+                    [*words, "--quiet", self._image],
+                    env=_own_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                ) as process,
+            ):
                 try:
                     while process.poll() is None:
                         check()
@@ -249,10 +276,31 @@ class Container(Runtime):
                 _, said = process.communicate()
             if process.returncode == 0:
                 return
-            _log.warning("the pull of %s failed: %s", self._shown, _last_line(said))
+            why = _last_line(said) + (f"; {fault}" if fault else "")
+            _log.warning("the pull of %s failed: %s", self._shown, why)
             if number + 1 < NUM_PULLS:
                 _pause(PULL_WAIT_SECONDS * 2**number, check)
-        raise CloudspotError(f"{self._shown} cannot be pulled: {_last_line(said)}")
+        if isinstance(fault, TransientError) or _REFUSED.search(said) is None:
+            raise CloudspotError(f"{self._shown} cannot be pulled: {why}")
+        refusal = "wants a log-in, such as run.image_login" if login is None else f"refuses {login.origin}"
+        raise AuthError(f"{self._shown} cannot be pulled: {registry} {refusal}: {why}")
+
+    @contextmanager
+    def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
+        """Lend the beginning of the command that pulls with the log-in, or with what the engine itself has.
+
+        The log-in is in a file of its own, in memory: no image of the machine's disk may hold it.
+        """
+        if login is None:
+            yield [self._engine, "pull"]
+            return
+        with tempfile.TemporaryDirectory(prefix="login-", dir=self.node.arena) as directory:
+            path = Path(directory, "config.json")
+            path.touch(mode=0o600)
+            path.write_text(json.dumps({"auths": {login_key(registry): {"auth": login.basic}}}))
+            is_podman = Path(self._engine).name == "podman"
+            options = ("pull", "--authfile", str(path)) if is_podman else ("--config", directory, "pull")
+            yield [self._engine, *options]
 
     def _ask(self, *words: str) -> str | None:
         """Return what the engine prints; None: it fails, since what it is asked about is not there."""

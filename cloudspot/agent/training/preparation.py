@@ -13,7 +13,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.kept_setup import find_kept
 from cloudspot.agent.training.runtime import KeptSetupLost, Runtime
 from cloudspot.agent.training.trainer import log_tail
-from cloudspot.errors import BundleError, CloudspotError, CorruptData, ObjectMissing
+from cloudspot.errors import AuthError, BundleError, CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.process_marks import kill_marked
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.submission import code_key
@@ -72,6 +72,7 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
     """Have ready where the programs of the job run.
 
     Raises:
+        AuthError: a registry refuses the log-in, which it would on any machine.
         LeavingError: an order to leave came, or it cannot be had.
     """
 
@@ -82,6 +83,8 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
     try:
         memory = context.memory
         runtime.start(setup_is_done=memory.setup_done, kept=memory.kept_setup, check=look)
+    except AuthError:
+        raise
     except CloudspotError as error:
         raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
 

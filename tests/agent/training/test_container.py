@@ -1,11 +1,13 @@
 """The container of a job that names an image, with the real engine where one runs here."""
 
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
 from small_image import containers, kill_container, small_image, why_no_containers
 
 from cloudspot.agent.leaving import Leaving, LeavingError
@@ -13,8 +15,9 @@ from cloudspot.agent.training import container as under_test
 from cloudspot.agent.training.container import Container, runtime_of
 from cloudspot.agent.training.runtime import KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.agent.training.trainer import check_torch
-from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.model import RegistryLogin
 from cloudspot.registry import open_provider
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -213,6 +216,123 @@ def test_a_pull_is_repeated_and_its_last_error_told(node, image, monkeypatch, ca
     ):
         away.start(setup_is_done=False, check=lambda: None)
     assert len([record for record in caplog.records if "the pull of" in record.message]) == 2
+
+
+def login(password):
+    return RegistryLogin(user=USER, password=password, origin=f"the user {USER} of run.image_login")
+
+
+PULLS = """
+say() {{ echo "$@" >> {0}/said; env >> {0}/said; }}
+case "$*" in
+    *"pull --"*)
+        say "$@"
+        case "$1" in --config) file=$2/config.json;; *) file=$3;; esac
+        stat -c %a "$file" "${{file%/*}}" >> {0}/files; cat "$file" >> {0}/files; echo >> {0}/files
+        {1} ;;
+    info|"run "*) ;;
+    *) exit 1 ;;
+esac
+"""
+PRIVATE = f"registry.example.com/it@{DIGEST}"
+
+
+@pytest.fixture
+def pulls(node, tmp_path, monkeypatch):
+    """``pulls(engine, script, find_login)``: start a container whose image that engine pulls like that."""
+    monkeypatch.setattr(under_test, "PULL_WAIT_SECONDS", 0.01)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    def pulls(name, script, find_login):
+        for other in under_test.ENGINES:
+            engine(tmp_path / "bin", other, PULLS.format(tmp_path, script) if other == name else "exit 1")
+        try:
+            Container(node, "python3", PRIVATE, find_login).start(setup_is_done=False, check=lambda: None)
+        finally:
+            assert list(node.arena.iterdir()) == []
+
+    return pulls
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_an_engine_gets_the_log_in_in_a_private_file_that_is_gone_afterwards(pulls, tmp_path, caplog, name):
+    caplog.set_level("DEBUG")
+    asked = []
+
+    def find_login(registry):
+        asked.append(registry)
+        return login(f"hush-{len(asked)}")
+
+    again = f"[ -e {tmp_path}/again ] || {{ touch {tmp_path}/again; echo unavailable >&2; exit 1; }}"
+    pulls(name, again, find_login)
+    assert asked == ["registry.example.com"] * 2, "the first log-in may have expired"
+    auths = [base64.b64encode(f"{USER}:hush-{number}".encode()).decode() for number in (1, 2)]
+    each = '600\n700\n{{"auths": {{"registry.example.com": {{"auth": "{}"}}}}}}\n'
+    assert (tmp_path / "files").read_text() == "".join(map(each.format, auths))
+    said = (tmp_path / "said").read_text() + caplog.text
+    assert not any(secret in said for secret in ("hush", *auths))
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "told"),
+    [
+        (login("hush"), "unauthorized: no", f"refuses the user {USER} of run.image_login: unauthorized: no"),
+        (login("hush"), "denied: not yours", f"refuses the user {USER} of run.image_login: denied: not yours"),
+        (None, "no basic auth credentials", "wants a log-in, such as run.image_login: no basic auth credentials"),
+    ],
+)  # fmt: skip
+def test_a_registry_that_refuses_is_told_from_one_that_fails(pulls, given, says, told):
+    with pytest.raises(
+        AuthError, match=f"it@sha256:0123456789ab cannot be pulled: registry.example.com {told}$"
+    ):
+        pulls("docker", f'echo "{says}" >&2; exit 1', lambda _: given)
+
+
+@pytest.mark.parametrize("says", ["manifest unknown", "permission denied", "503 Service Unavailable"])
+def test_what_else_fails_is_no_matter_of_rights(pulls, says):
+    with pytest.raises(CloudspotError, match=f"cannot be pulled: {says}$") as failed:
+        pulls("docker", f'echo "{says}" >&2; exit 1', lambda _: login("hush"))
+    assert type(failed.value) is CloudspotError
+
+
+@pytest.mark.parametrize("error", [AuthError, TransientError])
+def test_an_engines_own_log_in_will_do_where_the_cloud_gives_none(pulls, tmp_path, error):
+    def find_login(_registry):
+        raise error("logging in takes cloud:LogIn")
+
+    pulls("docker", "exit 0", find_login)
+    assert (tmp_path / "said").read_text().startswith(f"pull --quiet {PRIVATE}\n")
+    told = "wants a log-in, such as run.image_login: " if error is AuthError else ""
+    with pytest.raises(CloudspotError, match=f"{told}unauthorized; logging in takes cloud:LogIn$") as failed:
+        pulls("docker", "echo unauthorized >&2; exit 1", find_login)
+    assert isinstance(failed.value, AuthError) is (error is AuthError), "one of the two may pass"
+
+
+def test_a_real_engine_pulls_with_the_log_in_and_not_without(node, image, tmp_path, monkeypatch):
+    monkeypatch.setattr(under_test, "NUM_PULLS", 1)
+    with real_registry(tmp_path, is_private=True) as address, pushed(image, address, tmp_path) as name:
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries_conf(address, tmp_path)))
+        for given, told in ((None, "wants a log-in"), (login("wrong"), f"refuses the user {USER} of")):
+            with pytest.raises(AuthError, match=f"cannot be pulled: {address} {told}"):
+                Container(node, "python3", name, lambda _, given=given: given).start(
+                    setup_is_done=False, check=lambda: None
+                )
+        container = Container(node, "python3", name, lambda _: login(PASSWORD))
+        container.start(setup_is_done=False, check=lambda: None)
+        container.stop()
+
+
+def test_podman_finds_the_log_in_for_dockers_own_registry_under_dockers_name(node, image):
+    container = Container(node, "python3", f"it@{DIGEST}")
+    container._engine = "podman"
+    with container._pull_words("registry-1.docker.io", login("hush")) as words:
+        found = subprocess.run(
+            ["podman", "login", "--get-login", *words[2:], "docker.io"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert found.stdout == f"{USER}\n"
 
 
 def test_an_order_to_leave_ends_a_pull_at_once(node, tmp_path, monkeypatch):

@@ -33,6 +33,13 @@ def test_a_bucket_with_a_key_of_ones_own_takes_what_s3_documents_and_only_its_ow
     assert not any(right.startswith("kms:") for right in granted("policy-node.json"))
 
 
+def test_pulling_from_ecr_takes_a_policy_of_its_own_which_reads_one_repository():
+    login, pull = json.loads((POLICIES / "policy-ecr.json").read_text())["Statement"]
+    assert (login["Action"], login["Resource"]) == ("ecr:GetAuthorizationToken", "*")
+    assert pull["Action"] == ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    assert pull["Resource"] == "arn:aws:ecr:*:*:repository/REPOSITORY"
+
+
 def needed(calls):
     """Return the rights that the recorded calls took."""
     return set().union(*map(rights_of, calls))
