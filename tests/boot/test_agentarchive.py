@@ -63,9 +63,11 @@ def test_equal_code_gives_equal_bytes():
 def test_it_holds_cloudspot_the_plugin_and_all_that_they_need():
     data = make_agent_archive(["cloudspot-aws", "cloudspot"]).data
     assert {"cloudspot", "cloudspot_aws", "boto3", "botocore", "click", "pluggy"} <= projects(data, "wheels")
-    assert projects(data, "compiled") == {"fastcrc", "msgspec", "xxhash"}
+    assert projects(data, "compiled") == {"fastcrc", "msgspec", "xxhash", "zstandard"}
     pins = members(data)["index.txt"].decode().splitlines()
-    assert pins == [f"{name}=={metadata.version(name)}" for name in ("fastcrc", "msgspec", "xxhash")]
+    assert pins == [
+        f"{name}=={metadata.version(name)}" for name in ("fastcrc", "msgspec", "xxhash", "zstandard")
+    ]
     assert projects(data, "installer") <= {"pip"}
     assert not {"pip", "pytest"} & projects(data, "wheels")
 
@@ -108,7 +110,7 @@ def test_dependencies_come_along_with_the_tags_of_their_platform(site):
     assert "pytest" not in projects(data, "wheels")
     pins = members(data)["index.txt"].decode().splitlines()
     assert "sky-fast==1.0" in pins
-    assert {pin.partition("==")[0] for pin in pins} == {"msgspec", "sky-fast", "xxhash"}
+    assert {pin.partition("==")[0] for pin in pins} == {"msgspec", "sky-fast", "xxhash", "zstandard"}
 
 
 @pytest.mark.parametrize(

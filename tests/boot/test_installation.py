@@ -305,10 +305,10 @@ def test_where_the_compiled_dependencies_do_not_fit_only_those_come_from_the_ind
 ):
     for name in ("cloudspot", "cloudspot-sky", "sky-base"):
         index.publish_strange(name, "0.2.0", "1.0", "99.0")
-    for name in ("sky-fast", "msgspec", "xxhash"):
+    for name in ("sky-fast", "msgspec", "xxhash", "zstandard"):
         index.publish_strange(name, "99.0")
     index.publish("sky-fast", "1.0", {"sky_fast/__init__.py": ""})
-    for name in ("msgspec", "xxhash"):  # which are compiled; the agent is not started with these
+    for name in ("msgspec", "xxhash", "zstandard"):  # which are compiled; the agent is not started with these
         index.publish(name, version(name), {f"{name}/__init__.py": ""})
     done = image.boot(image.stage(submit_from(OTHER_PLATFORM)), python=image.bare_python())
     assert f"sky_fast-1.0-{OTHER_PLATFORM}.whl is not a supported wheel" in done.stderr
@@ -320,9 +320,10 @@ def test_where_the_compiled_dependencies_do_not_fit_only_those_come_from_the_ind
         "sky-base": "1.0",
         "msgspec": version("msgspec"),
         "xxhash": version("xxhash"),
+        "zstandard": version("zstandard"),
     }
     assert {name: installed.get(name) for name in expected} == expected, done.stderr
-    assert sorted(set(index.asked)) == ["msgspec", "sky-fast", "xxhash"]
+    assert sorted(set(index.asked)) == ["msgspec", "sky-fast", "xxhash", "zstandard"]
     assert list(index.marks.iterdir()) == []
     assert done.stdout.count("fetching") == 1
 
@@ -330,7 +331,7 @@ def test_where_the_compiled_dependencies_do_not_fit_only_those_come_from_the_ind
 @pytest.mark.long
 def test_an_index_without_the_submitters_version_gives_no_other(image: Image, index: Index, submit_from):
     index.publish_strange("sky-fast", "0.9", "99.0")
-    for name in ("msgspec", "xxhash"):
+    for name in ("msgspec", "xxhash", "zstandard"):
         index.publish(name, version(name), {f"{name}/__init__.py": ""})
     done = image.boot(image.stage(submit_from(OTHER_PLATFORM)), python=image.bare_python())
     said = "the package index does not give what this image lacks: Cannot install "

@@ -25,7 +25,7 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "try:\n"
         f"    program.main({arguments!r}, prog_name='cloudspot')\n"
         "finally:\n"
-        "    heavy = {'rich', 'msgspec', 'torch', 'numpy', 'pluggy', 'xxhash'}\n"
+        "    heavy = {'rich', 'msgspec', 'torch', 'numpy', 'pluggy', 'xxhash', 'zstandard'}\n"
         # To list what plugins bring, the help asks what is installed.
         f"    heavy |= {set() if arguments != ['--version'] else {'importlib.metadata'}}\n"
         "    ours = {name for name in sys.modules if name.startswith('cloudspot')}\n"

@@ -1,0 +1,214 @@
+"""Compress the chunks of checkpoints without loss: the bytes of numbers grouped by plane, then zstd; pure.
+
+The high bytes of trained numbers hold the sign and the exponent and are much alike; the low bytes are noise.
+So the bytes of a block are taken apart into planes (the first byte of each number, the second, ...), and each
+plane is compressed by itself, unless a sample of it says that this saves next to nothing. How wide the
+numbers are is found by trying, block by block: files of a script's own do not say it.
+
+A compressed chunk is ``MAGIC``, then its blocks. A block is its length and the number of its planes
+(``_BLOCK``), the stored length of each plane (32 bits, little-endian), and the planes: byte ``i`` of the
+block is in plane ``i % num_planes``. A plane that is stored at its own length is there as it is; a shorter
+one is a zstd frame that tells its content's size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import Data
+
+if TYPE_CHECKING:
+    import zstandard
+
+MAGIC = b"CSZ1"
+BLOCK_BYTES = 4 << 20
+"""To take a block apart holds the interpreter's lock for a millisecond a plane."""
+MAX_PLANES = 16
+WORTH = 0.9
+"""What is not shorter than this share of itself when compressed stays as it is."""
+_LEVEL = 1
+"""Higher levels take longer and save nothing here."""
+_PLANES_PARAMETERS = {"min_match": 7, "hash_log": 6}
+"""In a plane of numbers only the frequencies of bytes help. With next to no room to note what may repeat,
+zstd looks for nothing else: twice as fast as otherwise, and a tenth smaller."""
+_SAMPLE_BYTES = 128 << 10
+_WIDTHS = 1, 2, 4
+"""By how many planes is tried. Eight bytes of a float64 do well by four."""
+_BLOCK = struct.Struct("<IB")
+
+
+def compress(data: Data) -> bytearray | None:
+    """Return the data compressed, or None: that would save less than a tenth.
+
+    The same bytes give the same result, with one version of the library.
+    """
+    import zstandard
+
+    parameters = zstandard.ZstdCompressionParameters.from_level(_LEVEL, **_PLANES_PARAMETERS)
+    compressors = (
+        zstandard.ZstdCompressor(level=_LEVEL),
+        zstandard.ZstdCompressor(compression_params=parameters),
+    )
+    most = int(WORTH * len(data))
+    found = bytearray(MAGIC)
+    with memoryview(data) as view:
+        for start in range(0, len(view), BLOCK_BYTES):
+            _add_block(found, bytes(view[start : start + BLOCK_BYTES]), *compressors)
+            if len(found) > most:
+                return None
+    return found if len(found) <= most else None
+
+
+def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearray]:
+    """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names it in messages.
+
+    ``pieces`` are the stored bytes, of any lengths, and are taken as they are needed. What is yielded is as
+    long as it should be; whether it is right, a checksum tells.
+
+    Raises:
+        CorruptData: the pieces are not what ``compress`` makes of so many bytes; no claim of theirs takes
+            more memory than a block.
+    """
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    stored = _Stored(pieces, what)
+    if stored.take(len(MAGIC)) != MAGIC:
+        raise stored.malformed()
+    left = size
+    while left:
+        length, num_planes = _BLOCK.unpack(stored.take(_BLOCK.size))
+        if not (0 < length <= min(left, BLOCK_BYTES) and 0 < num_planes <= MAX_PLANES):
+            raise stored.malformed()
+        block = bytearray(length)
+        for number, stored_bytes in enumerate(struct.unpack(f"<{num_planes}I", stored.take(4 * num_planes))):
+            plane_bytes = len(range(number, length, num_planes))
+            if stored_bytes > plane_bytes:
+                raise stored.malformed()
+            plane = stored.take(stored_bytes)
+            if stored_bytes < plane_bytes:
+                try:
+                    # Asked before it is decompressed: that takes as much memory as the frame says.
+                    is_right = zstandard.frame_content_size(plane) == plane_bytes
+                    plane = decompressor.decompress(plane, allow_extra_data=False) if is_right else b""
+                except zstandard.ZstdError as error:
+                    raise stored.malformed() from error
+                if not is_right:
+                    raise stored.malformed()
+            block[number::num_planes] = plane
+        left -= length
+        yield block
+    if not stored.is_over():
+        raise stored.malformed()
+
+
+class Cost(NamedTuple):
+    """What one chunk of an upload took."""
+
+    compress_seconds: float
+    """Also if it was put as it is, since that would not have saved enough."""
+    saved_bytes: int
+    put_seconds: float
+    put_bytes: int
+
+
+def shortens(costs: Sequence[Cost]) -> bool:
+    """Return whether an upload was shorter because its chunks were compressed.
+
+    Each of its threads compresses a chunk, then puts it; the bytes saved would have taken as long as others.
+    """
+    compress_seconds = sum(cost.compress_seconds for cost in costs)
+    saved_bytes = sum(cost.saved_bytes for cost in costs)
+    put_seconds = sum(cost.put_seconds for cost in costs)
+    put_bytes = sum(cost.put_bytes for cost in costs)
+    return compress_seconds * put_bytes < saved_bytes * put_seconds
+
+
+class Compression:
+    """When a node compresses the chunks that it sends: beside the training always, else where it is faster.
+
+    A drain has a deadline, and nothing may make its commit later. So it compresses only if the last upload
+    beside the training was measured and was shorter for it.
+    """
+
+    def __init__(self) -> None:
+        self._costs: Sequence[Cost] = ()
+
+    def is_used(self, *, in_background: bool) -> bool:
+        """Return whether to compress the chunks of an upload that begins."""
+        return in_background or shortens(self._costs)
+
+    def note(self, costs: Sequence[Cost]) -> None:
+        """Note what the chunks of an upload beside the training took, if it sent any."""
+        self._costs = costs or self._costs
+
+
+def _add_block(
+    found: bytearray,
+    block: bytes,
+    of_anything: zstandard.ZstdCompressor,
+    of_planes: zstandard.ZstdCompressor,
+) -> None:
+    middle = len(block) // 2 // max(_WIDTHS) * max(_WIDTHS)
+    sample = block[middle : middle + _SAMPLE_BYTES]
+    samples = {width: [sample[number::width] for number in range(width)] for width in _WIDTHS}
+    compressors = {width: of_anything if width == 1 else of_planes for width in _WIDTHS}
+    sizes = {
+        width: [len(_shorter(plane, compressors[width])) for plane in planes]
+        for width, planes in samples.items()
+    }
+    width = min(_WIDTHS, key=lambda width: sum(sizes[width]))
+    planes = [block[number::width] for number in range(width)]
+    for number, (size, plane) in enumerate(zip(sizes[width], samples[width], strict=True)):
+        if size < len(plane):
+            planes[number] = _shorter(planes[number], compressors[width])
+    found += _BLOCK.pack(len(block), width)
+    found += struct.pack(f"<{width}I", *map(len, planes))
+    for plane in planes:
+        found += plane
+
+
+def _shorter(plane: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+    """Return the plane compressed if that is worth it, else as it is."""
+    compressed = compressor.compress(plane)
+    return compressed if len(compressed) <= WORTH * len(plane) else plane
+
+
+class _Stored:
+    """Takes the bytes of a compressed chunk, one run after the other."""
+
+    def __init__(self, pieces: Iterator[Data], what: str) -> None:
+        self._pieces = pieces
+        self._what = what
+        self._rest = memoryview(b"")
+
+    def take(self, count: int) -> Data:
+        """Return the next ``count`` bytes.
+
+        Raises:
+            CorruptData: there are fewer.
+        """
+        found: list[memoryview] = []
+        while count:
+            if self.is_over():
+                raise CorruptData(f"{self._what} ends too early")
+            run, self._rest = self._rest[:count], self._rest[count:]
+            found.append(run)
+            count -= len(run)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def is_over(self) -> bool:
+        """Return whether no byte is left."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._rest = memoryview(piece)
+        return False
+
+    def malformed(self) -> CorruptData:
+        """Return the error."""
+        return CorruptData(f"{self._what} is not a compressed chunk of its size")
