@@ -1,4 +1,4 @@
-"""Read the chunks of a committed checkpoint, compare them with their checksums, and write them to files."""
+"""Read the chunks of a committed checkpoint, and compare them with their checksums."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import xxhash
 
 from cloudspot.errors import CorruptData, ObjectMissing
-from cloudspot.interfaces import ObjectStore
+from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.compression import decompress
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import xxh3_128
 from cloudspot.jobstore.records import Chunk, Manifest, Part
@@ -30,6 +31,11 @@ class StoredChunk:
     start: int
     """Bytes from the beginning of the part."""
 
+    @property
+    def is_compressed(self) -> bool:
+        """Return whether its object is shorter than it."""
+        return self.chunk.stored is not None
+
 
 def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
     """Return the chunks of all parts, in order."""
@@ -38,11 +44,8 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
         start = 0
         for number, chunk in enumerate(part.chunks):
             home = chunk.home
-            key = (
-                keys.chunk(job_id, part.save, part.rank, number)
-                if home is None
-                else keys.chunk(job_id, home.save, home.rank, home.number)
-            )
+            at = (part.save, part.rank, number) if home is None else (home.save, home.rank, home.number)
+            key = keys.chunk(job_id, *at, is_compressed=chunk.stored is not None)
             found.append(StoredChunk(key, chunk, part, start))
             start += chunk.size
     return found
@@ -50,6 +53,9 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
 
 def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:
     """Check by listings that the chunks are there and as long as the manifest says.
+
+    One that is compressed is shorter than its bytes: by how much depends on the library of whoever put it
+    last.
 
     Raises:
         CorruptData: one is missing or has another size.
@@ -80,13 +86,19 @@ def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> It
         except ObjectMissing as error:
             raise CorruptData(f"chunk {stored.key} is missing") from error
         _check_size(stored, size)
+        if stored.is_compressed:
+            position = 0
+            for block in _decompressed(stored, iter((bytes(room[:size]),))):
+                room[position : position + len(block)] = block
+                position += len(block)
+            size = position
         with room[:size] as data:
             if xxh3_128(data) != stored.chunk.xxh3_128:
                 raise _changed(stored)
             yield data
 
 
-def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, bytes]]:
+def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, Data]]:
     """Yield the bytes of a chunk in blocks, each with its offset; they are verified only at the end.
 
     For readers that can discard what they have made of them: ``BLOCK_BYTES`` at a time need a fraction of
@@ -95,7 +107,29 @@ def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, 
     Raises:
         CorruptData: the chunk is missing, cut short or changed.
     """
-    checksum = xxhash.xxh3_128()
+    return _verified(stored, _read_object(store, stored))
+
+
+def read_stored(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
+    """Yield the bytes of a chunk's object, compressed or not; they are verified only at the end.
+
+    Raises:
+        CorruptData: as for ``read_blocks``.
+    """
+    waiting: list[bytes] = []
+
+    def noted() -> Iterator[bytes]:
+        for piece in _read_object(store, stored):
+            waiting.append(piece)
+            yield piece
+
+    for _ in _verified(stored, noted()):
+        yield from waiting
+        waiting.clear()
+
+
+def _read_object(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
+    """Yield the bytes of a chunk's object in blocks; of one that is too long, at least one too many."""
     for start in range(0, stored.chunk.size, BLOCK_BYTES):
         length = min(BLOCK_BYTES, stored.chunk.size - start)
         is_last = start + length == stored.chunk.size
@@ -105,10 +139,25 @@ def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, 
             raise CorruptData(f"chunk {stored.key} is missing") from error
         if len(block) != length:
             _check_size(stored, start + len(block))
+        yield block
+        if len(block) < length:
+            return
+
+
+def _verified(stored: StoredChunk, pieces: Iterator[bytes]) -> Iterator[tuple[int, Data]]:
+    """Yield a chunk's bytes with their offsets, made of its object's."""
+    checksum = xxhash.xxh3_128()
+    offset = 0
+    for block in _decompressed(stored, pieces) if stored.is_compressed else pieces:
         checksum.update(block)
-        yield start, block
+        yield offset, block
+        offset += len(block)
     if checksum.hexdigest() != stored.chunk.xxh3_128:
         raise _changed(stored)
+
+
+def _decompressed(stored: StoredChunk, pieces: Iterator[bytes]) -> Iterator[bytearray]:
+    return decompress(pieces, stored.chunk.size, f"chunk {stored.key}")
 
 
 def _changed(stored: StoredChunk) -> CorruptData:
@@ -116,5 +165,9 @@ def _changed(stored: StoredChunk) -> CorruptData:
 
 
 def _check_size(stored: StoredChunk, size: int) -> None:
-    if size != stored.chunk.size:
-        raise CorruptData(f"chunk {stored.key} has {size} bytes and should have {stored.chunk.size}")
+    expected = stored.chunk.size
+    if stored.is_compressed:
+        if not 0 < size < expected:
+            raise CorruptData(f"chunk {stored.key} has {size} bytes and should have fewer than {expected}")
+    elif size != expected:
+        raise CorruptData(f"chunk {stored.key} has {size} bytes and should have {expected}")

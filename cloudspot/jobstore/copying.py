@@ -29,7 +29,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.chunks import BLOCK_BYTES, StoredChunk, check_sizes, read_blocks, stored_chunks
+from cloudspot.jobstore.chunks import BLOCK_BYTES, StoredChunk, check_sizes, read_stored, stored_chunks
 from cloudspot.jobstore.creation import WAITS, create
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.job_lists import note_recent, resumed_writer
@@ -174,7 +174,13 @@ def plan_copy(
         journal=tuple(copied.pop(key) for key in journal),
         objects=tuple(copied.values()),
         checkpoint=None if best is None else best.id,
-        chunks=tuple({one.key: CopiedObject(one.key, one.chunk.size, chunk=one) for one in chunks}.values()),
+        chunks=tuple(
+            {
+                # A compressed one may be of another length than its record says.
+                one.key: CopiedObject(one.key, found.get(one.key, one.chunk.size), chunk=one)
+                for one in chunks
+            }.values()
+        ),
         manifests=tuple(CopiedObject(key, found[key]) for key in manifests),
         skipped=skipped,
     )
@@ -379,8 +385,7 @@ def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
         CorruptData: it is missing, has another size than was planned, or another content than is known.
     """
     if one.chunk is not None:
-        for _, block in read_blocks(store, one.chunk):
-            yield block
+        yield from read_stored(store, one.chunk)
         return
     digest = hashlib.sha256()
     for start in range(0, max(one.size, 1), BLOCK_BYTES):

@@ -13,7 +13,7 @@ from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import Bundle
-from cloudspot.jobstore.chunks import StoredChunk, read_chunk, stored_chunks
+from cloudspot.jobstore.chunks import StoredChunk, read_stored, stored_chunks
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.manifests import commit_of
 from cloudspot.jobstore.parallel import each
@@ -59,8 +59,7 @@ def bring_checkpoint(
 
     def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
         source, target = pair
-        with read_chunk(store, source, bytearray(source.chunk.size + 1)) as data:
-            store.put(target.key, data)
+        store.put(target.key, b"".join(read_stored(store, source)))
         progress(source.chunk.size)
 
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)

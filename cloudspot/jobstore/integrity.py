@@ -81,6 +81,8 @@ def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
     for number, chunk in enumerate(part.chunks):
         if not 0 < chunk.size <= MAX_CHUNK_BYTES or _HASH.fullmatch(chunk.xxh3_128) is None:
             yield f"chunk {number} has size {chunk.size} and checksum {chunk.xxh3_128[:64]!r}"
+        if chunk.stored is not None and not 0 < chunk.stored < chunk.size:
+            yield f"chunk {number} of size {chunk.size} is said to be compressed to {chunk.stored}"
         if chunk.home is not None and chunk.home.save.checkpoint >= part.save.checkpoint:
             yield f"chunk {number} is said to be of save {chunk.home.save}, which is no earlier one"
     total = sum(chunk.size for chunk in part.chunks)

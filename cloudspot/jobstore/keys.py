@@ -19,7 +19,7 @@ _OF_JOB = re.compile(
         | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
         | manifests/\d{{6,}}-\d{{12,}}(?:\.damaged)?
         | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:
-            parts/\d{{4,}} | chunks/\d{{4,}}/\d{{6,}} | bases/\d{{4,}}/\d{{6,}}-\d{{12,}}
+            parts/\d{{4,}} | chunks/\d{{4,}}/\d{{6,}}(?:\.z)? | bases/\d{{4,}}/\d{{6,}}-\d{{12,}}
         )
         | logs/\d+-\d+/\d{{4}}-\d\d-\d\d/\d{{12,}} | artifacts/[\w.~%/-]+
     )""",
@@ -256,9 +256,14 @@ def part(job_id: str, save: SaveId, rank: int) -> str:
     return parts_prefix(job_id, save) + f"{rank:04d}"
 
 
-def chunk(job_id: str, save: SaveId, rank: int, number: int) -> str:
-    """Return the key of chunk ``number`` of a rank's part, counted from 0."""
-    return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}"
+def chunk(job_id: str, save: SaveId, rank: int, number: int, *, is_compressed: bool = False) -> str:
+    """Return the key of chunk ``number`` of a rank's part, counted from 0.
+
+    One that is compressed has another key: so whoever else puts the same chunk, no object is of another kind
+    than the record of a part says.
+    """
+    suffix = ".z" if is_compressed else ""
+    return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}{suffix}"
 
 
 def base_mark(job_id: str, save: SaveId, rank: int, base: CheckpointId) -> str:

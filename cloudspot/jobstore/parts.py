@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.low_priority import is_starved, low_priority_session, lower_thread_priority
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.compression import Compression, Cost, compress
 from cloudspot.jobstore.integrity import MAX_CHUNK_BYTES, check_part
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
@@ -56,6 +58,7 @@ def upload_part(
     sealed_at: datetime,
     cuts: Sequence[int] = (),
     sharing: Sharing | None = None,
+    compression: Compression | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     is_repeated: bool = True,
     done: dict[int, Chunk] | None = None,
@@ -72,10 +75,11 @@ def upload_part(
     ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
     even after an error.
     ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
-    ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads with the bytes of
-    each chunk that is done. Not ``is_repeated``: nobody has ever tried to upload this part, so it is not
-    looked for first. ``done`` holds the chunks that an earlier call with the same arguments has put, by their
-    numbers, and takes in those that this one puts. ``gives_way`` is asked before each chunk, from several
+    ``sharing`` finds elsewhere is not sent; the rest is compressed when ``compression`` says so (None:
+    never). ``progress`` is called from several threads with the bytes of each chunk that is done. Not
+    ``is_repeated``: nobody has ever tried to upload this part, so it is not looked for first. ``done`` holds
+    the chunks that an earlier call with the same arguments has put, by their numbers, and takes in those that
+    this one puts. ``gives_way`` is asked before each chunk, and again once it is compressed, from several
     threads, and ends the upload once it is true. With ``in_background``, what else runs on this host gets the
     processors first, if the part is large, for as long as it leaves some time to this.
 
@@ -108,6 +112,7 @@ def upload_part(
             num_threads,
             progress,
             sharing=sharing,
+            compression=compression,
             is_repeated=is_repeated,
             done=done,
             gives_way=gives_way,
@@ -128,6 +133,7 @@ def upload_directory(
     sealed_at: datetime,
     check: Callable[[], None] = lambda: None,
     sharing: Sharing | None = None,
+    compression: Compression | None = None,
     progress: Callable[[int], None] = lambda _count: None,
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
@@ -178,6 +184,7 @@ def upload_directory(
         progress,
         check,
         sharing=sharing,
+        compression=compression,
         in_background=in_background,
     )
 
@@ -276,6 +283,7 @@ def _upload(
     check: Callable[[], None] = lambda: None,
     *,
     sharing: Sharing | None,
+    compression: Compression | None,
     is_repeated: bool = True,
     done: dict[int, Chunk] | None = None,
     gives_way: Callable[[], bool] = lambda: False,
@@ -286,21 +294,41 @@ def _upload(
     # Once the record stands, its chunks are never written again: a commit may name them.
     found = find_record(store, key, Part) if is_repeated else None
 
+    compresses = compression is not None and compression.is_used(in_background=in_background)
+    costs: list[Cost] = []
+
+    def give_way() -> None:
+        if gives_way():
+            raise GaveWay(f"the upload of {key} gave way")
+
+    def put(number: int, data: Data) -> int | None:
+        """Put a chunk; return how many bytes it has in the store if it is compressed."""
+        began = time.monotonic()
+        compressed = compress(data) if compresses else None
+        compressed_at = time.monotonic()
+        if compresses:
+            give_way()
+        is_compressed = compressed is not None
+        body = data if compressed is None else compressed
+        chunk_key = keys.chunk(job_id, part.save, part.rank, number, is_compressed=is_compressed)
+        store.put(chunk_key, body)
+        put_seconds = time.monotonic() - compressed_at
+        costs.append(Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body)))
+        return len(body) if is_compressed else None
+
     chunks = {} if done is None else done
     for chunk in chunks.values():
         progress(chunk.size)
 
     def carry(number: int) -> None:
-        if gives_way():
-            raise GaveWay(f"the upload of {key} gave way")
+        give_way()
         with read(*runs[number]) as data:
             content = len(data), xxh3_128(data)
-            home = None
-            if found is None:
-                home = None if sharing is None else sharing.home(content)
-                if home is None:
-                    store.put(keys.chunk(job_id, part.save, part.rank, number), data)
-            chunks[number] = Chunk(size=content[0], xxh3_128=content[1], home=home)
+            chunk = None if found is not None or sharing is None else sharing.find(content)
+            if chunk is None:
+                stored = put(number, data) if found is None else None
+                chunk = Chunk(size=content[0], xxh3_128=content[1], stored=stored)
+            chunks[number] = chunk
             progress(len(data))
 
     left = [number for number in range(len(runs)) if number not in chunks]
@@ -321,6 +349,8 @@ def _upload(
                 begin_thread=lower_thread_priority,
             )
     each(carry, [number for number in left if number not in chunks], num_threads=num_threads)
+    if compression is not None and in_background:
+        compression.note(costs)
     check()
     part = msgspec.structs.replace(part, chunks=tuple(chunks[number] for number in range(len(runs))))
     if found is not None:

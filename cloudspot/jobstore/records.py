@@ -588,6 +588,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hex."""
     home: ChunkHome | None = None
     """Where it is, if an earlier save sent the same bytes; None: it was sent with its part."""
+    stored: Tally | None = None
+    """How many bytes were sent, if it is stored compressed (``compression``); None: it is stored as it is.
+    ``size`` and the checksum are always of the bytes themselves."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -661,6 +664,12 @@ class Manifest(_Written, frozen=True, kw_only=True):
     def shared(self) -> int:
         """Count its bytes that were not sent with it, as earlier checkpoints hold them."""
         return sum(chunk.size for part in self.parts for chunk in part.chunks if chunk.home is not None)
+
+    @property
+    def sent(self) -> int:
+        """Count the bytes that were sent with it: those that are not shared, as they were compressed."""
+        chunks = [chunk for part in self.parts for chunk in part.chunks if chunk.home is None]
+        return sum(chunk.size if chunk.stored is None else chunk.stored for chunk in chunks)
 
 
 class Damage(_Written, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 
+import msgspec
+
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
@@ -31,12 +33,15 @@ def contents(chunks: Sequence[Chunk]) -> frozenset[ChunkContent]:
     return frozenset((chunk.size, chunk.xxh3_128) for chunk in chunks)
 
 
-def homes(manifest: Manifest) -> dict[ChunkContent, ChunkHome]:
-    """Return where the chunks of a checkpoint are stored, by their content."""
+def known_chunks(manifest: Manifest) -> dict[ChunkContent, Chunk]:
+    """Return the chunks of a checkpoint as a later one names them, with their homes, by their content."""
     return {
-        (chunk.size, chunk.xxh3_128): chunk.home
-        or ChunkHome(
-            generation=part.generation, step=part.step, round=part.round, rank=part.rank, number=number
+        (chunk.size, chunk.xxh3_128): msgspec.structs.replace(
+            chunk,
+            home=chunk.home
+            or ChunkHome(
+                generation=part.generation, step=part.step, round=part.round, rank=part.rank, number=number
+            ),
         )
         for part in manifest.parts
         for number, chunk in enumerate(part.chunks)
@@ -70,7 +75,7 @@ class Sharing:
         rank: int,
         *,
         likely: Container[ChunkContent],
-        known: MutableMapping[CheckpointId, Mapping[ChunkContent, ChunkHome]] | None = None,
+        known: MutableMapping[CheckpointId, Mapping[ChunkContent, Chunk]] | None = None,
     ) -> None:
         """``likely`` are the contents that the base probably has: it is looked up when the first one comes.
 
@@ -84,11 +89,11 @@ class Sharing:
         self._likely = likely
         self._known = {} if known is None else known
         self._lock = threading.Lock()
-        self._homes: Mapping[ChunkContent, ChunkHome] | None = None
+        self._chunks: Mapping[ChunkContent, Chunk] | None = None
         """Of the base; None: nothing was likely so far."""
 
-    def home(self, content: ChunkContent) -> ChunkHome | None:
-        """Return where this content is stored, or None: it has to be sent.
+    def find(self, content: ChunkContent) -> Chunk | None:
+        """Return the chunk that has this content, with its home, or None: it has to be sent.
 
         Raises:
             CloudspotError: the store failed.
@@ -96,13 +101,13 @@ class Sharing:
         if content[0] < MIN_BYTES:
             return None
         with self._lock:
-            if self._homes is None:
+            if self._chunks is None:
                 if content not in self._likely:
                     return None
-                self._homes = self._claim()
-            return self._homes.get(content)
+                self._chunks = self._claim()
+            return self._chunks.get(content)
 
-    def _claim(self) -> Mapping[ChunkContent, ChunkHome]:
+    def _claim(self) -> Mapping[ChunkContent, Chunk]:
         """Mark the base as used, so that nobody deletes its chunks; return them, if there are any."""
         base = self._last_commit()
         if base is None or base.id >= self._save.checkpoint:  # the save comes too late to count
@@ -116,7 +121,7 @@ class Sharing:
             if manifest is None:
                 return {}
             self._known.clear()
-            self._known[base.id] = homes(manifest)
+            self._known[base.id] = known_chunks(manifest)
         return self._known[base.id]
 
     def _last_commit(self) -> Commit | None:

@@ -12,6 +12,7 @@ from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, StoreRefused, TransientError
 from cloudspot.jobstore import chunks, codec, copying, fetching, keys, manifests, shared_chunks
+from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent, mark_live
 from cloudspot.jobstore.journal import Journal
@@ -76,7 +77,7 @@ def sha256_of(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def write_job(store, checkpoints):
+def write_job(store, checkpoints, *, compression=None):
     """A job that was stopped, resumed and has finished, with all that a store may hold of one."""
     make = Records()
     submission = Submission(
@@ -102,7 +103,8 @@ def write_job(store, checkpoints):
     store.put(keys.own_agent(JOB, agent.sha256), OTHER_AGENT)
     made_journal.append(store, JOB, make.intent(1))
     made_journal.append(store, JOB, make.generation(1))
-    checkpoints.session(store, OLD, [b"a" * 4000], job_id=JOB)
+    how = {"job_id": JOB, "compression": compression, "in_background": True}
+    checkpoints.session(store, OLD, [b"a" * 4000], **how)
     for record in (
         make.finished("stopped", at=91.0),
         make.resumed(1, at=92.0, sha256=sha256),
@@ -113,9 +115,9 @@ def write_job(store, checkpoints):
     base = Sharing(
         store, Journal(store, JOB), JOB, SaveId(2, 20, 0), 0, likely={(1500, xxh3_128(b"a" * 1500))}
     )
-    new = checkpoints.session(store, NEW, [b"a" * 1500 + b"b" * 2500, b"c" * 500], job_id=JOB, sharing=base)
+    new = checkpoints.session(store, NEW, [b"a" * 1500 + b"b" * 2500, b"c" * 500], sharing=base, **how)
     assert new.shared == 1500, "a chunk of the older checkpoint goes with the newer one"
-    checkpoints.session(store, TORN, [b"d" * 4000], job_id=JOB, commit=False)
+    checkpoints.session(store, TORN, [b"d" * 4000], commit=False, **how)
     made_journal.append(store, JOB, make.finished())
     for launch in (1, 2):
         name = f"i-{launch}-0"
@@ -484,6 +486,33 @@ def test_a_large_object_is_never_in_memory_as_a_whole(source, target, tmp_path):
     lengths.clear()
     copy(plan, here, there)  # Compares what stands.
     assert max(lengths) == 1001
+
+
+def test_compressed_chunks_are_copied_as_they_are_and_compared_by_what_they_hold(target, checkpoints):
+    source = InMemoryStore("memory://source")
+    write_job(source, checkpoints, compression=Compression())
+    plan = plan_copy(source, JOB)
+    assert {one.key for one in plan.chunks if not one.key.endswith(".z")} == set()
+    told = []
+    copy(plan, source, target, progress=told.append)
+    assert sum(told) == plan.num_bytes == sum(len(target.get(one.key)) for one in plan.everything)
+    assert all(target.get(one.key) == source.get(one.key) for one in plan.chunks)
+    fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
+    for key in (keys.spec(JOB), JOURNAL[-1]):
+        target.delete(key)
+    copy(plan, source, target)  # Compares what stands.
+    chunk = plan.chunks[0]
+    good = source.get(chunk.key)
+    bad = good[:-1] + bytes([good[-1] ^ 1])
+    for key in (keys.spec(JOB), JOURNAL[-1]):
+        target.delete(key)
+    target.put(chunk.key, bad)
+    with pytest.raises(CloudspotError, match=f"{chunk.key} is not what memory://source has"):
+        copy(plan, source, target)
+    target.delete(chunk.key)
+    source.put(chunk.key, bad)
+    with pytest.raises(DamagedCheckpoint, match=chunk.key):
+        copy(plan, source, target)
 
 
 def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):

@@ -23,6 +23,7 @@ from cloudspot.jobstore import (
     shared_chunks,
 )
 from cloudspot.jobstore.chunks import stored_chunks
+from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import generations_of, newest_generation
 from cloudspot.jobstore.parts import chunk_runs
@@ -364,8 +365,9 @@ class _TurnStore(WrappedStore):
 class History:
     """A job of two ranks, whose nodes save, commit, collect, stall and die at random."""
 
-    def __init__(self, seed, checkpoints, *, keep):
+    def __init__(self, seed, checkpoints, *, keep, compresses):
         self.rng, self.seals, self.keep = random.Random(seed), checkpoints.seals, keep
+        self.compresses = compresses
         self.store = InMemoryStore()
         self.actors = []
         self.generation = 0
@@ -375,6 +377,7 @@ class History:
         self._may_lack = False
         self._stalling = self.rng.choice((0.0, 0.1, 0.3))
         self._deleted = set()
+        self.chunks_put = []
 
     def data(self, save, rank):
         """A rank's state: blocks that change now and then, and often to what they were before."""
@@ -395,6 +398,8 @@ class History:
     def note(self, method, key):
         """Note a request: a deletion and a commit are what may leave a checkpoint without a chunk."""
         self._may_lack = self._may_lack or method == "delete" or "/journal/" in key
+        if method == "put" and "/chunks/" in key:
+            self.chunks_put.append(key)
         if method == "delete":
             # A slow commit may put the manifest again; no resume wants it, and the next deletion takes it.
             self._deleted.add(key)
@@ -426,9 +431,11 @@ class History:
     def upload(self, store, journal, save, rank):
         datas = [self.data(save, one) for one in range(2)]
         shares = Sharing(store, journal, "x", save, rank, likely=Everything())
+        compresses = self.compresses and random.Random(f"{save} {rank} compresses").random() < 0.6
         parts.upload_part(
             store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
             seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
+            compression=Compression() if compresses else None, in_background=compresses,
             chunk_bytes=50, num_threads=1, is_repeated=False,
         )  # fmt: skip
 
@@ -502,22 +509,26 @@ class History:
         return set(chunk_keys(self.store)), named
 
 
-def play(seed, checkpoints):
-    history = History(seed, checkpoints, keep=1 + seed % 2)
+def play(seed, checkpoints, *, compresses=False):
+    history = History(seed, checkpoints, keep=1 + seed % 2, compresses=compresses)
     with mock.patch.object(parallel, "ThreadPoolExecutor", OneAtATime):
         problem = history.run(1500)
     return history, problem
 
 
+@pytest.mark.parametrize("compresses", [False, True])
 @few_or_many(12, 400)
-def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(seeds, checkpoints):
+def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(
+    seeds, compresses, checkpoints
+):
     num_shared = 0
     for seed in seeds:
-        history, problem = play(seed, checkpoints)
+        history, problem = play(seed, checkpoints, compresses=compresses)
         assert problem is None, f"seed {seed}: {problem}"
         num_shared += history.num_shared
         stored, named = history.end()
         assert stored == named, f"seed {seed}"
+        assert any(key.endswith(".z") for key in history.chunks_put) is compresses
     assert num_shared > 5 * len(seeds)
 
 
@@ -547,7 +558,7 @@ def look_before_the_mark(monkeypatch):
             return {}
         manifest = shared_chunks.committed_manifest(self._store, "x", base)
         claim(self)
-        return {} if manifest is None else shared_chunks.homes(manifest)
+        return {} if manifest is None else shared_chunks.known_chunks(manifest)
 
     monkeypatch.setattr(Sharing, "_claim", mutant)
 

@@ -13,6 +13,7 @@ from fake_world import fake_world
 from made_journal import commit
 
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.parts import upload_part
 from cloudspot.jobstore.records import CheckpointId, Manifest, SaveId
@@ -30,6 +31,7 @@ def put_session_checkpoint(
     scratch: Path,
     world_size: int = 2,
     chunk_bytes: int = 1000,
+    compression: Compression | None = None,
 ) -> Manifest:
     """Save the objects' state as ``world_size`` ranks would, upload the parts and commit them.
 
@@ -42,6 +44,7 @@ def put_session_checkpoint(
         scratch: A directory for the arena and the seals.
         world_size: How many parts there are.
         chunk_bytes: The size of all chunks but each part's last.
+        compression: As beside the training.
     """
     save = SaveId(checkpoint.generation, checkpoint.step, 0)
     for rank in range(world_size):
@@ -62,6 +65,8 @@ def put_session_checkpoint(
             seal=seal_path.read_bytes(),
             sealed_at=datetime.now(timezone.utc),
             chunk_bytes=chunk_bytes,
+            compression=compression,
+            in_background=True,
         )
     assert commit(store, job_id, checkpoint) is not None, "every part is there"
     return read_manifest(store, job_id, checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.records import CheckpointId, ChunkHome, Part, SaveId
+from cloudspot.jobstore.records import CheckpointId, Chunk, Part, SaveId
 from cloudspot.jobstore.shared_chunks import ChunkContent, Sharing, contents
 
 
@@ -16,7 +16,7 @@ class SentChunks:
         self._context = context
         self._restored: frozenset[ChunkContent] = frozenset()
         self._sent: dict[int, frozenset[ChunkContent]] = {}
-        self._homes: dict[CheckpointId, Mapping[ChunkContent, ChunkHome]] = {}
+        self._known: dict[CheckpointId, Mapping[ChunkContent, Chunk]] = {}
         """Of the newest base, for all ranks of this node."""
 
     def begin(self, restored: frozenset[ChunkContent]) -> None:
@@ -33,5 +33,5 @@ class SentChunks:
         context = self._context
         likely = self._restored.union(*self._sent.values())
         return Sharing(
-            context.store, context.journal, context.job_id, save, rank, likely=likely, known=self._homes
+            context.store, context.journal, context.job_id, save, rank, likely=likely, known=self._known
         )

@@ -89,9 +89,9 @@ def test_what_was_restored_is_looked_for_and_what_nobody_has_seen_is_not(bench, 
     (content,) = restored.contents
     context.journal.read()
     sent.begin(frozenset())
-    assert sent.sharing(SaveId(1, 20, 0), 0).home(content) is None
+    assert sent.sharing(SaveId(1, 20, 0), 0).find(content) is None
     sent.begin(restored.contents)
-    assert sent.sharing(SaveId(1, 20, 0), 0).home(content).step == 10
+    assert sent.sharing(SaveId(1, 20, 0), 0).find(content).home.step == 10
 
 
 def test_what_is_under_way_is_told(bench, carry, node, wait_until, monkeypatch):
