@@ -179,6 +179,11 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     machines go without notice."""
     keep: PositiveCount = 3
     """How many good checkpoints, the newest, stay in the store."""
+    compression: Literal["none", "zstd"] = "none"
+    """``"zstd"``: checkpoints, those of ``directory`` too, are compressed on their way to the store, without
+    loss. It takes the machines' processors. What would not become a tenth shorter is sent as it is, as is the
+    last save before a machine goes or the training ends, unless the save before it was faster for being
+    compressed."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
     ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a

@@ -7,6 +7,8 @@ import random
 import pytest
 from acting_user import User
 
+from cloudspot.jobstore import keys
+
 SETS = ("procs_per_node=2", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"')
 NUM_STEPS = 12 * 10
 SOAK_SEEDS = tuple(range(100, 120))
@@ -52,6 +54,17 @@ def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
 def test_a_notice_in_a_long_evaluation_of_one_rank_loses_no_step(user: User, weights: str) -> None:
     """The other rank waits for it in a collective, and is ended when its part is sealed."""
     check_reclaim(user, weights, 40, "8s", 'run.env.TINY_EVALUATE_AT="40"')
+
+
+@pytest.mark.long
+def test_a_machine_killed_without_notice_resumes_from_a_compressed_checkpoint(
+    user: User, weights: str
+) -> None:
+    sets = ('checkpoint.compression="zstd"', 'checkpoint.interval="300ms"')
+    check_reclaim(user, weights, 70, "0s", *sets)
+    assert user.history("hit").generations[-1].restore_from is not None
+    listed = [meta.key for meta in user.store.list_objects(keys.checkpoints_prefix("hit"))]
+    assert any(key.endswith(".z") for key in listed)
 
 
 @pytest.mark.soak

@@ -140,7 +140,7 @@ def test_a_small_job_file_has_the_documented_defaults(load):
     assert (spec.run.workdir, spec.run.entrypoint, spec.run.args) == (".", "train.py", ())
     assert spec.spot.policy == "spot-then-on-demand"
     assert (spec.spot.max_wait, spec.spot.deadline) == (None, None)
-    assert (spec.checkpoint.interval, spec.checkpoint.keep) == (None, 3)
+    assert (spec.checkpoint.interval, spec.checkpoint.keep, spec.checkpoint.compression) == (None, 3, "none")
     assert spec.logs.flush_seconds == 2.0
     assert (spec.limits.max_cost, spec.limits.max_restarts, spec.limits.stuck_after) == (None, 3, 1800.0)
     assert (spec.limits.idle_after, spec.limits.on_idle) == (None, "warn")
@@ -286,6 +286,10 @@ def with_run(line):
         (
             SMALL + "[checkpoint]\ninterval = 'never'",
             'job.toml: checkpoint.interval: expected a duration such as "90s", "10m" or "1h30m", got "never"; or write "auto"',
+        ),
+        (
+            SMALL + '[checkpoint]\ncompression = "gzip"',
+            'job.toml: checkpoint.compression: expected one of "none", "zstd"; got "gzip"',
         ),
         (SMALL + "[checkpoint]\nkeep = 0", "job.toml: checkpoint.keep: expected an integer >= 1, got 0"),
         (

@@ -23,6 +23,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
+from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import Chunk, Commit, Generation, SaveId, new_nonce
 from cloudspot.jobstore.seals import Seal, parse_seal
@@ -77,9 +78,10 @@ class Courier:
         """Held while anything is being uploaded."""
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._sent = SentChunks(context)
+        self._compression = Compression() if spec.checkpoint.compression == "zstd" else None
         self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
-            self._directories = DirectoryUploads(context, self._sent)
+            self._directories = DirectoryUploads(context, self._sent, self._compression)
         self._may_seal = context.memory.trainer_pid != 0
         """Whether a trainer may run that can still seal something."""
         self._has_committed = False
@@ -310,6 +312,7 @@ class Courier:
                     sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
                     cuts=seal.cuts[: len(seal.items)],  # each is where an item begins
                     sharing=self._sent.sharing(save, name.rank),
+                    compression=self._compression,
                     progress=progress,
                     is_repeated=name.taken,
                     done=done,

@@ -23,6 +23,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import keys, manifests, parts
+from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import Commit, SaveId
@@ -45,11 +46,12 @@ class DirectoryUploads:
     step only tells the order.
     """
 
-    def __init__(self, context: NodeContext, sent: SentChunks) -> None:
+    def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
         spec = context.job.spec.checkpoint
         assert spec.directory is not None
         self._context = context
         self._sent = sent
+        self._compression = compression
         self._store = context.store
         self._node = node = context.node
         self._status = context.status
@@ -205,6 +207,7 @@ class DirectoryUploads:
                     sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
                     check=check,
                     sharing=self._sent.sharing(save, 0),
+                    compression=self._compression,
                     progress=progress,
                     in_background=self._alive and not self._directories.was_asked,
                 )

@@ -127,7 +127,8 @@ class _Described:
         self._manifest: Manifest | None = None
         self.is_gone = False
         """It has been deleted since the list was read."""
-        unknown = dict.fromkeys(("kind", "bytes", "shared_bytes", "num_parts", "at", "verified", "error"))
+        fields = ("kind", "bytes", "shared_bytes", "sent_bytes", "num_parts", "at", "verified", "error")
+        unknown = dict.fromkeys(fields)
         self.value: dict[str, Any] = {"id": str(checkpoint), **msgspec.structs.asdict(checkpoint), **unknown}
         try:
             self._manifest = manifest = read_manifest(job.store, job.id, checkpoint)
@@ -140,6 +141,7 @@ class _Described:
                 "kind": manifest.kind,
                 "bytes": manifest.size,
                 "shared_bytes": manifest.shared,
+                "sent_bytes": manifest.sent,
                 "num_parts": len(manifest.parts),
                 "at": manifest.at.isoformat(),
             }
@@ -178,6 +180,6 @@ def _row(value: dict[str, Any]) -> tuple[str, ...]:
     status = value["error"] or ("verified" if value["verified"] else "committed")
     known = ("", "", "", "")
     if value["bytes"] is not None:
-        size, at = shared_size_text(value["bytes"], value["shared_bytes"]), moment_text(value["at"])
-        known = (size, str(value["num_parts"]), value["kind"], at)
+        size = shared_size_text(value["bytes"], value["shared_bytes"], value["sent_bytes"])
+        known = (size, str(value["num_parts"]), value["kind"], moment_text(value["at"]))
     return (value["id"], str(value["step"]), *known, status)

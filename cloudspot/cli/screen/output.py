@@ -251,9 +251,12 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
-def shared_size_text(num_bytes: int, num_shared: int) -> str:
-    """Return the size of a checkpoint, and how much of it earlier ones hold too."""
-    return size_text(num_bytes) + (f" ({size_text(num_shared)} shared)" if num_shared else "")
+def shared_size_text(num_bytes: int, num_shared: int, num_sent: int | None = None) -> str:
+    """Return the size of a checkpoint, how much of it earlier ones hold too, and what was sent if less."""
+    notes = [f"{size_text(num_shared)} shared"] if num_shared else []
+    if num_sent is not None and num_sent < num_bytes - num_shared:
+        notes.append(f"{size_text(num_sent)} sent")
+    return size_text(num_bytes) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def bar(share: float) -> str:

@@ -81,6 +81,30 @@ def test_what_the_last_checkpoint_holds_is_not_sent_again(bench, carry, node, wa
     fetching.verify(bench.store, "digits-1", manifest)
 
 
+def test_saves_beside_the_training_are_compressed_if_the_job_asks_for_it_and_the_first_drain_is_not(
+    bench, carry, node, wait_until
+):
+    """What has to be out by a deadline does not wait for what nobody has measured."""
+    life, data, sent = carry(checkpoint={"compression": "zstd"}), b"weights" * 1000, []
+    for step, kind in ((10, "drain"), (20, "interval"), (30, "interval")):
+        bench.seal(node, bench.id(1, step), data=data, kind=kind)
+        wait_until(lambda step=step: life.context.status.committed == bench.id(1, step))
+        manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, step))
+        fetching.verify(bench.store, "digits-1", manifest)
+        sent.append(manifest.sent)
+    assert sent[0] == len(data)
+    assert sent[1] == sent[2] < len(data) / 10
+    assert restore_newest(life.context).checkpoint == bench.id(1, 30)
+
+
+def test_without_being_asked_nothing_is_compressed(bench, carry, node, wait_until):
+    life = carry()
+    bench.seal(node, bench.id(1, 10), data=b"weights" * 1000)
+    wait_until(lambda: life.context.status.committed == bench.id(1, 10))
+    manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 10))
+    assert manifest.sent == manifest.size == 7000
+
+
 def test_what_was_restored_is_looked_for_and_what_nobody_has_seen_is_not(bench, node, monkeypatch):
     monkeypatch.setattr(shared_chunks, "MIN_BYTES", 4)
     bench.commit(bench.id(1, 10), b"frozen")
