@@ -296,6 +296,7 @@ def _upload(
 
     compresses = compression is not None and compression.is_used(in_background=in_background)
     costs: list[Cost] = []
+    gets_nothing = threading.Event()
 
     def give_way() -> None:
         if gives_way():
@@ -304,7 +305,7 @@ def _upload(
     def put(number: int, data: Data) -> int | None:
         """Put a chunk; return how many bytes it has in the store if it is compressed."""
         began = time.monotonic()
-        compressed = compress(data) if compresses else None
+        compressed = compress(data) if compresses and not gets_nothing.is_set() else None
         compressed_at = time.monotonic()
         if compresses:
             give_way()
@@ -333,7 +334,6 @@ def _upload(
 
     left = [number for number in range(len(runs)) if number not in chunks]
     if in_background and part.size >= MIN_BACKGROUND_BYTES:
-        gets_nothing = threading.Event()
 
         def carry_if_there_is_time(number: int) -> None:
             if not gets_nothing.is_set():

@@ -106,6 +106,14 @@ def test_what_was_measured_beside_the_training_decides_for_a_drain(store, checkp
         assert [chunk.stored is not None for chunk in drain.parts[0].chunks] == [is_compressed]
 
 
+def test_an_upload_that_gets_no_processor_time_compresses_no_more(store, checkpoints, monkeypatch):
+    monkeypatch.setattr(parts, "MIN_BACKGROUND_BYTES", 0)
+    monkeypatch.setattr(parts, "is_starved", lambda: True)
+    manifest = put(store, checkpoints, C(1, 10), [b"a" * 4500], num_threads=1)
+    assert [chunk.stored is not None for chunk in manifest.parts[0].chunks] == [True, False, False]
+    fetching.verify(store, "x", manifest)
+
+
 def test_an_upload_gives_way_to_another_also_while_it_compresses(store, checkpoints, monkeypatch):
     is_urgent = []
 

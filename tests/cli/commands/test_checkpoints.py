@@ -21,9 +21,10 @@ def test_the_newest_comes_first(jobs):
         ("2-100", 2, 100),
         ("1-40", 1, 40),
     ]
-    assert {(each["kind"], each["bytes"], each["num_parts"], each["verified"]) for each in found} == {
-        ("directory", 1000, 1, None)
-    }
+    assert {
+        (each["kind"], each["bytes"], each["sent_bytes"], each["num_parts"], each["verified"])
+        for each in found
+    } == {("directory", 1000, 1000, 1, None)}
 
 
 def test_verify_reads_the_chunks(jobs):

@@ -39,6 +39,20 @@ def test_sizes_are_binary(size, text):
     assert output.size_text(size) == text
 
 
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((4096, 0), "4.0 KiB"),
+        ((4096, 1024), "4.0 KiB (1.0 KiB shared)"),
+        ((4096, 1024, 3072), "4.0 KiB (1.0 KiB shared)"),
+        ((4096, 1024, 2048), "4.0 KiB (1.0 KiB shared, 2.0 KiB sent)"),
+        ((4096, 0, 3000), "4.0 KiB (2.9 KiB sent)"),
+    ],
+)
+def test_the_size_of_a_checkpoint_is_told_with_what_it_took_less(sizes, text):
+    assert output.shared_size_text(*sizes) == text
+
+
 def test_a_table_without_a_terminal_is_aligned_and_never_cut(capsys):
     output.echo_table(("ID", "STATE"), [("a", "running"), ("b" * 100, "")])
     assert capsys.readouterr().out.splitlines() == [
