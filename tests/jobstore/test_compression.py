@@ -26,7 +26,8 @@ from cloudspot.jobstore.compression import (
 def numbers(code, count):
     """Numbers as a training leaves them: near zero, of either sign."""
     rng = random.Random(count)
-    packed = struct.pack(f"<{count}f", *(rng.gauss(0.0, 0.02) for _ in range(count)))
+    kind = "d" if code == "float64" else "f"
+    packed = struct.pack(f"<{count}{kind}", *(rng.gauss(0.0, 0.02) for _ in range(count)))
     return b"".join(packed[at + 2 : at + 4] for at in range(0, len(packed), 4)) if code == "bf16" else packed
 
 
@@ -41,14 +42,15 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "num_planes", "share"), [("bf16", (2, 4), (0.6, 0.75)), ("float32", (4,), (0.8, 0.88))]
+    ("code", "num_planes", "share"),
+    [("bf16", 2, (0.6, 0.75)), ("float32", 4, (0.8, 0.88)), ("float64", 8, (0.84, 0.9))],
 )
 def test_numbers_are_compressed_by_their_planes(code, num_planes, share):
     data = numbers(code, 100_000)
     compressed = compress(data)
     assert share[0] < len(compressed) / len(data) < share[1]
-    assert compressed[len(MAGIC) + 4] in num_planes
-    assert len(zstandard.ZstdCompressor(level=1).compress(data)) > 1.08 * len(compressed)
+    assert compressed[len(MAGIC) + 4] == num_planes
+    assert len(zstandard.ZstdCompressor(level=1).compress(data)) > 1.05 * len(compressed)
     assert opened(compressed, len(data)) == data
 
 
