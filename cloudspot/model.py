@@ -6,6 +6,7 @@ import base64
 import enum
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Annotated, Any, Final
 
@@ -382,16 +383,14 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""
 
 
-class RegistryLogin(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class RegistryLogin:
     """A log-in for a registry of container images; no representation shows the password."""
 
     user: str
-    password: str
+    password: str = field(repr=False)
     origin: str
     """Whose it is, as the object of "the registry refuses": ``these credentials, which need ...``."""
-
-    def __repr__(self) -> str:
-        return f"RegistryLogin(user={self.user!r}, origin={self.origin!r})"
 
     @property
     def basic(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 from cloudspot.errors import AuthError, SpecError
 from cloudspot.jobfile.image import image_parts, login_key
@@ -46,6 +46,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
     Docker's client would use: a credential helper's, or what ``docker login`` has written down.
 
     Raises:
+        AuthError: a log-in is refused, or cannot be had.
         SpecError: it does not tell.
     """
     if "@" in image:
@@ -70,26 +71,29 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             data, said = _get(url, authorization=authorization)
     except HTTPError as error:
         error.close()
-        why = f"{error.code} {error.reason}"
-        if error.code in _HIDDEN:
-            whom = "it is private" if login is None else f"the registry refuses {login.origin}"
-            why = "; ".join((f"there is no such tag, or {whom}", *faults))
-        raise SpecError(_failed(image, registry, why, has_login=login is not None)) from error
-    except (OSError, HTTPException, ValueError) as error:
-        raise SpecError(_failed(image, registry, str(getattr(error, "reason", error)))) from error
+        if error.code not in _HIDDEN:
+            raise SpecError(_failed(image, registry, f"{error.code} {error.reason}")) from error
+        if login is not None:
+            why = "; ".join((f"there is no such tag, or the registry refuses {login.origin}", *faults))
+            raise AuthError(_failed(image, registry, why)) from error
+        why = "; ".join(("there is no such tag, or it is private", *faults))
+        advice = f"name a log-in in run.image_login, or write {image}@sha256:..."
+        raise (AuthError if faults else SpecError)(f"{_failed(image, registry, why)}; {advice}") from error
+    except (OSError, HTTPException, ValueError, AttributeError) as error:
+        why = str(getattr(error, "reason", error))
+        raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if said not in {None, digest}:
         raise SpecError(_failed(image, registry, f"it says {said}, and what it sends has {digest}"))
     return f"{image}@{digest}"
 
 
-def _failed(image: str, registry: str, why: str, *, has_login: bool = False) -> str:
-    advice = "" if has_login else f"; write {image}@sha256:..."
-    return f"run.image: {registry} does not tell the digest of {image}: {why}{advice}"
+def _failed(image: str, registry: str, why: str) -> str:
+    return f"run.image: {registry} does not tell the digest of {image}: {why}"
 
 
 def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> str | None:
-    """Return what a registry that asks who is there gets to hear; None: there is nothing to say."""
+    """Return the ``Authorization`` header that answers a registry's challenge, None if there is none."""
     kind, _, parameters = challenge.partition(" ")
     basic = None if login is None else f"Basic {login.basic}"
     if kind.lower() == "basic":
@@ -106,7 +110,9 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> s
     data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic)
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
-    return f"Bearer {token}" if isinstance(token, str) else None
+    if not (isinstance(token, str) and token.isascii() and token.isprintable()):
+        return None
+    return f"Bearer {token}"
 
 
 def _login(
@@ -165,7 +171,9 @@ def _get(url: str, *, authorization: str | None) -> tuple[bytes, str | None]:
     request = Request(url, headers={"Accept": ", ".join(_KINDS)})  # noqa: S310 - of http or https, as checked
     if authorization is not None:  # a server that is redirected to does not get it
         request.add_unredirected_header("Authorization", authorization)
-    with build_opener().open(request, timeout=TIMEOUT_SECONDS) as answer:
+    # What is sent in clear goes to this computer, and to no proxy.
+    handlers = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
+    with build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
         if urlsplit(answer.url).scheme != urlsplit(url).scheme:
             raise ValueError(f"it redirects to {urlsplit(answer.url).scheme}://")
         data = answer.read(_MAX_BYTES + 1)

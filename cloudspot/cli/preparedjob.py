@@ -67,20 +67,29 @@ def prepare_job(
 
 
 def open_pinned(
-    spec: JobSpec, provider_name: str, digests: Callable[[], Sequence[tuple[str, str]]]
+    spec: JobSpec,
+    provider_name: str,
+    digests: Callable[[], Sequence[tuple[str, str]]],
+    *,
+    environ: Mapping[str, str] = os.environ,
 ) -> tuple[JobSpec, Provider]:
     """Open the provider, and return it with the job file that holds its pinned options; errors as above.
 
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest; a log-in's secret is in the environment. A market policy of
-    a plugin is opened too, and the messages that the job will send are checked.
+    The tag of an image is replaced by its digest; a log-in's secret is in ``environ``. A market policy of a
+    plugin is opened too, and the messages that the job will send are checked.
     """
     check_messages(spec.notify)
     provider = open_provider(provider_name, spec)
     if spec.run.image is not None:
-        login = partial(find_login, named=spec.run.image_login, provider=provider, secret=_secret)
+
+        def secret(name: str) -> str:
+            check_secrets([name], environ)
+            return environ[name]
+
+        login = partial(find_login, named=spec.run.image_login, provider=provider, secret=secret)
         image = with_digest(spec.run.image, login)
         spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, image=image))
     if spec.spot.policy not in POLICIES:
@@ -97,11 +106,6 @@ def open_pinned(
     table = {**spec.providers.get(provider_name, {}), **pinned}
     spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
     return spec, open_provider(provider_name, spec)
-
-
-def _secret(name: str) -> str:
-    check_secrets([name], os.environ)
-    return os.environ[name]
 
 
 def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from cloudspot import decoding
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.data import DataSpec, check_data
-from cloudspot.jobfile.image import ImageLogin
+from cloudspot.jobfile.image import ImageLogin, image_parts
 from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
 from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
@@ -181,9 +181,9 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How many good checkpoints, the newest, stay in the store."""
     compression: Literal["none", "zstd"] = "none"
     """``"zstd"``: checkpoints, those of ``directory`` too, are compressed on their way to the store, without
-    loss. It takes the machines' processors. What would not become a tenth shorter is sent as it is, as is the
-    last save before a machine goes or the training ends, unless the save before it was faster for being
-    compressed."""
+    loss. It takes the machines' processors, and up to 0.5 GB of their memory. What would not become a tenth
+    shorter is sent as it is, as is the last save before a machine goes or the training ends, unless the save
+    before it was faster for being compressed."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
     ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
@@ -304,13 +304,22 @@ def change_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
 
 
 def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) -> JobSpec:
+    registry = _registry_of(raw)
     changed = [apply_override(raw, text, JobSpec) for text in overrides]
+    if _registry_of(raw) != registry and not any(key[:2] == ("run", "image_login") for key in changed):
+        raw["run"].pop("image_login", None)  # no registry is told the log-in of another one
     try:
         return _decode(raw)
     except FieldError as error:
         # The field itself, one inside it, or the table that an override made of a plain field.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
         raise SpecError(f"{'--set' if is_ours else name}: {error}") from None
+
+
+def _registry_of(raw: Mapping[str, Any]) -> str | None:
+    run = raw.get("run")
+    image = run.get("image") if isinstance(run, dict) else None
+    return image_parts(image)[0] if isinstance(image, str) else None
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:

@@ -14,7 +14,8 @@ one is a zstd frame that tells its content's size.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from cloudspot.errors import CorruptData
@@ -27,7 +28,7 @@ MAGIC = b"CSZ1"
 BLOCK_BYTES = 4 << 20
 """To take a block apart holds the interpreter's lock for a millisecond a plane."""
 MAX_PLANES = 16
-WORTH = 0.9
+MAX_SHARE = 0.9
 """What is not shorter than this share of itself when compressed stays as it is."""
 _LEVEL = 1
 """Higher levels take longer and save nothing here."""
@@ -40,10 +41,11 @@ _WIDTHS = 1, 2, 4, 8
 _BLOCK = struct.Struct("<IB")
 
 
-def compress(data: Data) -> bytearray | None:
-    """Return the data compressed, or None: that would save less than a tenth.
+def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearray | None:
+    """Return the data compressed, or None: that would save less than a tenth, or cannot be done.
 
-    The same bytes give the same result, with one version of the library.
+    The same bytes give the same result, with one version of the library. ``goes_on`` is asked before each
+    block, and ends this once it returns False.
     """
     import zstandard
 
@@ -52,14 +54,15 @@ def compress(data: Data) -> bytearray | None:
         zstandard.ZstdCompressor(level=_LEVEL),
         zstandard.ZstdCompressor(compression_params=parameters),
     )
-    most = int(WORTH * len(data))
+    most = int(MAX_SHARE * len(data))
     found = bytearray(MAGIC)
-    with memoryview(data) as view:
+    with memoryview(data) as view, suppress(MemoryError, zstandard.ZstdError):
         for start in range(0, len(view), BLOCK_BYTES):
-            _add_block(found, bytes(view[start : start + BLOCK_BYTES]), *compressors)
-            if len(found) > most:
+            if len(found) > most or not goes_on():
                 return None
-    return found if len(found) <= most else None
+            _add_block(found, bytes(view[start : start + BLOCK_BYTES]), *compressors)
+        return found if len(found) <= most else None
+    return None
 
 
 def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearray]:
@@ -160,7 +163,7 @@ def _add_block(
         width: [len(_shorter(plane, compressors[width])) for plane in planes]
         for width, planes in samples.items()
     }
-    # A plane more has to save a four hundredth: to take a block apart and together again costs time for each.
+    # Each further plane must save 1/400: taking it apart and putting it back costs time.
     width = min(_WIDTHS, key=lambda width: sum(sizes[width]) + width * len(sample) // 400)
     planes = [block[number::width] for number in range(width)]
     for number, (size, plane) in enumerate(zip(sizes[width], samples[width], strict=True)):
@@ -175,7 +178,7 @@ def _add_block(
 def _shorter(plane: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
     """Return the plane compressed if that is worth it, else as it is."""
     compressed = compressor.compress(plane)
-    return compressed if len(compressed) <= WORTH * len(plane) else plane
+    return compressed if len(compressed) <= MAX_SHARE * len(plane) else plane
 
 
 class _Stored:

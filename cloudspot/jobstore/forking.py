@@ -59,7 +59,10 @@ def bring_checkpoint(
 
     def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
         source, target = pair
-        store.put(target.key, b"".join(read_stored(store, source)))
+        data = bytearray()
+        for block in read_stored(store, source):
+            data += block
+        store.put(target.key, data)
         progress(source.chunk.size)
 
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)

@@ -259,8 +259,8 @@ def part(job_id: str, save: SaveId, rank: int) -> str:
 def chunk(job_id: str, save: SaveId, rank: int, number: int, *, is_compressed: bool = False) -> str:
     """Return the key of chunk ``number`` of a rank's part, counted from 0.
 
-    One that is compressed has another key: so whoever else puts the same chunk, no object is of another kind
-    than the record of a part says.
+    A compressed chunk has a key of its own, so no late put can leave an object of another kind than a part's
+    record says.
     """
     suffix = ".z" if is_compressed else ""
     return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}{suffix}"

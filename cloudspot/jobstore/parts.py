@@ -296,6 +296,7 @@ def _upload(
 
     compresses = compression is not None and compression.is_used(in_background=in_background)
     costs: list[Cost] = []
+    yields = in_background and part.size >= MIN_BACKGROUND_BYTES
     gets_nothing = threading.Event()
 
     def give_way() -> None:
@@ -305,17 +306,21 @@ def _upload(
     def put(number: int, data: Data) -> int | None:
         """Put a chunk; return how many bytes it has in the store if it is compressed."""
         began = time.monotonic()
-        compressed = compress(data) if compresses and not gets_nothing.is_set() else None
+        compressed = compress(data, has_time) if compresses else None
         compressed_at = time.monotonic()
-        if compresses:
-            give_way()
-        is_compressed = compressed is not None
         body = data if compressed is None else compressed
-        chunk_key = keys.chunk(job_id, part.save, part.rank, number, is_compressed=is_compressed)
+        chunk_key = keys.chunk(job_id, part.save, part.rank, number, is_compressed=compressed is not None)
         store.put(chunk_key, body)
         put_seconds = time.monotonic() - compressed_at
         costs.append(Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body)))
-        return len(body) if is_compressed else None
+        return None if compressed is None else len(body)
+
+    def has_time() -> bool:
+        """Return whether there is time to compress, which takes much longer than to hash and to send."""
+        give_way()
+        if yields and is_starved():
+            gets_nothing.set()
+        return not gets_nothing.is_set()
 
     chunks = {} if done is None else done
     for chunk in chunks.values():
@@ -333,7 +338,7 @@ def _upload(
             progress(len(data))
 
     left = [number for number in range(len(runs)) if number not in chunks]
-    if in_background and part.size >= MIN_BACKGROUND_BYTES:
+    if yields:
 
         def carry_if_there_is_time(number: int) -> None:
             if not gets_nothing.is_set():

@@ -183,7 +183,7 @@ def test_a_helper_that_has_no_log_in_hides_none_that_is_written_down(registry, t
 @pytest.mark.parametrize(
     ("says", "status", "told"),
     [
-        ("credentials not found in native keychain", 1, "or it is private; write"),
+        ("credentials not found in native keychain", 1, "or it is private; name a log-in in run.image_login, or write"),
         ("the keychain is locked", 1, "or it is private; docker-credential-kept does not answer: the keychain is locked"),
         ("{}", 0, "docker-credential-kept does not answer: "),
         ("not JSON", 0, "docker-credential-kept does not answer: "),
@@ -195,7 +195,7 @@ def test_what_a_helper_does_not_have_is_told_and_no_secret(registry, tmp_path, h
     registry.is_private = True
     helper(says, status=status)
     log_in(registry, tmp_path, auth="", credsStore="kept")
-    with pytest.raises(SpecError, match=f"there is no such tag, .*{told}") as refused:
+    with pytest.raises((AuthError, SpecError), match=f"there is no such tag, .*{told}") as refused:
         with_digest(f"{registry.name}/team/train:7")
     assert "secret" not in str(refused.value).replace("run.image_login", "")
     registry.is_private = False
@@ -215,9 +215,24 @@ def test_the_jobs_log_in_goes_before_dockers_and_is_not_asked_for_in_vain(regist
 def test_a_log_in_that_is_refused_is_named_by_whose_it_is(registry, tmp_path):
     registry.is_private = True
     wrong = RegistryLogin(user="me", password="hush", origin="the user me of run.image_login")
-    with pytest.raises(SpecError, match=r"the registry refuses the user me of run\.image_login$"):
+    with pytest.raises(AuthError, match=r"the registry refuses the user me of run\.image_login$"):
         with_digest(f"{registry.name}/team/train:7", lambda _: wrong)
     assert "hush" not in repr(wrong)
+
+
+def test_what_is_sent_in_clear_goes_through_no_proxy(registry, monkeypatch):
+    registry.is_private = True
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    assert with_digest(f"{registry.name}/team/train:7", mine).endswith(DIGEST)
+
+
+@pytest.mark.parametrize("answer", ['{"token": "TOP\\nSECRET"}', "[1]"])
+def test_an_answer_that_holds_no_token_is_told_without_it(registry, monkeypatch, answer):
+    monkeypatch.setattr(json, "loads", lambda _data, loads=json.loads: loads(answer))
+    with pytest.raises(SpecError) as refused:
+        with_digest(f"{registry.name}/team/train:7")
+    assert "SECRET" not in str(refused.value)
 
 
 def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, tmp_path):
@@ -226,7 +241,7 @@ def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, t
     def refuse(_registry):
         raise AuthError("logging in takes cloud:LogIn")
 
-    with pytest.raises(SpecError, match="or it is private; logging in takes cloud:LogIn; write"):
+    with pytest.raises(AuthError, match="or it is private; logging in takes cloud:LogIn; name a log-in"):
         with_digest(f"{registry.name}/team/train:7", refuse)
     log_in(registry, tmp_path)
     assert with_digest(f"{registry.name}/team/train:7", refuse).endswith(DIGEST)

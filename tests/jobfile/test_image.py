@@ -8,7 +8,7 @@ import pytest
 
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.image import image_parts, login_key
-from cloudspot.jobfile.spec import spec_from_json
+from cloudspot.jobfile.spec import change_job, load_job, spec_from_json
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,26 @@ def test_a_log_in_that_cannot_be_meant_is_refused(run, says, in_schema):
     assert "hush" not in str(refused.value)
     is_valid = jsonschema.Draft7Validator(SCHEMA).is_valid(job(**run))
     assert is_valid is not in_schema
+
+
+@pytest.mark.parametrize(
+    ("overrides", "user"),
+    [
+        (["run.image=nvcr.io/other:1"], "$oauthtoken"),
+        (["run.image=python:3.12"], None),
+        (["run.image=ghcr.io/it:1"], None),
+        (["run.image=ghcr.io/it:1", "run.image_login.user=me"], "me"),
+        (["limits.max_restarts=1"], "$oauthtoken"),
+    ],
+)
+def test_no_registry_is_told_the_log_in_of_another(overrides, user, tmp_path):
+    """``--set run.image=`` kept it, and a public image of another registry could not be had any more."""
+    login = {"user": "$oauthtoken", "secret": "NGC_API_KEY"}
+    spec = spec_from_json(job(image="nvcr.io/it:7", image_login=login, secrets=["NGC_API_KEY"]))
+    (tmp_path / "job.toml").write_text(
+        'name = "j"\n[run]\nentrypoint = "train.py"\nimage = "nvcr.io/it:7"\nsecrets = ["NGC_API_KEY"]\n'
+        'image_login = { user = "$oauthtoken", secret = "NGC_API_KEY" }\n'
+    )
+    for changed in (change_job(spec, overrides), load_job(tmp_path / "job.toml", overrides=overrides)):
+        found = changed.run.image_login
+        assert (found and found.user) == user

@@ -43,8 +43,10 @@ START_SECONDS = 60.0
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
 """Before the second pull; twice as long before each further one."""
+_LOGIN = "login-"
+"""How the name of a directory with a log-in begins."""
 _REFUSED = re.compile(
-    r"unauthorized|authentication required|no basic auth|(?<!permission )denied|forbidden", re.IGNORECASE
+    r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
 """What engines pass on of a registry that wants another log-in."""
 LOOK_SECONDS = 0.1
@@ -247,7 +249,9 @@ class Container(Runtime):
             yield package.resolve(), ":ro"
 
     def _pull(self, check: Callable[[], None]) -> None:
-        registry, _, _ = image_parts(self._image)
+        registry, name, _ = image_parts(self._image)
+        for left in self.node.arena.glob(f"{_LOGIN}*"):  # of an agent that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
         for number in range(NUM_PULLS):
             _log.info("pulling %s", self._shown)
             login, fault = None, None
@@ -280,7 +284,10 @@ class Container(Runtime):
             _log.warning("the pull of %s failed: %s", self._shown, why)
             if number + 1 < NUM_PULLS:
                 _pause(PULL_WAIT_SECONDS * 2**number, check)
-        if isinstance(fault, TransientError) or _REFUSED.search(said) is None:
+        if (
+            isinstance(fault, TransientError)
+            or _REFUSED.search(said.replace(name.partition("@")[0], "")) is None
+        ):
             raise CloudspotError(f"{self._shown} cannot be pulled: {why}")
         refusal = "wants a log-in, such as run.image_login" if login is None else f"refuses {login.origin}"
         raise AuthError(f"{self._shown} cannot be pulled: {registry} {refusal}: {why}")
@@ -294,13 +301,17 @@ class Container(Runtime):
         if login is None:
             yield [self._engine, "pull"]
             return
-        with tempfile.TemporaryDirectory(prefix="login-", dir=self.node.arena) as directory:
+        with tempfile.TemporaryDirectory(prefix=_LOGIN, dir=self.node.arena) as directory:
             path = Path(directory, "config.json")
             path.touch(mode=0o600)
             path.write_text(json.dumps({"auths": {login_key(registry): {"auth": login.basic}}}))
-            is_podman = Path(self._engine).name == "podman"
-            options = ("pull", "--authfile", str(path)) if is_podman else ("--config", directory, "pull")
-            yield [self._engine, *options]
+            if Path(self._engine).name == "podman":
+                yield [self._engine, "pull", "--authfile", str(path)]
+                return
+            # The usual configuration may name another engine than the default one.
+            host = self._ask("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
+            where = ("--host", host) if host else ()
+            yield [self._engine, "--config", directory, *where, "pull"]
 
     def _ask(self, *words: str) -> str | None:
         """Return what the engine prints; None: it fails, since what it is asked about is not there."""

@@ -88,10 +88,10 @@ def fork(
         bundle = code_of(job.store, submission)
     else:
         bundle = _bundle(spec, code_directory)
-    spec, provider = open_pinned(spec, provider_name or submission.provider, bundle.digests)
+    environ = with_secrets(spec, {})
+    spec, provider = open_pinned(spec, provider_name or submission.provider, bundle.digests, environ=environ)
     find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
     find_inputs(spec, provider)
-    environ = with_secrets(spec, {})
     agent = agent_archive(provider, job.store, spec)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)
     forked = new_submission(

@@ -96,19 +96,22 @@ def resume(
     job, target = find_resumable(job_id, store_url, source_url)
     history = _ended(job, target)
     before = job.spec
+    changed = change_job(before, overrides)
+    # Until the job has ended, its secrets are in the store.
+    number = history.submission.resumption
+    stored = read_secrets(job.store, job.id, changed.secret_names, resumption=number)
+    environ = with_secrets(changed, stored)
     spec, provider = open_pinned(
-        change_job(before, overrides),
+        changed,
         provider_name or job.provider.name,
         lambda: code_of(job.store, history.submission).digests(),
+        environ=environ,
     )
     check_code(job, before, spec)
     find_inputs(spec, provider)
     if not is_adopted:
         _check_adopted(job, provider, history)
     _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)
-    # Until the job has ended, its secrets are in the store.
-    stored = read_secrets(job.store, job.id, spec.secret_names, resumption=history.submission.resumption)
-    environ = with_secrets(spec, stored)
     check_secrets(spec.secret_names, environ)
     is_elsewhere = provider.name != job.provider.name or _options(spec, provider) != _options(
         before, provider

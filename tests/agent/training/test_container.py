@@ -231,10 +231,11 @@ case "$*" in
         stat -c %a "$file" "${{file%/*}}" >> {0}/files; cat "$file" >> {0}/files; echo >> {0}/files
         {1} ;;
     info|"run "*) ;;
+    "context inspect "*) echo unix:///run/mine.sock ;;
     *) exit 1 ;;
 esac
 """
-PRIVATE = f"registry.example.com/it@{DIGEST}"
+PRIVATE = f"registry.example.com/it/denied@{DIGEST}"
 
 
 @pytest.fixture
@@ -270,6 +271,8 @@ def test_an_engine_gets_the_log_in_in_a_private_file_that_is_gone_afterwards(pul
     each = '600\n700\n{{"auths": {{"registry.example.com": {{"auth": "{}"}}}}}}\n'
     assert (tmp_path / "files").read_text() == "".join(map(each.format, auths))
     said = (tmp_path / "said").read_text() + caplog.text
+    # Docker takes the engine that is in use from the configuration which the log-in's takes the place of.
+    assert ("--host unix:///run/mine.sock" in said) == (name == "docker")
     assert not any(secret in said for secret in ("hush", *auths))
 
 
@@ -283,12 +286,21 @@ def test_an_engine_gets_the_log_in_in_a_private_file_that_is_gone_afterwards(pul
 )  # fmt: skip
 def test_a_registry_that_refuses_is_told_from_one_that_fails(pulls, given, says, told):
     with pytest.raises(
-        AuthError, match=f"it@sha256:0123456789ab cannot be pulled: registry.example.com {told}$"
+        AuthError, match=f"it/denied@sha256:0123456789ab cannot be pulled: registry.example.com {told}$"
     ):
         pulls("docker", f'echo "{says}" >&2; exit 1', lambda _: given)
 
 
-@pytest.mark.parametrize("says", ["manifest unknown", "permission denied", "503 Service Unavailable"])
+def test_a_log_in_that_a_killed_agent_has_left_is_removed(pulls, node):
+    (node.arena / "login-abc").mkdir()
+    (node.arena / "login-abc" / "config.json").write_text("{}")
+    pulls("docker", "exit 0", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "says",
+    ["manifest unknown", "permission denied", "503 Service Unavailable", "no such manifest: it/denied"],
+)
 def test_what_else_fails_is_no_matter_of_rights(pulls, says):
     with pytest.raises(CloudspotError, match=f"cannot be pulled: {says}$") as failed:
         pulls("docker", f'echo "{says}" >&2; exit 1', lambda _: login("hush"))
