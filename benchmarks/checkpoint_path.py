@@ -1,6 +1,7 @@
 """A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
 python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95] [--gpu]
+                                     [--alone]
 
 Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
 every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
@@ -47,6 +48,7 @@ from cloudspot.local.processes import MARK
 JOB = Path(__file__).parent / "gigabyte"
 NAME = "gigabyte"
 CHUNK = 64 << 20
+OTHERS = ("torch.save", "dcp-thread", "dcp-process", "torchsnapshot")
 NAMES = ("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT", "CUDA_VISIBLE_DEVICES")
 
 
@@ -233,12 +235,22 @@ def main() -> None:
         "--frozen", type=float, default=0.0, help="the share of the state that does not change"
     )
     parser.add_argument("--gpu", action="store_true", help="keep the state on a GPU")
+    parser.add_argument("--alone", action="store_true", help="leave out the other ways to save")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        measure(Path(name), options.bytes, options.seconds, options.frozen, is_on_gpu=options.gpu)
+        others = () if options.alone else OTHERS
+        measure(Path(name), options.bytes, options.seconds, options.frozen, others, is_on_gpu=options.gpu)
 
 
-def measure(directory: Path, num_bytes: float, seconds: float, frozen: float, *, is_on_gpu: bool) -> None:
+def measure(
+    directory: Path,
+    num_bytes: float,
+    seconds: float,
+    frozen: float,
+    others: Sequence[str],
+    *,
+    is_on_gpu: bool,
+) -> None:
     out = directory / "out"
     out.mkdir()
     environment = {
@@ -253,7 +265,7 @@ def measure(directory: Path, num_bytes: float, seconds: float, frozen: float, *,
     floor = memcpy_seconds(int(num_bytes), is_on_gpu=is_on_gpu)
     torches = {
         how: by_others(how, directory, environment)
-        for how in ("torch.save", "dcp-thread", "dcp-process", "torchsnapshot")
+        for how in others
         if how != "torchsnapshot" or importlib.util.find_spec(how)
     }
 
