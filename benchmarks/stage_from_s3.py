@@ -219,15 +219,13 @@ def main() -> None:
     """Serve, measure, and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, help="where files are made; default: a temporary one")
-    parser.add_argument("--small", type=int, default=20_000, help="small files (default 20,000)")
-    parser.add_argument("--large", type=int, default=4, help="large files (default 4)")
+    parser.add_argument("--small", type=int, default=20_000, help="small files (default 20,000; 0: not)")
+    parser.add_argument("--large", type=int, default=4, help="large files (default 4; 0: not)")
     parser.add_argument("--gb", type=float, default=5.0, help="how much either are together (default 5)")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    buckets = {
-        "small-files": (given.small, int(given.gb * 1e9 / given.small)),
-        "large-files": (given.large, int(given.gb * 1e9 / given.large)),
-    }
+    counts = {"small-files": given.small, "large-files": given.large}
+    buckets = {name: (count, int(given.gb * 1e9 / count)) for name, count in counts.items() if count}
     os.environ.pop("AWS_CA_BUNDLE", None)  # rclone takes none, and nothing here is encrypted
     with (
         tempfile.TemporaryDirectory(dir=given.directory) as name,

@@ -251,6 +251,8 @@ class _Large:
         self.num_left_bytes = sum(map(self._size, self._left))
         self._descriptor = -1
         self._noting = threading.Lock()
+        # The kernel lets one thread at a time write to a file, and has the others wait on the processor.
+        self._writing = threading.Lock()
 
     def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
         """Yield what fetches a block; the file is open until all of these have run, or ``close``."""
@@ -299,7 +301,8 @@ class _Large:
 
     def _fetch(self, number: int) -> None:
         def write(at: int, view: memoryview) -> None:
-            write_at(self._descriptor, view, at)
+            with self._writing:
+                write_at(self._descriptor, view, at)
 
         self._source.read(self._file, number * self._block, self._size(number), write)
 
