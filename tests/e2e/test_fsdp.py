@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from acting_user import EXAMPLES, User, wait_for
+from acting_user import EXAMPLES, User, kill, supervisors_processes, wait_for
 from safetensors.torch import load_file
 from test_corruption import chunks_of, flip_bit, has_ended, newest_manifests
 
@@ -88,6 +89,32 @@ def test_nodes_of_a_sharded_job_read_their_own_part_and_go_back_when_one_finds_i
     shares = {rank: int(got) / int(size) for rank, got, size, step in read if int(step) == steps[1]}
     assert shares.keys() == {"0", "1"}
     assert all(0.4 < share < 0.6 for share in shares.values())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0])
+def test_agents_that_are_killed_while_ranks_wait_for_their_parts_change_no_bit(
+    user: User, calm: dict[str, torch.Tensor], seconds: float
+) -> None:
+    """The next agent of the machine answers the ranks that wait, or another generation starts."""
+    reclaim = 'providers.local.reclaims=[{launch=1, rank=1, after_steps=100, notice="0s"}]'
+    cli = user.start(*RUN, "--name", "hit", "--set", reclaim)
+    job = user.home / "store" / "jobs" / "hit"
+
+    def resumes() -> bool:
+        generations = user.history("hit").generations if job.exists() else ()
+        return any(each.restore_from is not None and len(each.members) == 2 for each in generations)
+
+    wait_for("the generation that resumes", resumes)
+    time.sleep(seconds)
+    for machine in user.machines():
+        for pid in supervisors_processes(machine):
+            if b"cloudspot.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                kill(pid)
+    assert cli.wait(180) == 0
+    user.cloudspot("checkpoints", "export", "hit", "--to", str(user.home / "hit.safetensors"))
+    found = load_file(user.home / "hit.safetensors")
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, calm[name])] == []
 
 
 @pytest.mark.soak
