@@ -105,7 +105,7 @@ def test_a_private_image_is_looked_up_and_pulled_with_the_jobs_log_in(
         )
         user.environ["REGISTRY_KEY"] = "wrong"
         refused = start(user, tag, *sets)
-        assert refused.wait(timeout=60) == 2
+        assert refused.wait(timeout=60) == 4
         assert f"the registry refuses the user {USER} of run.image_login\n" in user.output(refused)
         user.environ["REGISTRY_KEY"] = PASSWORD
         run = start(user, tag, *sets)
