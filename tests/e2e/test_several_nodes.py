@@ -150,7 +150,7 @@ def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launche
         agent = user.cloudspot("logs", "hit", *words).stdout
         assert agent.count("told the script to save, by SIGTERM to 1 process(es)") == 1
     outcomes = {number: word.outcome for number, word in user.history("hit").launches[0].exits.items()}
-    assert outcomes == {rank: "drained", 1 - rank: "left"}
+    assert outcomes == {rank: "drained", 1 - rank: "succeeded"}
 
 
 @pytest.mark.long
