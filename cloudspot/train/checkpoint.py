@@ -348,6 +348,7 @@ class Checkpoint:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
+    """Name the object whose state is loaded in what it raises."""
     try:
         yield
     except CheckpointError:

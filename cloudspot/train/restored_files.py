@@ -74,8 +74,8 @@ class RestoredFiles:
     def fetch(self, regions: Sequence[tuple[StoredTensor, Box]], *, world: World) -> None:
         """Have these boxes of these tensors in the files; call it once, before any of them is read.
 
-        If the checkpoint comes on demand, this waits until the agents have brought what each rank reads: who
-        went on sooner would wait for the others in its first collective, which has a time limit.
+        If the checkpoint comes on demand, this waits until the agents have brought what each rank reads: a
+        rank that went on sooner would wait for the others in its first collective, which has a time limit.
 
         Raises:
             CheckpointError: it comes on demand, and there is no agent.

@@ -20,6 +20,7 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
+from cloudspot.model import InstanceState
 
 JOBS = Path(__file__).parent / "jobs"
 PLUGINS = Path(__file__).parent.parent / "plugins"
@@ -163,6 +164,11 @@ def kill(pid: int) -> None:
 def supervisors_processes(machine: Path) -> list[int]:
     """Return the machine's processes without its supervisor, which stands for the provider."""
     return list(marked_processes(MARK, MachineDirectory(machine).mark))
+
+
+def has_ended(machine: Path) -> bool:
+    """Return whether the machine is off."""
+    return MachineDirectory(machine).instance().state is InstanceState.ENDED
 
 
 def copy_example(name: str, target: Path) -> Path:

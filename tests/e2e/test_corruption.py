@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from acting_user import User, wait_for
-
-from cloudspot.local.machines import MachineDirectory
-from cloudspot.model import InstanceState
+from acting_user import User, has_ended, wait_for
+from stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
 SETS = ('run.env.TINY_EPOCHS="18"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
 
@@ -25,28 +23,6 @@ def stop_with_commits(user: User, name: str, count: int) -> Path:
     # Until then it may still commit.
     wait_for("the machine's end", lambda: has_ended(user.machines()[-1]))
     return job
-
-
-def has_ended(machine: Path) -> bool:
-    """Return whether the machine is off."""
-    return MachineDirectory(machine).instance().state is InstanceState.ENDED
-
-
-def newest_manifests(job: Path) -> list[Path]:
-    """Return the checkpoints' manifests, newest first."""
-    return sorted(job.glob("manifests/*"), reverse=True)
-
-
-def flip_bit(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def chunks_of(manifest: Path) -> list[Path]:
-    """Return the chunks of a checkpoint."""
-    return sorted((manifest.parent.parent / "checkpoints").glob(f"{manifest.name}-*/chunks/*/*"))
 
 
 def checkpoint_files(job: Path) -> dict[Path, bytes]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from acting_user import EXAMPLES, User, kill, supervisors_processes, wait_for
+from acting_user import EXAMPLES, User, has_ended, kill, supervisors_processes, wait_for
 from safetensors.torch import load_file
-from test_corruption import chunks_of, flip_bit, has_ended, newest_manifests
+from stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
 RUN = (
     "run",

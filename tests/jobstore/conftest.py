@@ -10,7 +10,7 @@ import made_journal
 import pytest
 import sessions
 
-from cloudspot.jobstore import manifests, parts
+from cloudspot.jobstore import manifests, parts, shared_chunks
 from cloudspot.jobstore.records import CheckpointId, File, SaveId
 from cloudspot.local.filestore import FileStore
 
@@ -20,6 +20,12 @@ AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 @pytest.fixture
 def store(tmp_path):
     return FileStore(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Let chunks of any size be shared."""
+    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1)
 
 
 def save_of(checkpoint):

@@ -5,9 +5,10 @@ import random
 import msgspec
 import pytest
 from memorystore import InMemoryStore
+from sessions import Everything
 
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore import codec, fetching, forking, keys, manifests, parts, retention, shared_chunks
+from cloudspot.jobstore import codec, fetching, forking, keys, manifests, parts, retention
 from cloudspot.jobstore.chunks import read_blocks, read_stored, stored_chunks
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.journal import Journal
@@ -25,16 +26,7 @@ TENSORS = [StoredTensor("all", "uint8", (3700,), (Piece(Box((0,), (3700,)), 0, 0
 replace = msgspec.structs.replace
 
 
-class Everything:
-    """What may be in the base."""
-
-    def __contains__(self, content):
-        return True
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def put(store, checkpoints, checkpoint, datas=DATAS, *, compresses=True, **options):

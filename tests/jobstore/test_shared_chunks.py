@@ -10,6 +10,7 @@ import pytest
 from few_or_many import few_or_many
 from memorystore import InMemoryStore
 from one_at_a_time import OneAtATime
+from sessions import Everything
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import (
@@ -37,16 +38,7 @@ C = CheckpointId
 BLOCK = 1000
 
 
-class Everything:
-    """What may be in the base."""
-
-    def __contains__(self, content):
-        return True
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(shared_chunks, "MIN_BYTES", 1)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def sharing(store, save, rank=0, likely=None):

@@ -250,8 +250,12 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     """Return the checkpoint whose files an earlier agent of this machine has made for its ranks to ask for.
 
     None: it is not here, or was fetched whole.
+
+    Raises:
+        CorruptData: its manifest is malformed.
+        ObjectMissing: it was deleted.
     """
-    manifest = context.insist(lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint))
+    manifest = manifests.read_manifest(context.store, context.node.job_id, checkpoint)
     for place in (context.node.restore_in_memory, context.node.restore):
         if fetching.is_restored(place, manifest):
             is_late = fetching.comes_on_demand(place)

@@ -73,7 +73,7 @@ class EarlyRestore:
             # The ranks will say what they read; most of it is probably what others in their place have sent.
             likely = likely_ranges(context, found.on_demand)
             try:
-                bring(context, found, likely, what="ahead of time read", pause=self._pause)
+                bring(context, found, likely, what="this node read ahead", pause=self._pause)
             except CorruptData as error:
                 _log.error("checkpoint %s does not verify, looking for another: %s", found.checkpoint, error)
                 continue

@@ -106,7 +106,7 @@ class OnDemandFetch:
     """
 
     def __init__(self, context: NodeContext, find: Callable[[], Restored | None], handoff: Path) -> None:
-        """``find`` returns what the generation resumes from, and is called in the thread.
+        """``find`` returns what the generation resumes from; it is called in the thread, until it succeeds.
 
         If that is not ``on_demand``, there is nothing to do.
         """
@@ -131,7 +131,7 @@ class OnDemandFetch:
 
     def _run(self) -> None:
         try:
-            restored = self._find()
+            restored = insist(self._find, sleep=self._pause)
             if restored is not None and restored.on_demand is not None:
                 self._serve(restored)
         except _Stopped:

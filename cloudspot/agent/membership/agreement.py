@@ -292,9 +292,10 @@ class Membership:
                     return found.generation, restored
                 continue  # what it was to resume from is deleted: another has to follow it
             proposes = isinstance(found, Propose)
+            is_old = len(known) != checked and (view.is_member or proposes)
             # Of what comes on demand, damage is noted without a record in the journal.
-            must_look = len(known) != checked or (restored is not None and restored.on_demand is not None)
-            if restored is None or (must_look and (view.is_member or proposes)):
+            may_be_damaged = proposes and restored is not None and restored.on_demand is not None
+            if restored is None or is_old or may_be_damaged:
                 restored = restored or self._restored_early()
                 best = None if restored is None else newest_candidate(context, known, restored.skipped)
                 if restored is None or restored.checkpoint != best:

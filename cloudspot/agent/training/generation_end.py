@@ -193,7 +193,7 @@ class GenerationEnd:
         context, status = self._context, self._context.status
         assert end.code is not None
         if end.why == NOT_RESTORED:
-            return end.why  # at most once for each checkpoint: it is then known to be bad
+            return end.why  # at most once for each checkpoint, and once for want of memory
         failure = Failure(
             exit_code=end.code,
             step=status.progress()[0],

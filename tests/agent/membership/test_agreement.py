@@ -14,7 +14,7 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys, launches, manifests
+from cloudspot.jobstore import codec, keys, launches, manifests, retention
 from cloudspot.jobstore.manifests import read_manifest
 from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, SaveId, Seat, new_nonce
 from cloudspot.train import handoff as files
@@ -425,6 +425,35 @@ def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(benc
     second.seek("regrouped")
     assert first.found() == second.found()
     assert ranks(first.ended) == (0, 1)
+
+
+def test_damage_that_is_noted_while_a_member_waits_is_seen_before_it_proposes_and_asked_for_no_sooner(
+    bench, make, wait_until
+):
+    """It looked for checkpoints ten times a second, for as long as it waited for the others."""
+    first, second = make(2, min=2, max=2)
+    for step in (10, 20):
+        bench.commit_sharded(bench.id(1, step), [b"weights of 0", b"weights of 1"])
+    second.life.context.status.state = "restoring"
+    first.seek("trainer-failed")
+    wait_until(lambda: first.life.context.status.state == "ready")
+    list_page, listed = bench.store.list_page, []
+
+    def counted(prefix, **options):
+        if prefix == keys.manifests_prefix(JOB):
+            listed.append(threading.current_thread())
+        return list_page(prefix, **options)
+
+    bench.store.list_page = counted
+    time.sleep(0.5)
+    assert first.ended is None
+    assert listed == []
+    retention.note_damage(bench.store, JOB, bench.id(1, 20), "a chunk")
+    second.seek("trainer-failed")
+    assert first.found() == second.found()
+    assert first.ended.restore_from == bench.id(1, 10)
+    assert [(one.checkpoint, one.reason) for one in first.ended.skipped] == [(bench.id(1, 20), "a chunk")]
+    assert listed != []
 
 
 def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
