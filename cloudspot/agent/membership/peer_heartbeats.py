@@ -275,7 +275,8 @@ class PeerHeartbeats:
         """Look at the other nodes once.
 
         Raises:
-            TransientError: the store failed; no silence is counted.
+            TransientError: the store failed; no silence is counted. What was read until then is kept, so that
+                a store that fails often is heard in the end.
         """
         with self._passing:
             asked_at = time.monotonic()
@@ -284,7 +285,17 @@ class PeerHeartbeats:
                 listed, is_stopped, strangers = self._list(roster)
                 versions = listed["heartbeat"]
                 changed = self._changed(versions)
-                beats = {seat: self.read_beat(seat) for seat in changed[:MAX_READS]}
+                self._is_news = self._is_news or bool(changed or strangers - self._strangers)
+                self._strangers = strangers
+                if changed:
+                    self._close_until = time.monotonic() + CLOSE_SECONDS
+                with self._lock:
+                    self._unread = frozenset(changed)
+                for seat in changed[:MAX_READS]:
+                    beat = self.read_beat(seat)
+                    with self._lock:  # at once: a pass that fails later must not read it again
+                        self._beats[seat], self._read[seat] = beat, versions[seat]
+                        self._unread -= {seat}
                 for seat in listed["notice"].keys() - self._deadlines.keys():
                     self._read_notice(seat)
                 for seat in listed["exit.json"].keys() - self._exits.keys():
@@ -294,22 +305,15 @@ class PeerHeartbeats:
                     self._clock.hear(time.monotonic(), None)
                 raise
             now = time.monotonic()
-            if changed:
-                self._close_until = now + CLOSE_SECONDS
             others = (versions.keys() | self.open_seats.claimed | set(roster.members)) & roster.candidates
             others -= {self._context.seat}
             with self._lock:
-                self._beats.update(beats)
-                self._read.update({seat: versions[seat] for seat in beats})
-                self._unread = frozenset(changed[MAX_READS:])
                 self._clock.hear(now, {seat: versions.get(seat) for seat in others}, asked_at=asked_at)
                 gone = self._clock.suspects(others) | (self._exits.keys() & others)
                 self._lost = {seat: self._lost.get(seat, now) for seat in gone}
             self._context.status.num_live = len(others - gone) + 1
             if is_stopped:
                 self._context.read_stop()
-            self._is_news = self._is_news or bool(changed or strangers - self._strangers)
-            self._strangers = strangers
             # Whoever regroups reads it every second.
             if self._is_news and not self._context.status.is_regrouping:
                 self._context.read_journal()

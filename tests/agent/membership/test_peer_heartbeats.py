@@ -339,6 +339,23 @@ def test_what_has_changed_and_was_not_read_yet_is_unknown(make_nodes, monkeypatc
     assert nodes.peers[0].standing(Seat(1, 1), has_come=True) is Standing.UNKNOWN
 
 
+@pytest.mark.parametrize("fail_every", [3, 5])
+def test_a_store_that_fails_often_is_heard_though_no_pass_gets_through_at_once(make_nodes, fail_every):
+    nodes = make_nodes(8)
+    for writer in nodes.writers:
+        writer.beat()
+    nodes.store.plan = FaultPlan(fail_every=fail_every)
+    num_failed = 0
+    for _ in range(40):
+        try:
+            nodes.peers[0]._pass()
+            break
+        except TransientError:
+            num_failed += 1
+    assert 0 < num_failed <= 15, "each pass reads at least one more"
+    assert set(nodes.peers[0].beats()) == set(nodes.peers[0].others)
+
+
 def test_beats_within_one_second_of_the_stores_clock_are_told_apart(make_nodes):
     nodes = make_nodes(2)
     nodes.writers[1].beat()
