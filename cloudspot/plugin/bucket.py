@@ -83,7 +83,7 @@ class Body(Protocol):
         ...
 
 
-def _take(data: memoryview) -> None:
+def accept(data: memoryview) -> None:
     """Accept the bytes: no checksum came with them."""
 
 
@@ -96,7 +96,7 @@ class Download:
     """The length of the body; None: the answer does not say."""
     is_partial: bool
     """The answer is the range that was asked for, not the whole object."""
-    verify: Callable[[memoryview], None] = _take
+    verify: Callable[[memoryview], None] = accept
     """Compares the bytes with the checksum that came with them; raises TransientError if they differ."""
 
 

@@ -98,14 +98,20 @@ class AwsClients:
                     raise SpecError(f"cannot use AWS {service} in {region!r}: {error}") from error
             return self._clients[key]
 
+    @property
+    def core(self) -> botocore.session.Session:
+        """Return botocore's session, which has the credentials; raise SpecError as ``client`` does."""
+        self._session()
+        return self._core
+
     def _session(self) -> boto3.session.Session:
         with self._lock:
             if self._boto_session is None:
                 try:
-                    core = botocore.session.get_session()
-                    parsers = core.get_component("response_parser_factory")
+                    self._core = botocore.session.get_session()
+                    parsers = self._core.get_component("response_parser_factory")
                     parsers.set_parser_defaults(timestamp_parser=parse_time)
-                    self._boto_session = boto3.session.Session(botocore_session=core)
+                    self._boto_session = boto3.session.Session(botocore_session=self._core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
                         f"{error}; `aws configure list-profiles` names those that exist"

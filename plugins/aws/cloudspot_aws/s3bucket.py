@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -18,10 +19,21 @@ from cloudspot.errors import (
     StoreRefused,
 )
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
+from cloudspot.plugin.bucket import (
+    Begun,
+    Bucket,
+    Described,
+    Download,
+    Listed,
+    NotTold,
+    RangeBeyondEnd,
+    accept,
+    told,
+)
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
+from cloudspot_aws.s3reads import S3Reads, verify
 
 FALLBACK_REGION = "us-east-1"
 """Where a bucket is looked for when no region is configured: the answer names the right one."""
@@ -30,7 +42,7 @@ WRITER = "cloudspot-writer"
 
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 _CONFIG: dict[str, Any] = {
-    # By default a presigned URL would be of the old kind, which newer regions refuse.
+    # A profile may still ask for the old kind, which newer regions refuse.
     "signature_version": "s3v4",
     # We compute one checksum and send it; botocore would compute its own, and one of all that is read.
     "request_checksum_calculation": "when_required",
@@ -72,6 +84,8 @@ class S3Bucket(Bucket):
                 f"store {url}: a directory bucket lists in no order; use a general purpose bucket"
             )
         self._clients = clients or AwsClients()
+        self._reads: S3Reads
+        """Set by ``connect``."""
 
     def connect(self) -> Any:
         """Return a client of the region where the bucket is, which S3 is asked for.
@@ -91,7 +105,10 @@ class S3Bucket(Bucket):
                 raise self.translated(self._in_words(client, error), "list", "") from error
         else:
             found = _bucket_region(answer)
-        return client if found is None else self._client_in(found)
+        if found is not None:
+            client = self._client_in(found)
+        self._reads = S3Reads(client, self._clients.core, self.name)
+        return client
 
     def _in_words(self, client: Any, error: Exception) -> Exception:
         """Return what S3 says of a HEAD's 404: anything at a wrong endpoint may answer with that number."""
@@ -115,20 +132,20 @@ class S3Bucket(Bucket):
         return Described(size, told(answer.get("LastModified"), "a time"), writer, etag.strip('"'))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        # S3 tells no checksum of a range, and botocore would compute one for nothing.
-        mode = {"ChecksumMode": "ENABLED"} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
-        answer = client.get_object(Bucket=self.name, Key=name, **mode)
-        body, status = answer["Body"], answer["ResponseMetadata"]["HTTPStatusCode"]
-
-        def verify(_: memoryview) -> None:
-            if span is None:
-                body.read(1)  # At the end botocore compares the checksum of what it has read.
-
-        if not answer.get("ETag"):
+        # S3 tells no checksum of a range.
+        mode = {"x-amz-checksum-mode": "ENABLED"} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
+        answer = self._reads.get(name, mode)
+        headers, body = answer.headers, answer.body
+        if not headers.get("ETag"):
             body.close()
             raise NotTold("an ETag")
-        is_partial = status == HTTPStatus.PARTIAL_CONTENT
-        return Download(body, answer.get("ContentLength"), is_partial, verify)
+        length = headers.get("Content-Length", "")
+        return Download(
+            body,
+            int(length) if length.isdecimal() else None,
+            answer.status == HTTPStatus.PARTIAL_CONTENT,
+            partial(verify, headers) if span is None else accept,
+        )
 
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
@@ -148,10 +165,7 @@ class S3Bucket(Bucket):
         told(status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
-        url: str = client.generate_presigned_url(
-            "get_object", Params={"Bucket": self.name, "Key": name}, ExpiresIn=seconds
-        )
-        return url
+        return self._reads.signed_url(name, seconds)
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=self.prefix)

@@ -1,14 +1,21 @@
 """The store in S3: what is its own beside the promises of every store."""
 
+import io
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import FlexibleChecksumError
 from bucketstoretests import one_line, upload
 
 from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, TransientError
 from cloudspot.registry import open_store
+from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
 from cloudspot_aws.s3bucket import _is_guarded
+from cloudspot_aws.s3reads import S3Reads, verify
 
 MIB = 1 << 20
 
@@ -174,3 +181,88 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
     assert store.check()[2].detail == "unfinished uploads are removed"
     aws.faults.denied.update({"s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"})
     assert [one.detail for one in store.check()[1:]] == ["unknown: the right to ask is missing"] * 2
+
+
+# --- reads, which botocore's client has no part in ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("crc32", "y/Q5Jg=="),
+        ("crc32c", "4waSgw=="),
+        ("sha1", "98O8HYCOBHMq32eZZczDTKeuNEE="),
+        ("sha256", "FeKw08M4keuw8e9gnsQZQgwg4yDOlMZfvIwzEkSOsiU="),
+    ],
+)
+def test_whole_objects_are_compared_with_the_checksum_that_s3_tells(name, told):
+    header = f"x-amz-checksum-{name}"
+    with memoryview(b"123456789") as data, memoryview(b"123456788") as other:
+        verify({header: told}, data)
+        with pytest.raises(FlexibleChecksumError):
+            verify({header: told}, other)
+        verify({header: f"{told}-2"}, other)  # of the checksums of two parts
+        verify({"x-amz-checksum-crc64nvme": "AAAAAAAAAAA="}, data)  # cannot be computed here
+
+
+@pytest.mark.parametrize(
+    ("bucket", "config", "url"),
+    [
+        ("data", {}, "https://data.s3.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+        ("data.v1", {}, "https://s3.eu-west-1.amazonaws.com/data.v1/a%20b/%2Bc"),
+        ("data", {"use_fips_endpoint": True}, "https://data.s3-fips.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+        ("data", {"use_dualstack_endpoint": True}, "https://data.s3.dualstack.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+    ],
+)  # fmt: skip
+def test_objects_are_read_where_and_as_a_client_would_read_them(monkeypatch, bucket, config, url):
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "given")
+    clients = AwsClients()
+    client = clients.client(
+        "s3",
+        region="eu-west-1",
+        signature_version="s3v4",
+        response_checksum_validation="when_required",
+        **config,
+    )
+    reads = S3Reads(client, clients.core, bucket)
+    sent = []
+
+    def send(request):
+        sent.append((request.url, {name: _text(value) for name, value in request.headers.items()}))
+        return AWSResponse(request.url, 200, {"Content-Length": "0"}, io.BytesIO())
+
+    monkeypatch.setattr(reads._http, "send", send)
+    client.meta.events.register("before-send.s3.GetObject", lambda request, **_: send(request))
+    reads.get("a b/+c", {"Range": "bytes=0-0"})
+    client.get_object(Bucket=bucket, Key="a b/+c", Range="bytes=0-0")
+    (own_url, own), (their_url, theirs) = sent
+    assert own_url == their_url == url
+    same = ("Range", "X-Amz-Security-Token", "X-Amz-Content-SHA256")
+    assert [own[name] for name in same] == [theirs[name] for name in same]
+    assert (
+        own["Authorization"].partition("Signature=")[0] == theirs["Authorization"].partition("Signature=")[0]
+    )
+    assert "cloudspot/" in own["User-Agent"]
+    assert reads.signed_url("a b/+c", 60).startswith(f"{url}?")
+
+
+def test_stores_that_share_a_client_each_read_their_own_bucket(aws, make_bucket):
+    clients = AwsClients()
+    urls = [f"s3://{make_bucket('us-east-1')}" for _ in range(8)]
+    for url in urls:
+        S3Store(url, clients=clients).put("k", url.encode())
+    start = threading.Barrier(len(urls))
+
+    def read(url):
+        store = S3Store(url, clients=clients)
+        start.wait()
+        return store.get("k")
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        assert list(pool.map(read, urls)) == [url.encode() for url in urls]
+
+
+def _text(value):
+    return value.decode() if isinstance(value, bytes) else value
