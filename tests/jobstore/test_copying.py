@@ -11,7 +11,7 @@ from made_records import Records
 from memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, StoreRefused, TransientError
-from cloudspot.jobstore import chunks, codec, copying, fetching, keys, manifests, shared_chunks
+from cloudspot.jobstore import chunks, codec, compression, copying, fetching, keys, manifests, shared_chunks
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent, mark_live
@@ -513,6 +513,24 @@ def test_compressed_chunks_are_copied_as_they_are_and_compared_by_what_they_hold
     source.put(chunk.key, bad)
     with pytest.raises(DamagedCheckpoint, match=chunk.key):
         copy(plan, source, target)
+
+
+def test_a_chunk_that_another_version_of_zstd_compressed_is_the_same(target, checkpoints, monkeypatch):
+    source = InMemoryStore("memory://source")
+    write_job(source, checkpoints, compression=Compression())
+    plan = plan_copy(source, JOB)
+    copy(plan, source, target)
+    chunk = plan.chunks[0]
+    data = b"".join(data for _, data in chunks.read_blocks(source, chunk.chunk))
+    with monkeypatch.context() as patch:
+        patch.setattr(compression, "BLOCK_BYTES", 500)
+        others = bytes(compression.compress(data))
+    assert len(others) != chunk.size
+    target.put(chunk.key, others)
+    for key in (keys.spec(JOB), JOURNAL[-1]):
+        target.delete(key)
+    copy(plan, source, target)
+    fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
 
 
 def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
