@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudspot.errors import (
@@ -74,13 +74,6 @@ class CopiedObject:
     """What the manifest says of it, if it is a checkpoint's."""
     is_artifact: bool = False
     """It may have been overwritten since an earlier copy."""
-
-    def may_have(self, size: int) -> bool:
-        """Return whether an object of so many bytes can hold the same.
-
-        Versions of zstd compress the same bytes differently; a chunk's checksum is of the bytes.
-        """
-        return size == self.size or (self.chunk is not None and self.chunk.is_compressed)
 
 
 @dataclass(frozen=True)
@@ -247,7 +240,7 @@ def copy(
     compared = [one for one in plan.journal if one.key in standing]
     for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
         each(carrier.carry, batch, num_threads=num_threads)
-    _check_whole(target, plan, {*(one.key for one in missing[:1]), plan.spec.key})
+    _check_whole(target, plan, standing, {*(one.key for one in missing[:1]), plan.spec.key})
     for one in missing[:1]:
         carrier.carry(one)
     note_recent(target, plan.submission)
@@ -336,7 +329,8 @@ class _Carrier:
 
     def _compare(self, one: CopiedObject, size: int, told: _Told) -> None:
         """Compare what stands with the checksum that is known, or else with the source."""
-        if not one.may_have(size):
+        # Versions of zstd compress the same bytes differently; a chunk's checksum is of the bytes.
+        if size != one.size and not (one.chunk is not None and one.chunk.is_compressed):
             raise self._differs(one)
         if one.chunk is None and one.sha256 is None:
             for start, block in _with_offsets(self._blocks(one)):
@@ -349,6 +343,7 @@ class _Carrier:
                 told.reached(start + len(block))
         except CorruptData as error:
             raise self._differs(one) from error
+        told.reached(one.size)  # what stands may be shorter
 
     def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
         """Yield the source's bytes, verified at the end."""
@@ -380,6 +375,7 @@ class _Told:
         self._done = 0
 
     def reached(self, position: int) -> None:
+        position = min(position, self._size)  # what stands may be longer
         if position > self._done:
             self._tell(position - self._done)
             self._done = position
@@ -486,8 +482,10 @@ def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[s
             )
 
 
-def _check_whole(target: ObjectStore, plan: CopyPlan, later: Collection[str]) -> None:
-    """Check by a listing that all is there but what comes ``later``."""
+def _check_whole(
+    target: ObjectStore, plan: CopyPlan, standing: Mapping[str, int], later: Collection[str]
+) -> None:
+    """Check by a listing that all is there but what comes ``later``; ``standing`` was compared already."""
     prefix = keys.job_prefix(plan.submission.job_id)
     listed = {meta.key: meta.size for meta in target.list_objects(prefix)}
     wrong: Sequence[str] = [
@@ -495,7 +493,7 @@ def _check_whole(target: ObjectStore, plan: CopyPlan, later: Collection[str]) ->
         for one in plan.everything
         if one.key not in later
         and one.key.startswith(prefix)
-        and not (one.key in listed and one.may_have(listed[one.key]))
+        and listed.get(one.key) != standing.get(one.key, one.size)
     ]
     if wrong:
         raise TransientError(f"{target.url}: {wrong[0]} is not there as it was written; copy again")

@@ -248,8 +248,9 @@ class BucketStore(ObjectStore):
     def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
         def read(client: Any) -> bytes:
             with self._download(client, key, span) as (found, num_bytes):
-                # Asked for by its length it comes in one piece, straight from the socket.
-                data = found.body.read(num_bytes) if num_bytes else b""
+                # Asked for by its length it comes in one piece, straight from the socket. An empty one is
+                # read too: at its end the connection is given back.
+                data = found.body.read(num_bytes or 1)[:num_bytes]
                 while len(data) < num_bytes:
                     more = found.body.read(num_bytes - len(data))
                     if not more:

@@ -10,7 +10,15 @@ from faultstore import FaultPlan, FaultyStore
 from made_records import Records
 from memorystore import InMemoryStore
 
-from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, StoreRefused, TransientError
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobExists,
+    JobNotFound,
+    ObjectMissing,
+    StoreRefused,
+    TransientError,
+)
 from cloudspot.jobstore import chunks, codec, compression, copying, fetching, keys, manifests, shared_chunks
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.copying import DamagedCheckpoint, copy, describe_copy, plan_copy
@@ -529,8 +537,25 @@ def test_a_chunk_that_another_version_of_zstd_compressed_is_the_same(target, che
     target.put(chunk.key, others)
     for key in (keys.spec(JOB), JOURNAL[-1]):
         target.delete(key)
-    copy(plan, source, target)
+    told = []
+    copy(plan, source, target, progress=told.append)
+    assert sum(told) == plan.num_bytes
     fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
+
+
+def test_a_target_that_keeps_only_a_part_of_a_compressed_chunk_does_not_get_the_job(target, checkpoints):
+    source = InMemoryStore("memory://source")
+    write_job(source, checkpoints, compression=Compression())
+    plain = target.put
+
+    def put(key, data, **options):
+        plain(key, bytes(data)[:3] if key.endswith(".z") else data, **options)
+
+    target.put = put
+    with pytest.raises(TransientError, match="is not there as it was written"):
+        copy(plan_copy(source, JOB), source, target)
+    with pytest.raises(ObjectMissing):
+        target.get(keys.spec(JOB))
 
 
 def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):

@@ -157,9 +157,9 @@ class Membership:
         current = self.current
         if current is None:
             return False
-        beats = self._peers.beats()
+        unread, beats = self._peers.unread, self._peers.beats()
         busy = set(self._other_members(current)) - self._peers.finished(current.number)
-        return all(
+        return unread.isdisjoint(busy) and all(
             (beat := beats.get(seat)) is not None
             and beat.idle is not None
             and beat.generation == current.number

@@ -177,6 +177,12 @@ class PeerHeartbeats:
         with self._lock:
             return dict(self._beats)
 
+    @property
+    def unread(self) -> frozenset[Seat]:
+        """The others whose newest heartbeat tells something that was not read yet."""
+        with self._lock:
+            return self._unread
+
     def lost(self, seats: Collection[Seat], *, generation: int) -> frozenset[Seat]:
         """Return who of these is gone without having finished.
 
@@ -287,8 +293,6 @@ class PeerHeartbeats:
                 changed = self._changed(versions)
                 self._is_news = self._is_news or bool(changed or strangers - self._strangers)
                 self._strangers = strangers
-                if changed:
-                    self._close_until = time.monotonic() + CLOSE_SECONDS
                 with self._lock:
                     self._unread = frozenset(changed)
                 for seat in changed[:MAX_READS]:
@@ -296,6 +300,7 @@ class PeerHeartbeats:
                     with self._lock:  # at once: a pass that fails later must not read it again
                         self._beats[seat], self._read[seat] = beat, versions[seat]
                         self._unread -= {seat}
+                    self._close_until = time.monotonic() + CLOSE_SECONDS
                 for seat in listed["notice"].keys() - self._deadlines.keys():
                     self._read_notice(seat)
                 for seat in listed["exit.json"].keys() - self._exits.keys():

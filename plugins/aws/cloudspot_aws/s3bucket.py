@@ -135,17 +135,12 @@ class S3Bucket(Bucket):
         # S3 tells no checksum of a range.
         mode = {"x-amz-checksum-mode": "ENABLED"} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
         answer = self._reads.get(name, mode)
-        headers, body = answer.headers, answer.body
-        if not headers.get("ETag"):
-            body.close()
+        if not answer.headers.get("ETag"):
+            answer.body.close()
             raise NotTold("an ETag")
-        length = headers.get("Content-Length", "")
-        return Download(
-            body,
-            int(length) if length.isdecimal() else None,
-            answer.status == HTTPStatus.PARTIAL_CONTENT,
-            partial(verify, headers) if span is None else accept,
-        )
+        is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
+        check = partial(verify, answer.headers) if span is None else accept
+        return Download(answer.body, answer.num_bytes, is_partial, check)
 
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int

@@ -10,10 +10,9 @@ import base64
 import hashlib
 import io
 import re
-import threading
+import secrets
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_NODELAY
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -21,7 +20,6 @@ import botocore.exceptions
 import fastcrc
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
-from botocore.endpoint import EndpointCreator
 from botocore.parsers import RestXMLParser
 from botocore.response import StreamingBody
 
@@ -34,16 +32,13 @@ _SUMS: Mapping[str, Callable[[memoryview], bytes]] = {
 """S3's checksums of whole objects that can be computed here; it has CRC-64/NVME and others too."""
 
 
-_KEY = "k"
-_asking = threading.Lock()
-"""Stores of several buckets may share a client: one of them at a time looks at its requests."""
-
-
 class Answer(NamedTuple):
     """A success: its status is 2xx."""
 
     status: int
     headers: Mapping[str, str]
+    num_bytes: int | None
+    """None: it does not say."""
     body: StreamingBody
 
 
@@ -53,47 +48,36 @@ class S3Reads:
     def __init__(self, client: Any, session: Any, bucket: str) -> None:
         """Take the client, and botocore's session that has made it; no I/O, but for credentials."""
         # A request that is not sent tells what the client would do: by path or host, FIPS, dual stack, scope.
-        request = _unsent(client, bucket)
-        self._base: str = request.url.removesuffix(_KEY)
-        scope = re.search(
-            r"Credential=\S+/\d{8}/([^/]+)/([^/]+)/aws4_request", _header(request, "Authorization")
-        )
+        self._base, headers = _unsent(client, bucket)
+        scope = re.search(r"Credential=\S+/\d{8}/([^/]+)/([^/]+)/aws4_request", headers["Authorization"])
         assert scope is not None, "botocore signs by version 4"
         self._region, self._service = scope.groups()
         self._credentials = session.get_credentials()
-        self._headers = {"User-Agent": _header(request, "User-Agent")}
-        config = client.meta.config
-        self._http = (
-            EndpointCreator(session.get_component("event_emitter"))
-            .create_endpoint(
-                client.meta.service_model,
-                self._region,
-                endpoint_url=self._base,
-                verify=session.get_config_variable("ca_bundle"),
-                timeout=(config.connect_timeout, config.read_timeout),
-                max_pool_connections=config.max_pool_connections,
-                proxies=config.proxies,
-                socket_options=[(IPPROTO_TCP, TCP_NODELAY, 1), (SOL_SOCKET, SO_KEEPALIVE, 1)],
-            )
-            .http_session
-        )
+        self._headers = {"User-Agent": headers["User-Agent"]}
+        self._context = {"client_config": client.meta.config}
+        self._http = client._endpoint.http_session  # noqa: SLF001 - its connections, timeouts, proxies and CA
 
     def get(self, name: str, headers: Mapping[str, str]) -> Answer:
         """Begin to read an object.
 
         Raises:
-            botocore.exceptions.ClientError: as the client's ``get_object`` would; or another of botocore's.
+            botocore.exceptions.ClientError: as the client's ``get_object`` would, but for a redirection to
+                another region, which is not followed: ``connect`` has asked where the bucket is.
+            botocore.exceptions.BotoCoreError: there is no answer, or there are no credentials any more.
         """
         request = AWSRequest("GET", self._url(name), headers={**self._headers, **headers})
+        request.context.update(self._context)
         S3SigV4Auth(*self._signer()).add_auth(request)
         prepared = request.prepare()
         prepared.stream_output = True
         answer = self._http.send(prepared)
+        told = answer.headers.get("Content-Length", "")
+        num_bytes = int(told) if told.isdecimal() else None
+        body = StreamingBody(answer.raw, num_bytes)
         if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES:
-            said = {"status_code": answer.status_code, "headers": answer.headers, "body": answer.content}
+            said = {"status_code": answer.status_code, "headers": answer.headers, "body": body.read()}
             raise botocore.exceptions.ClientError(RestXMLParser().parse(said, None), "GetObject")
-        length = answer.headers.get("Content-Length")
-        return Answer(answer.status_code, answer.headers, StreamingBody(answer.raw, length))
+        return Answer(answer.status_code, answer.headers, num_bytes, body)
 
     def signed_url(self, name: str, seconds: int) -> str:
         """Return a URL that reads the object for so many seconds, at the endpoint of the bucket's region.
@@ -111,26 +95,28 @@ class S3Reads:
         return self._credentials.get_frozen_credentials(), self._service, self._region
 
 
-def _unsent(client: Any, bucket: str) -> AWSPreparedRequest:
-    """Return the request with which the client would read ``_KEY``."""
+def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
+    """Return with what URL, up to the key, and with what headers the client would read objects."""
     found: list[AWSPreparedRequest] = []
+    key = secrets.token_hex(16)  # tells this request from those of others who share the client
 
-    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
+        if not request.url.endswith(f"/{key}"):
+            return None
         found.append(request)
         return AWSResponse(request.url, HTTPStatus.OK, {}, io.BytesIO())
 
-    with _asking:
-        client.meta.events.register("before-send.s3.GetObject", answer)
-        try:
-            client.get_object(Bucket=bucket, Key=_KEY)
-        finally:
-            client.meta.events.unregister("before-send.s3.GetObject", answer)
-    return found[0]
-
-
-def _header(request: AWSPreparedRequest, name: str) -> str:
-    value = request.headers[name]
-    return value.decode("ascii") if isinstance(value, bytes) else str(value)
+    client.meta.events.register("before-send.s3.GetObject", answer)
+    try:
+        client.get_object(Bucket=bucket, Key=key)
+    finally:
+        client.meta.events.unregister("before-send.s3.GetObject", answer)
+    (request,) = found
+    headers = {
+        name: value.decode("ascii") if isinstance(value, bytes) else str(value)
+        for name, value in request.headers.items()
+    }
+    return request.url.removesuffix(key), headers
 
 
 def verify(headers: Mapping[str, str], data: memoryview) -> None:

@@ -196,6 +196,16 @@ def test_the_others_are_idle_once_all_of_them_say_so(bench, make, wait_until):
     wait_until(lambda: not first.membership.others_are_idle())
 
 
+def test_who_has_changed_and_was_not_read_yet_may_be_busy(bench, make, wait_until):
+    first, second = make(2, min=1, max=2)
+    second.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")
+    wait_until(first.membership.others_are_idle)
+    first.membership._peers.stop()
+    first.membership._peers._thread.join()
+    first.membership._peers._unread = frozenset({second.seat})
+    assert not first.membership.others_are_idle()
+
+
 def test_who_idled_in_the_generation_before_says_nothing_of_this_one(bench, make, wait_until):
     first, second = make(2, min=1, max=2)
     second.life.context.status.idle = Idle(seconds=1800.0, cause="GPUs at 0 %")

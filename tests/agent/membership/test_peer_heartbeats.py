@@ -356,6 +356,23 @@ def test_a_store_that_fails_often_is_heard_though_no_pass_gets_through_at_once(m
     assert set(nodes.peers[0].beats()) == set(nodes.peers[0].others)
 
 
+def test_who_cannot_read_what_it_lists_does_not_ask_more_often_for_it(make_nodes, monkeypatch):
+    nodes = make_nodes(8)
+    for writer in nodes.writers:
+        writer.beat()
+    peers = nodes.peers[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "read_beat", mock.Mock(side_effect=TransientError("throttled")))
+        for _ in range(3):
+            with pytest.raises(TransientError):
+                peers._pass()
+    assert not peers.is_close
+    assert peers.unread == frozenset(nodes.seats[1:])
+    peers._pass()
+    assert peers.is_close
+    assert peers.unread == frozenset()
+
+
 def test_beats_within_one_second_of_the_stores_clock_are_told_apart(make_nodes):
     nodes = make_nodes(2)
     nodes.writers[1].beat()

@@ -2,11 +2,15 @@
 
 import io
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import FlexibleChecksumError
 from bucketstoretests import one_line, upload
 
@@ -14,7 +18,7 @@ from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, T
 from cloudspot.registry import open_store
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
-from cloudspot_aws.s3bucket import _is_guarded
+from cloudspot_aws.s3bucket import S3Bucket, _is_guarded
 from cloudspot_aws.s3reads import S3Reads, verify
 
 MIB = 1 << 20
@@ -205,63 +209,138 @@ def test_whole_objects_are_compared_with_the_checksum_that_s3_tells(name, told):
         verify({"x-amz-checksum-crc64nvme": "AAAAAAAAAAA="}, data)  # cannot be computed here
 
 
-@pytest.mark.parametrize(
-    ("bucket", "config", "url"),
-    [
-        ("data", {}, "https://data.s3.eu-west-1.amazonaws.com/a%20b/%2Bc"),
-        ("data.v1", {}, "https://s3.eu-west-1.amazonaws.com/data.v1/a%20b/%2Bc"),
-        ("data", {"use_fips_endpoint": True}, "https://data.s3-fips.eu-west-1.amazonaws.com/a%20b/%2Bc"),
-        ("data", {"use_dualstack_endpoint": True}, "https://data.s3.dualstack.eu-west-1.amazonaws.com/a%20b/%2Bc"),
-    ],
-)  # fmt: skip
-def test_objects_are_read_where_and_as_a_client_would_read_them(monkeypatch, bucket, config, url):
+@pytest.fixture
+def far_away(monkeypatch):
+    """Credentials without an endpoint: requests would go to AWS."""
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "given")
-    clients = AwsClients()
-    client = clients.client(
-        "s3",
-        region="eu-west-1",
-        signature_version="s3v4",
-        response_checksum_validation="when_required",
-        **config,
-    )
-    reads = S3Reads(client, clients.core, bucket)
+
+
+def reads_of(bucket, clients, monkeypatch):
+    """Return what reads the bucket, its client, and the requests that both make, none of which is sent."""
+    client = S3Bucket(f"s3://{bucket}", clients, time.sleep)._client_in("eu-west-1")
     sent = []
 
     def send(request):
-        sent.append((request.url, {name: _text(value) for name, value in request.headers.items()}))
+        sent.append((request.url, {name.lower(): _text(value) for name, value in request.headers.items()}))
         return AWSResponse(request.url, 200, {"Content-Length": "0"}, io.BytesIO())
 
-    monkeypatch.setattr(reads._http, "send", send)
-    client.meta.events.register("before-send.s3.GetObject", lambda request, **_: send(request))
+    monkeypatch.setattr(client._endpoint.http_session, "send", send)
+    return S3Reads(client, clients.core, bucket), client, sent
+
+
+@pytest.mark.parametrize(
+    ("bucket", "asked", "url"),
+    [
+        ("data", None, "https://data.s3.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+        ("data.v1", None, "https://s3.eu-west-1.amazonaws.com/data.v1/a%20b/%2Bc"),
+        ("data", "AWS_USE_FIPS_ENDPOINT", "https://data.s3-fips.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+        ("data", "AWS_USE_DUALSTACK_ENDPOINT", "https://data.s3.dualstack.eu-west-1.amazonaws.com/a%20b/%2Bc"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("far_away")
+def test_objects_are_read_where_and_as_the_client_would_read_them(monkeypatch, bucket, asked, url):
+    if asked is not None:
+        monkeypatch.setenv(asked, "true")
+    reads, client, sent = reads_of(bucket, AwsClients(), monkeypatch)
     reads.get("a b/+c", {"Range": "bytes=0-0"})
     client.get_object(Bucket=bucket, Key="a b/+c", Range="bytes=0-0")
     (own_url, own), (their_url, theirs) = sent
     assert own_url == their_url == url
-    same = ("Range", "X-Amz-Security-Token", "X-Amz-Content-SHA256")
-    assert [own[name] for name in same] == [theirs[name] for name in same]
+    vary = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-request"}
+    assert {one: own[one] for one in own.keys() - vary} == {one: theirs[one] for one in theirs.keys() - vary}
+    assert own["x-amz-security-token"] == "given"
+    assert "cloudspot/" in own["user-agent"]
     assert (
-        own["Authorization"].partition("Signature=")[0] == theirs["Authorization"].partition("Signature=")[0]
+        own["authorization"].partition("Signature=")[0] == theirs["authorization"].partition("Signature=")[0]
     )
-    assert "cloudspot/" in own["User-Agent"]
     assert reads.signed_url("a b/+c", 60).startswith(f"{url}?")
 
 
-def test_stores_that_share_a_client_each_read_their_own_bucket(aws, make_bucket):
-    clients = AwsClients()
-    urls = [f"s3://{make_bucket('us-east-1')}" for _ in range(8)]
-    for url in urls:
-        S3Store(url, clients=clients).put("k", url.encode())
-    start = threading.Barrier(len(urls))
+@pytest.mark.usefixtures("far_away")
+def test_credentials_are_those_of_the_moment(monkeypatch):
+    reads, _, sent = reads_of("data", AwsClients(), monkeypatch)
+    for key in ("AKIAFIRST", "AKIASECOND"):
+        frozen = ReadOnlyCredentials(key, "secret", f"token of {key}")
+        monkeypatch.setattr(reads._credentials, "get_frozen_credentials", lambda frozen=frozen: frozen)
+        reads.get("k", {})
+        assert f"Credential={key}/" in sent[-1][1]["authorization"]
+        assert sent[-1][1]["x-amz-security-token"] == f"token of {key}"
+        assert f"Credential={key}%2F" in reads.signed_url("k", 60)
 
-    def read(url):
-        store = S3Store(url, clients=clients)
-        start.wait()
-        return store.get("k")
 
-    with ThreadPoolExecutor(len(urls)) as pool:
-        assert list(pool.map(read, urls)) == [url.encode() for url in urls]
+@pytest.mark.usefixtures("far_away")
+def test_stores_that_share_a_client_each_read_their_own_bucket(monkeypatch):
+    clients, both = AwsClients(), threading.Barrier(2)
+    client = S3Bucket("s3://data", clients, time.sleep)._client_in("eu-west-1")
+
+    def meet(**_):
+        both.wait(30)
+
+    client.meta.events.register_first("before-send.s3.GetObject", meet)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda bucket: S3Reads(client, clients.core, bucket), ("data-1", "data-2")))
+    assert [urlsplit(one.signed_url("k", 60)).hostname.partition(".")[0] for one in found] == [
+        "data-1",
+        "data-2",
+    ]
+
+
+@pytest.fixture
+def tiny_s3(monkeypatch):
+    """A server with an empty object, whose failures end in the middle; counts its connections."""
+    connections = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self):
+            super().setup()
+            connections.append(self.client_address)
+
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header("x-amz-bucket-region", "us-east-1")
+            self.end_headers()
+
+        def do_GET(self):
+            if self.path.endswith("/empty"):
+                self.send_response(200)
+                self.send_header("ETag", '"x"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(503)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"40\r\n<Error>")
+            self.close_connection = True
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield S3Store("s3://data", sleep=lambda _: None), connections
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("far_away")
+def test_reads_of_empty_objects_share_one_connection(tiny_s3):
+    store, connections = tiny_s3
+    assert [store.get("empty") for _ in range(5)] == [b""] * 5
+    assert len(connections) == 1
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_failure_whose_text_is_cut_short_passes(tiny_s3):
+    store, _ = tiny_s3
+    with pytest.raises(TransientError):
+        store.get("broken")
 
 
 def _text(value):
