@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -108,6 +110,8 @@ class Account:
         self.roles: dict[str, str] = {NODE_ROLE: "ecs.aliyuncs.com"}
         """By name, the service that a role trusts."""
         self.ram = Ram(ACCOUNT_ID, self.roles)
+        self.registries = {("cn-hangzhou", "sandbox"): "cri-sandbox000000001"}
+        """The ids of Container Registry's instances, by region and name."""
         self.resource_groups = {DEFAULT_RESOURCE_GROUP}
         self.image_regions = {BARE_IMAGE_ID: OWN_IMAGES_REGION}
         """The region of each image of the account's own; the others are public."""
@@ -175,6 +179,30 @@ class Account:
             for one in found
         ]
         return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
+
+    def list_registries(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer Container Registry's ListInstance; nobody says if its filter finds parts of names too."""
+        wanted = parameters.get("InstanceName", "")
+        rows = [
+            {"InstanceId": found, "InstanceName": name, "InstanceStatus": "RUNNING", "RegionId": place}
+            for (place, name), found in self.registries.items()
+            if place == region and wanted in name
+        ]
+        return {"Code": "success", "IsSuccess": True, "TotalCount": len(rows), "Instances": rows}
+
+    def get_authorization_token(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer Container Registry's GetAuthorizationToken."""
+        if (parameters.get("InstanceId"), region) not in {
+            (found, place) for (place, _), found in self.registries.items()
+        }:
+            raise ApiError("INSTANCE_NOT_EXIST", "instance is not exist.")
+        return {
+            "Code": "success",
+            "IsSuccess": True,
+            "TempUsername": "cr_temp_user",
+            "AuthorizationToken": f"token-{secrets.token_hex(8)}",
+            "ExpireTime": int((time.time() + 3600) * 1000),
+        }
 
     def describe_security_groups(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeSecurityGroups."""

@@ -26,7 +26,13 @@ from cloudspot.emulation.role_credentials import RoleKeys
 from cloudspot_aliyun_sandbox import acs3
 
 MAX_SKEW_SECONDS: Final = 15 * 60.0
-VERSIONS: Final = {"2014-05-26": "Ecs", "2015-04-01": "Sts", "2015-05-01": "Ram", "2016-04-28": "Vpc"}
+VERSIONS: Final = {
+    "2014-05-26": "Ecs",
+    "2015-04-01": "Sts",
+    "2015-05-01": "Ram",
+    "2016-04-28": "Vpc",
+    "2018-12-01": "cr",
+}
 COMMON: Final = frozenset(
     {
         "AccessKeyId",
@@ -60,13 +66,18 @@ _OTHERS: Final[Mapping[str, frozenset[str]]] = {
     "DeleteRole": frozenset({"RoleName"}),
     "DetachPolicyFromRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
     "GetPolicy": frozenset({"PolicyName", "PolicyType"}),
+    "GetAuthorizationToken": frozenset({"InstanceId"}),
     "GetCallerIdentity": frozenset(),
     "GetRole": frozenset({"RoleName"}),
+    "ListInstance": frozenset({"InstanceName", "InstanceStatus", "PageNo", "PageSize"}),
     "DescribeVSwitches": frozenset(
         {"IsDefault", "PageNumber", "PageSize", "Tag.N.Key", "Tag.N.Value", "VSwitchId", "VpcId", "ZoneId"}
     ),
 }
-"""The parameters of the other products' actions that a plugin uses (API references of VPC, RAM and STS)."""
+"""The parameters of the other products' actions that a plugin uses.
+
+Sources: the API references of VPC, RAM, STS and Container Registry.
+"""
 _SETTER: Final = re.compile(r"def set_\w+\(self, \w+\):\s*#\s*(\w+)\n(.*?)(?=\n\s*def |\Z)", re.DOTALL)
 _NAME: Final = re.compile(r"add_(?:query_param|body_params)\((.+?), [\w\[\]().']+\)")
 _SIMPLE: Final = {

@@ -27,6 +27,7 @@ NUM_TRIES: Final = 3
 PAGE: Final = 100
 NUMBERED_PAGE: Final = 50
 _VERSIONS: Final = {
+    "cr": "2018-12-01",
     "Ram": "2015-05-01",
     "Sts": "2015-04-01",
     "Vpc": "2016-04-28",

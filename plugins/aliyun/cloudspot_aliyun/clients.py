@@ -112,8 +112,8 @@ class AliyunClients:
     def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
         """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
 
-        The products are ECS, VPC, STS and RAM. A request is signed with the key that is valid now. The SDK's
-        errors come as they are: see :mod:`cloudspot_aliyun.errors`.
+        The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the key that is
+        valid now. The SDK's errors come as they are: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
             AuthError: there is no key.
@@ -177,6 +177,7 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
     products = {
         "Ram": "ram.aliyuncs.com",
         "Sts": "sts.aliyuncs.com",
+        "cr": f"cr.{region}.aliyuncs.com",
         "Vpc": "vpc.aliyuncs.com" if region in _CENTRAL_VPC else f"vpc.{region}.aliyuncs.com",
     }
     chosen = _chosen_endpoint(ECS_ENDPOINT)

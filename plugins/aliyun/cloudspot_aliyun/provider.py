@@ -16,7 +16,7 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -70,6 +70,11 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         from cloudspot_aliyun.osslogs import OssLogSink
 
         return OssLogSink(store, job_id)
+
+    def registry_login(self, registry: str) -> RegistryLogin | None:
+        from cloudspot_aliyun.acr import registry_login
+
+        return registry_login(self.clients, registry)
 
     def pinned_options(self) -> Mapping[str, Any]:
         """Return the region and the account, as the submitter's environment decides them."""

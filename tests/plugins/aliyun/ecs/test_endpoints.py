@@ -18,7 +18,9 @@ from cloudspot_aliyun.clients import AliyunClients, _other_endpoints
 )
 def test_each_product_is_asked_where_it_is(monkeypatch, region, vpc):
     monkeypatch.delenv("ECS_ENDPOINT", raising=False)
-    assert _other_endpoints(region) == {"Ram": "ram.aliyuncs.com", "Sts": "sts.aliyuncs.com", "Vpc": vpc}
+    assert _other_endpoints(region) == {
+        "Ram": "ram.aliyuncs.com", "Sts": "sts.aliyuncs.com", "Vpc": vpc, "cr": f"cr.{region}.aliyuncs.com"
+    }  # fmt: skip
 
 
 def test_all_of_them_move_with_ecs(monkeypatch):

@@ -29,6 +29,14 @@ def granted(name):
     return set().union(*(actions for actions, _ in statements(name)))
 
 
+def test_pulling_from_container_registry_takes_a_policy_of_its_own_which_reads_one_repository():
+    (login, anywhere), (pull, one) = statements("policy-acr.json")
+    assert (login, anywhere["Resource"]) == ({"cr:GetAuthorizationToken", "cr:ListInstance"}, "*")
+    assert (pull, one["Resource"]) == (
+        {"cr:PullRepository"}, "acs:cr:*:*:repository/INSTANCE/NAMESPACE/REPOSITORY"
+    )  # fmt: skip
+
+
 def needed(calls):
     """Return the rights that the recorded calls took."""
     return set().union(*map(rights_of, calls))

@@ -1,0 +1,68 @@
+"""Log-ins for Container Registry: which registries get one, and what is told of a refusal."""
+
+import pytest
+
+from cloudspot.errors import AuthError, CloudspotError, TransientError
+
+REGISTRY = "sandbox-registry.cn-hangzhou.cr.aliyuncs.com"
+
+
+@pytest.mark.parametrize("registry", [REGISTRY, "sandbox-registry-vpc.cn-hangzhou.cr.aliyuncs.com"])
+def test_an_instance_is_logged_in_to_anew_each_time_from_inside_its_vpc_and_outside(cloud, registry):
+    provider = cloud.provider()
+    first, second = (provider.registry_login(registry) for _ in range(2))
+    assert first.user == second.user == "cr_temp_user"
+    assert first.password != second.password
+    assert first.password not in repr(first)
+    assert first.origin == "the Alibaba Cloud credentials, which need cr:PullRepository"
+    assert [one.action for one in cloud.faults.calls] == ["ListInstance", "GetAuthorizationToken"] * 2
+
+
+def test_it_is_the_instance_of_that_region_and_that_name(cloud):
+    cloud.account.registries = {
+        ("cn-hangzhou", "a-sandbox"): "cri-1",
+        ("cn-shanghai", "sandbox"): "cri-2",
+        ("cn-hangzhou", "sandbox"): "cri-3",
+        ("cn-hangzhou", "sandbox-b"): "cri-4",
+    }
+    for region, name in (("cn-hangzhou", "cri-3"), ("cn-shanghai", "cri-2")):
+        assert cloud.provider().registry_login(REGISTRY.replace("cn-hangzhou", region)) is not None
+        call = cloud.faults.calls[-1]
+        assert (call.parameters["InstanceId"], call.region) == (name, region)
+    with pytest.raises(CloudspotError, match=r"has no registry 'other' in cn-hangzhou$"):
+        cloud.provider().registry_login(REGISTRY.replace("sandbox", "other"))
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        "registry.cn-hangzhou.aliyuncs.com",
+        "crpi-1a2b.cn-hangzhou.personal.cr.aliyuncs.com",
+        f"{REGISTRY}.example.com",
+        "-registry.cn-hangzhou.cr.aliyuncs.com",
+        "registry-1.docker.io",
+    ],
+)
+def test_no_other_registry_gets_a_log_in(cloud, registry):
+    assert cloud.provider().registry_login(registry) is None
+    assert cloud.faults.calls == []
+
+
+@pytest.mark.parametrize("right", ["cr:ListInstance", "cr:GetAuthorizationToken"])
+def test_a_missing_right_is_named(cloud, right):
+    cloud.faults.denied = {right}
+    with pytest.raises(AuthError, match=f"^logging in to {REGISTRY}, which takes .*{right}.*: access denied"):
+        cloud.provider().registry_login(REGISTRY)
+
+
+def test_a_service_that_fails_is_asked_again_by_the_caller(cloud):
+    cloud.faults.inject("GetAuthorizationToken", "ServiceUnavailable", status=503, times=9)
+    with pytest.raises(TransientError, match="Alibaba Cloud failed"):
+        cloud.provider().registry_login(REGISTRY)
+
+
+def test_a_refusal_that_looks_like_a_success_is_told(cloud, monkeypatch):
+    said = {"Code": "INSTANCE_STATUS_INVALID", "IsSuccess": False}
+    monkeypatch.setitem(cloud.ecs._handlers, "GetAuthorizationToken", lambda *_: said)
+    with pytest.raises(CloudspotError, match=r"Alibaba Cloud refuses: INSTANCE_STATUS_INVALID$"):
+        cloud.provider().registry_login(REGISTRY)
