@@ -77,9 +77,17 @@ def check_end(seen: dict[str, Any], calm: dict[str, Any], cloud: str) -> None:
     running = seen["account"]["states"] if cloud == "aws" else seen["account"]["instances"]
     assert set(running) <= {"terminated"}
     assert all(one["ended"] is not None for one in show["ledger"]), show["ledger"]
-    assert len(show["ledger"]) == len(seen["machines"])
+    assert len(seen["machines"]) - len(show["ledger"]) <= _num_unproven(seen, cloud)
     for older, newer, seconds in pauses(show):
         print(f"from the last step of generation {older} to the first of {newer}: {seconds:.1f} s")
+
+
+def _num_unproven(seen: dict[str, Any], cloud: str) -> int:
+    """Return how many machines may be missing in the bill: one that was lost before it had said anything.
+
+    Alibaba's listing takes five minutes to prove that it has gone, and the job may end before.
+    """
+    return 1 if cloud == "aliyun" and seen.get("status") == 1 else 0
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

@@ -47,7 +47,7 @@ def test_a_job_is_reclaimed_resumed_and_finished_with_all_of_it_in_s3(aws, local
     finally:
         user.close()
     assert shown["state"] == "succeeded"
-    assert len(shown["attempts"]) == 2
+    assert len(shown["launches"]) == 2
     assert shown["steps_lost"] == 0
     assert (shown["last_commit"]["step"], shown["last_commit"]["verified"]) == (NUM_STEPS, True)
     sink = ObjectStoreLogSink(S3Store(url), "tiny")
