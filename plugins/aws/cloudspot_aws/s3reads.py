@@ -82,9 +82,9 @@ class S3Reads:
     def signed_url(self, name: str, seconds: int) -> str:
         """Return a URL that reads the object for so many seconds, at the endpoint of the bucket's region.
 
-        The client's ``generate_presigned_url`` names the global endpoint, which answers with 400 for buckets in
-        regions launched since March 2019. Source: S3 user guide, "Virtual hosting of general purpose buckets",
-        and boto3's issue 3015 (checked 2026-11).
+        The client's ``generate_presigned_url`` names the global endpoint, which answers 400 for buckets in
+        regions launched since March 2019. Sources: S3 user guide, "Virtual hosting of general purpose
+        buckets", and boto3's issue 3015 (checked 2026-11).
         """
         request = AWSRequest("GET", self._url(name))
         S3SigV4QueryAuth(*self._signer(), expires=seconds).add_auth(request)
