@@ -229,6 +229,7 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
     # One of them stays, and waits for another machine.
     left, stayed = sorted(history.launches[0].exits.items(), key=lambda one: one[1].at)
     assert [word.outcome for _, word in (left, stayed)] == ["superseded", "succeeded"]
+    assert not any(word.permanent for _, word in (left, stayed))
     names = [f"1.{rank}" for rank, _ in (left, stayed)]
     cut = f"node {names[1]} does not reach node {names[0]}: the network between the machines is cut"
     assert cut in (user.home / "split.out").read_text()

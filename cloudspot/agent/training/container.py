@@ -257,7 +257,7 @@ class Container(Runtime):
             login, fault = None, None
             try:
                 login = self._find_login(registry)  # anew: it may have expired
-            except (AuthError, TransientError) as error:
+            except CloudspotError as error:
                 fault = error
             with (
                 self._pull_words(registry, login) as words,

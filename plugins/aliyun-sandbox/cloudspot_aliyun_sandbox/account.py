@@ -191,7 +191,7 @@ class Account:
         return {"Code": "success", "IsSuccess": True, "TotalCount": len(rows), "Instances": rows}
 
     def get_authorization_token(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer Container Registry's GetAuthorizationToken."""
+        """Answer Container Registry's GetAuthorizationToken; the code of its refusal is from memory."""
         if (parameters.get("InstanceId"), region) not in {
             (found, place) for (place, _), found in self.registries.items()
         }:

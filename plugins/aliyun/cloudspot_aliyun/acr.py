@@ -7,9 +7,10 @@ Sources: Container Registry's API of 2018-12-01, ListInstance and GetAuthorizati
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import AuthError
 from cloudspot.model import RegistryLogin
 from cloudspot_aliyun.api import items, read
 from cloudspot_aliyun.clients import AliyunClients
@@ -18,19 +19,25 @@ _HOST: Final = re.compile(r"([a-z0-9][a-z0-9-]*)-registry(?:-vpc)?\.([a-z0-9-]+)
 
 
 def registry_login(clients: AliyunClients, registry: str) -> RegistryLogin | None:
-    """Return a new log-in for an instance of the Enterprise Edition; see Provider."""
+    """Return a new log-in for an instance of the account's, in the Enterprise Edition; see Provider."""
     match = _HOST.fullmatch(registry)
     if match is None:
         return None
     name, region = match.groups()
     what = f"logging in to {registry}, which takes cr:ListInstance and cr:GetAuthorizationToken"
-    listed = read(clients, what, "ListInstance", {"InstanceName": name}, product="cr", region=region)
+    listed = _ask(clients, what, "ListInstance", {"InstanceName": name}, region)
     found = [one["InstanceId"] for one in items(listed, "Instances") if one["InstanceName"] == name]
     if not found:
-        raise CloudspotError(f"{what}: the account has no registry {name!r} in {region}")
-    given = {"InstanceId": found[0]}
-    answer = read(clients, what, "GetAuthorizationToken", given, product="cr", region=region)
-    if not answer.get("AuthorizationToken"):  # a refusal may come with the status 200
-        raise CloudspotError(f"{what}: Alibaba Cloud refuses: {answer.get('Code')}")
+        return None  # another account's: its images may be public
+    answer = _ask(clients, what, "GetAuthorizationToken", {"InstanceId": found[0]}, region)
     origin = "the Alibaba Cloud credentials, which need cr:PullRepository"
     return RegistryLogin(user=answer["TempUsername"], password=answer["AuthorizationToken"], origin=origin)
+
+
+def _ask(
+    clients: AliyunClients, what: str, action: str, parameters: Mapping[str, str], region: str
+) -> dict[str, Any]:
+    answer = read(clients, what, action, parameters, product="cr", region=region)
+    if answer.get("IsSuccess") is False:  # a refusal may come with the status 200
+        raise AuthError(f"{what}: {action}: Alibaba Cloud refuses: {answer.get('Code')}")
+    return answer

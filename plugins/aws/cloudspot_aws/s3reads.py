@@ -1,7 +1,7 @@
 """Reads of a bucket's objects, with botocore's signer, HTTP session and parser of errors, but not its client.
 
-What the client does between parameters and a request, and between an answer and a dictionary, takes 0.6 ms of
-the processor for each read: most of what a small file costs.
+What the client does between parameters and a request, and between an answer and a dictionary, takes half a
+millisecond of the processor for each read: as much as all the rest for an object of 250 kB.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def test_reads_of_empty_objects_share_one_connection(tiny_s3):
 
 
 @pytest.mark.usefixtures("far_away")
-def test_a_failure_whose_text_is_cut_short_passes(tiny_s3):
+def test_a_failure_whose_text_is_cut_short_is_transient(tiny_s3):
     store, _ = tiny_s3
     with pytest.raises(TransientError):
         store.get("broken")
