@@ -58,19 +58,19 @@ _REQUIRED: Final = (
     "Timestamp",
 )
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
-    "AttachPolicyToRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
-    "CreatePolicy": frozenset({"Description", "PolicyDocument", "PolicyName"}),
-    "CreatePolicyVersion": frozenset({"PolicyDocument", "PolicyName", "RotateStrategy", "SetAsDefault"}),
-    "CreateRole": frozenset({"AssumeRolePolicyDocument", "Description", "RoleName"}),
-    "DeletePolicy": frozenset({"CascadingDelete", "PolicyName"}),
-    "DeleteRole": frozenset({"RoleName"}),
-    "DetachPolicyFromRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
-    "GetPolicy": frozenset({"PolicyName", "PolicyType"}),
-    "GetAuthorizationToken": frozenset({"InstanceId"}),
-    "GetCallerIdentity": frozenset(),
-    "GetRole": frozenset({"RoleName"}),
-    "ListInstance": frozenset({"InstanceName", "InstanceStatus", "PageNo", "PageSize"}),
-    "DescribeVSwitches": frozenset(
+    "Ram:AttachPolicyToRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
+    "Ram:CreatePolicy": frozenset({"Description", "PolicyDocument", "PolicyName"}),
+    "Ram:CreatePolicyVersion": frozenset({"PolicyDocument", "PolicyName", "RotateStrategy", "SetAsDefault"}),
+    "Ram:CreateRole": frozenset({"AssumeRolePolicyDocument", "Description", "RoleName"}),
+    "Ram:DeletePolicy": frozenset({"CascadingDelete", "PolicyName"}),
+    "Ram:DeleteRole": frozenset({"RoleName"}),
+    "Ram:DetachPolicyFromRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
+    "Ram:GetPolicy": frozenset({"PolicyName", "PolicyType"}),
+    "cr:GetAuthorizationToken": frozenset({"InstanceId"}),
+    "Sts:GetCallerIdentity": frozenset(),
+    "Ram:GetRole": frozenset({"RoleName"}),
+    "cr:ListInstance": frozenset({"InstanceName", "InstanceStatus", "PageNo", "PageSize"}),
+    "Vpc:DescribeVSwitches": frozenset(
         {"IsDefault", "PageNumber", "PageSize", "Tag.N.Key", "Tag.N.Value", "VSwitchId", "VpcId", "ZoneId"}
     ),
 }
@@ -220,8 +220,9 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
     Raises:
         ApiError: there is no such action, or a parameter is wrong.
     """
-    known = _known(action) if product == "Ecs" else dict.fromkeys(_OTHERS.get(action, ()), "String")
-    if known is None or (product != "Ecs" and action not in _OTHERS):
+    other = f"{product}:{action}"
+    known = _known(action) if product == "Ecs" else dict.fromkeys(_OTHERS.get(other, ()), "String")
+    if known is None or (product != "Ecs" and other not in _OTHERS):
         raise ApiError("InvalidAction.NotFound", f"Specified api {action} is not found.", status=404)
     found = dict(parameters)
     for name, value in parameters.items():

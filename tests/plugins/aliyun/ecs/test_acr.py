@@ -1,6 +1,7 @@
 """Log-ins for Container Registry: which registries get one, and what is told of a refusal."""
 
 import pytest
+from aliyunsdkcore.acs_exception.exceptions import ServerException
 
 from cloudspot.errors import AuthError, TransientError
 
@@ -66,3 +67,8 @@ def test_a_refusal_that_looks_like_a_success_is_told(cloud, monkeypatch, action)
     monkeypatch.setitem(cloud.ecs._handlers, action, lambda *_: said)
     with pytest.raises(AuthError, match=r"Alibaba Cloud refuses: INSTANCE_STATUS_INVALID$"):
         cloud.provider().registry_login(REGISTRY)
+
+
+def test_an_action_of_another_product_is_not_known(cloud):
+    with pytest.raises(ServerException, match=r"InvalidAction\.NotFound"):
+        cloud.ask("ListInstance", product="Ram")
