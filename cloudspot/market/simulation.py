@@ -16,9 +16,6 @@ from cloudspot.market.replay import Replay, SimulatedJob, replay
 from cloudspot.market.situation import Bools, Floats, MarketPolicy
 
 OPTIMUM: Final = "optimum"
-WITHOUT_DEADLINE: Final = ("on-demand", "greedy", "spot-then-on-demand", OPTIMUM)
-"""The policies that need no deadline, and the bound."""
-NAMES: Final = ("on-demand", "greedy", "uniform-progress", "spot-then-on-demand", "deadline", OPTIMUM)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ import pytest
 from cloudspot.market.hazards import DEFAULT
 from cloudspot.market.made_up import made_up
 from cloudspot.market.replay import SimulatedJob
-from cloudspot.market.simulation import NAMES, num_ticks_needed, simulate
+from cloudspot.market.simulation import num_ticks_needed, simulate
 
+NAMES = ("on-demand", "greedy", "uniform-progress", "spot-then-on-demand", "deadline", "optimum")
 JOB = SimulatedJob(length=10.0, deadline=14.0, overhead=0.2, spot_price=0.3)
 
 

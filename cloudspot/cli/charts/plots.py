@@ -75,6 +75,10 @@ def take_picture(job: Job) -> Picture:
     series.know(history.generations)
     warn_of_gaps(job)
     series.extend(LogTail(job.log_sink, lives=lambda: lives_of(history)).new_records())
+    if series.num_malformed:
+        output.warn(
+            f"lines of job {job.id}'s metrics that cannot be read and are not drawn: {series.num_malformed}"
+        )
     return Picture(history, timeline(history, datetime.now(timezone.utc)), series)
 
 

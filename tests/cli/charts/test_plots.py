@@ -103,6 +103,13 @@ def test_a_job_without_metrics_has_its_timeline_alone(jobs, tmp_path, figures):
     assert [len(figure.axes) for figure in figures] == [1, 1]
 
 
+def test_lines_that_cannot_be_read_are_told_of(jobs, tmp_path):
+    job_id = jobs.running("digits-a")
+    jobs.add_log(job_id, "1-0", ["{"], minutes=101, source="metrics")
+    result = jobs.run("show", job_id, "--plot", str(tmp_path / "a.png"))
+    assert "lines of job digits-a's metrics that cannot be read and are not drawn: 1\n" in result.stderr
+
+
 def test_two_jobs_are_drawn_over_each_other(trained, tmp_path, figures):
     trained.failed("digits-b")
     log_metrics(trained, "digits-b", "1-0", {0: 3.0, 5: 2.0}, minutes=21)
