@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar
 
 from simcloud import NOTICE_SECONDS, Machine, SimCloud
@@ -25,6 +26,8 @@ from cloudspot.agent.membership.peers import (
     roster_of,
     verdict,
 )
+from cloudspot.controller.actions import Wait
+from cloudspot.controller.restarts import judge
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec, keys
@@ -34,7 +37,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import claim_slot
 from cloudspot.jobstore.lineage import head, newest_generation, why_over
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.records import (
     Commit,
     Exit,
@@ -324,7 +327,8 @@ class SimNode:
             if isinstance(found, Leave):
                 calm_seconds = self.world.time - self.world.calm_at
                 is_replaced = self._cloud.is_driven and not self.training.has_hanging_node
-                if found.outcome == "left" and is_replaced and calm_seconds > 2 * HOLD_SECONDS:
+                is_due = is_replaced and calm_seconds > 2 * HOLD_SECONDS and self._had_time_to_buy()
+                if found.outcome == "left" and is_due:
                     raise Violation("a warm survivor is let go although there are capacity and a controller")
                 return found.outcome
             if isinstance(found, Adopt):
@@ -335,6 +339,12 @@ class SimNode:
                 self._patience.begin()
             elif isinstance(found, Propose):
                 yield from self._propose(found, known)
+
+    def _had_time_to_buy(self) -> bool:
+        """Say whether drivers have not waited until now: after many failures in a row they wait as long as it holds."""
+        history = HistoryReader(self._inner, self._job_id).read()
+        earlier = self.world.now() - timedelta(minutes=2)
+        return not isinstance(judge(job_file_of(history.submission), history, earlier), Wait)
 
     def _verdict(self, known):
         standings, exits, gone = {}, {}, set()
