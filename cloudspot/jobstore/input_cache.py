@@ -318,7 +318,11 @@ class _Large:
             except CorruptData:
                 self.part.unlink()
                 raise
-        _settle(self._descriptor, self._file)
+        try:
+            _settle(self._descriptor, self._file)
+        except OSError:
+            self.part.unlink()  # the kernel tells once of bytes that it has lost
+            raise
         os.fchmod(self._descriptor, 0o444)
         self._target.parent.mkdir(parents=True, exist_ok=True)
         self.part.replace(self._target)

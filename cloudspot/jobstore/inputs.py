@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -176,7 +176,22 @@ class _StoreInput(Input):
             )
         if not found:
             raise InputMissing("there are no objects below it")
+        if both := {one.name for one in found} & _directories(found):
+            raise CloudspotError(
+                f"{min(both)!r} is an object, and others lie below {min(both)}/: a disk cannot hold both"
+            )
         return found
+
+
+def _directories(files: Iterable[Wanted]) -> set[str]:
+    """Return the names of all directories that the files lie in."""
+    found: set[str] = set()
+    for file in files:
+        above = file.name.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return found
 
 
 class _HttpInput(Input):

@@ -41,6 +41,15 @@ def test_plan_tells_how_much_each_machine_fetches(with_data, data):
     ]  # fmt: skip
 
 
+def test_names_that_no_disk_can_hold_together_are_refused(with_data, monkeypatch):
+    store = InMemoryStore()
+    for key in ("a/b", "a/b/c/d", "a-b"):
+        store.put(key, b"x")
+    monkeypatch.setattr(inputs, "open_store", lambda _url: store)
+    said = with_data.run("plan", str(with_data.job_file), status=2).stderr
+    assert "'a/b' is an object, and others lie below a/b/: a disk cannot hold both" in said
+
+
 def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
     text = with_data.job_file.read_text()
     with_data.job_file.write_text(f'{text}\n[data.one]\nurl = "{data.url}/images/one"\nwait = false\n')

@@ -182,6 +182,25 @@ def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     assert not list(root.glob("inputs/*/*.part"))
 
 
+def test_a_large_file_is_fetched_anew_if_the_disk_has_not_taken_all_of_it(opened, cache, monkeypatch):
+    store, sync = InMemoryStore(), os.fsync
+    store.put("large", LARGE)
+
+    def lose(descriptor):
+        """Fail as the kernel does where some pages could not be written: once, and then they count as written."""
+        monkeypatch.setattr(os, "fsync", sync)
+        os.pwrite(descriptor, bytes(4096), BLOCK_BYTES)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = opened(store)
+    monkeypatch.setattr(os, "fsync", lose)
+    with pytest.raises(OSError, match="Input/output error"):
+        cache.stage(source, staging())
+    staged = cache.stage(source, staging())
+    assert staged.fetched_bytes == len(LARGE)
+    assert contents(cache, source, staged) == {"large": LARGE}
+
+
 def test_a_large_file_that_only_lacked_its_rename_is_not_fetched_again(opened, cache, monkeypatch):
     store = CountingStore(InMemoryStore())
     store.put("large", LARGE)

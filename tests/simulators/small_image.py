@@ -27,10 +27,11 @@ def why_no_containers() -> str:
 
 
 @contextmanager
-def small_image(scratch: Path, *, packages: Sequence[str] = ()) -> Iterator[str]:
+def small_image(scratch: Path, *, packages: Sequence[str] = (), volumes: Sequence[str] = ()) -> Iterator[str]:
     """Lend the name, with its digest, of an image that is removed afterwards.
 
-    ``packages`` are Python packages that these tests can import, and the image then, too.
+    ``packages`` are Python packages that these tests can import, and the image then, too; ``volumes`` are the
+    directories that it declares as such.
     """
     name = f"localhost/cloudspot-test-{uuid.uuid4().hex[:12]}"
     root = scratch / "image"
@@ -39,6 +40,7 @@ def small_image(scratch: Path, *, packages: Sequence[str] = ()) -> Iterator[str]
     subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True)
     shutil.rmtree(root)
     own = ("--change", "ENV OF_IMAGE=image", "--change", "ENV PYTHONPATH=/of/image")
+    own += tuple(word for path in volumes for word in ("--change", f"VOLUME {path}"))
     _podman("import", *own, str(archive), name)
     archive.unlink()
     try:
@@ -52,6 +54,11 @@ def containers(home: Path) -> list[str]:
     """Return the names of all containers of jobs on machines of this home, those that have ended, too."""
     lines = _podman("ps", "--all", "--no-trunc", "--format", "{{.Names}} {{.Mounts}}").stdout.splitlines()
     return [line.split()[0] for line in lines if str(home) in line]
+
+
+def volumes() -> set[str]:
+    """Return the names of all volumes that podman keeps."""
+    return set(_podman("volume", "ls", "--quiet").stdout.split())
 
 
 def kill_container(name: str) -> None:

@@ -30,7 +30,7 @@ from cloudspot.agent.training.runtime import Command, KeptSetupLost, Runtime, Ru
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
-from cloudspot.jobfile.image import image_parts, login_key
+from cloudspot.jobfile.image import HUB, image_parts, login_key
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.model import RegistryLogin
 
@@ -69,9 +69,10 @@ _LIMITS = {
 """The agent's own limits are set, up to these: what engines set by themselves needs a privilege."""
 _PREFIX = "CLOUDSPOT_"
 _OF_ENGINES = re.compile(
-    "HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_.*", re.IGNORECASE
+    r"HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_\w*", re.IGNORECASE
 )
-"""Variables that an engine reads itself: it keeps its own."""
+"""Variables that an engine reads itself: it keeps its own, and the program's have another name on the way."""
+_RENAMED = f"{_PREFIX}RENAMED_"
 # The program writes to the log itself: what passed through the engine could be lost at its end. An engine
 # that was about to start it when the agent gave it up must not do so later.
 _BEGIN = (
@@ -108,7 +109,7 @@ class Container(Runtime):
     ) -> None:
         super().__init__(node, python)
         self._find_login = find_login
-        self._image = re.sub(":[^/:@]*@", "@", image)  # podman 4 takes no tag beside a digest
+        self._image = _full_name(image)
         self._shown = self._image[:-52]
         """With the first digits of its digest."""
         tag = hashlib.sha256(str(node.directory).encode()).hexdigest()[:12]
@@ -148,12 +149,13 @@ class Container(Runtime):
             return
         # It ignores SIGTERM, for which podman's `rm` would wait.
         self._run(["kill", "--signal", "KILL", self._name])
-        self._run(["rm", "--force", self._name])
+        self._run(["rm", "--force", "--volumes", self._name])
         if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
             _log.warning("the container %s could not be removed", self._name)
 
     def keep(self, key: str) -> None:
-        volumes = self._ask("inspect", "--format", "{{json .Config.Volumes}}", self._name)
+        # podman does not tell them of the container.
+        volumes = self._ask("image", "inspect", "--format", "{{json .Config.Volumes}}", self._image)
         if volumes not in {"null", "{}", ""}:
             raise CloudspotError(
                 f"{self._shown} declares volumes ({volumes}), which no image of a machine keeps; "
@@ -181,15 +183,17 @@ class Container(Runtime):
         ended: Path | None = None,
     ) -> Command:
         """Values stay out of the command line, which every user of the machine can read."""
-        node, named, own = self.node, list[str](), {**os.environ, "HOME": _home()}
+        node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": _home()}, ""
         for name, value in environment.items():
             if name == "PYTHONPATH":
                 continue
-            is_of_engine = _OF_ENGINES.fullmatch(name) is not None
-            named += ("--env", f"{name}={value}" if is_of_engine else name)
-            if not is_of_engine:
-                own[name] = value
-        begin = ("/bin/sh", "-c", _BEGIN, str(log or ""), str(ended or ""), str(node.programs))
+            passed = name
+            if _OF_ENGINES.fullmatch(name) is not None:
+                passed = _RENAMED + name
+                renames += f'export {name}="${passed}"; unset {passed}; '
+            named += ("--env", passed)
+            own[passed] = value
+        begin = ("/bin/sh", "-c", renames + _BEGIN, str(log or ""), str(ended or ""), str(node.programs))
         path = environment.get("PYTHONPATH", str(node.python_path))
         start = (self._engine, "exec", "--workdir", str(node.work), *named, self._name)
         return Command([*start, *begin, path, *words], own)
@@ -260,14 +264,14 @@ class Container(Runtime):
             except CloudspotError as error:
                 fault = error
             with (
+                tempfile.TemporaryFile("w+", errors="replace") as errors,  # a pipe that nobody reads fills up
                 self._pull_words(registry, login) as words,
                 subprocess.Popen(
                     [*words, "--quiet", self._image],
                     env=_own_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
+                    stderr=errors,
                 ) as process,
             ):
                 try:
@@ -277,7 +281,8 @@ class Container(Runtime):
                 except BaseException:
                     process.kill()
                     raise
-                _, said = process.communicate()
+                errors.seek(0)
+                said = errors.read()
             if process.returncode == 0:
                 return
             why = _last_line(said) + (f"; {fault}" if fault else "")
@@ -320,6 +325,13 @@ class Container(Runtime):
 
     def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return _run([self._engine, *words])
+
+
+def _full_name(image: str) -> str:
+    """Return the name with its registry, which podman does not guess, and without a tag beside the digest."""
+    name, _, digest = image.partition("@")
+    registry, path, _ = image_parts(name)
+    return f"{'docker.io' if registry == HUB else registry}/{path}@{digest}"
 
 
 def _wait_for_engines(check: Callable[[], None]) -> list[str]:

@@ -221,19 +221,22 @@ class _Baking:
             self.made = found
         elif self._num_missed == LISTED_LOOKS or (found is not None and found.failure):
             why = "somebody has removed it" if found is None else found.failure
-            if self._machine(self._copied) is not None:
+            if self._has_begun and self._machine(self._copied) is not None:
                 raise CloudspotError(f"the image could not be made: {why}")
-            output.echo(f"the machine is gone, and with it its image ({why}): another one takes its place")
+            output.echo(f"the machine is gone, or its image ({why}): another one takes its place")
             self._copied, self._num_missed = None, 0
 
     def _begin(self, ready: SetupReady, machine: Instance) -> None:
         if ready.key != self._key:
             raise CloudspotError("the code has changed while it was submitted: make the image again")
-        if self._replaces and not self._has_begun:
-            old = self._host.find(self._key)
-            if old is not None:
-                self._host.remove(old.id)
-                return  # until it is listed no more
+        other = None if self._has_begun else self._host.find(self._key)
+        if other is not None and self._replaces:
+            self._host.remove(other.id)
+            return  # until it is listed no more
+        if other is not None and not other.failure:
+            output.echo(f"the setup is done: image {other.id}, which somebody else has begun, is waited for")
+            self._copied = ready
+            return
         self._has_begun = True
         name = self._job.spec.name.removesuffix(_SUFFIX)
         begun = self._host.save(machine, key=self._key, job_name=name)

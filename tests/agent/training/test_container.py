@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
-from small_image import containers, kill_container, small_image, why_no_containers
+from small_image import containers, kill_container, small_image, volumes, why_no_containers
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.training import container as under_test
@@ -67,12 +67,14 @@ def test_programs_have_the_variables_of_the_job_and_the_image_and_none_of_the_ag
     monkeypatch.setenv("OF_THE_AGENT", "not for the job")
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.setenv("TOKEN", "the agent's")
-    given = {"LANG": "de_DE", "HOME": "/elsewhere", "TOKEN": "a secret\nof two lines = 2", "PATH": "/usr/bin"}
+    secrets = {"TOKEN": "a secret\nof two lines = 2", "REGISTRY_KEY": "a secret 'that' \"engines\" $read"}
+    given = {"LANG": "de_DE", "HOME": "/elsewhere", "PATH": "/usr/bin", **secrets}
     said = run(["python3", "-c", "import os; print(dict(os.environ))"], given)
     found = eval(said)
     assert found.pop("PATH") == f"{run.container.node.programs}:{given.pop('PATH')}"
     assert {name: found[name] for name in given} == given
     assert "OF_THE_AGENT" not in found
+    assert not any("RENAMED" in name for name in found)
     assert not any("a secret" in word for word in run.words), "every user of the machine can read these"
 
 
@@ -188,18 +190,33 @@ def test_a_kept_setup_that_no_engine_has_is_told_apart(node, image):
         Container(node, "python3", image).start(setup_is_done=True, kept="1" * 40, check=lambda: None)
 
 
-def test_what_an_image_declares_as_volumes_is_not_kept(node, tmp_path, monkeypatch):
-    script = (
-        """case "$*" in *Config.Volumes*) echo '{"/data":{}}';; *State.Running*) echo true;; info) ;; esac"""
-    )
-    engine(tmp_path / "bin", "docker", script)
+def test_what_an_image_declares_as_volumes_is_not_kept_and_goes_with_the_container(node, tmp_path, image):
+    before = volumes()
+    with small_image(tmp_path, volumes=["/data"]) as with_volume:
+        container = Container(node, "python3", with_volume)
+        container.start(setup_is_done=False, check=lambda: None)
+        try:
+            with pytest.raises(
+                CloudspotError, match=r'declares volumes \({"/data":{}}\), which no image of a machine keeps'
+            ):
+                container.keep("0" * 40)
+        finally:
+            container.stop()
+    assert volumes() == before
+
+
+def test_an_image_without_a_registry_is_docker_hubs_and_an_engine_may_say_much(node, tmp_path, monkeypatch):
+    script = f"""case "$*" in
+    pull*) echo "$*" >> {tmp_path}/pulls; yes 'a line of an engine' | head -c 200000 >&2;;
+    *inspect*) exit 1;;
+    esac"""
+    engine(tmp_path / "bin", "podman", script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    container = Container(node, "python3", f"it@{DIGEST}")
-    container.start(setup_is_done=False, check=lambda: None)
-    with pytest.raises(
-        CloudspotError, match=r'declares volumes \({"/data":{}}\), which no image of a machine keeps'
-    ):
-        container.keep("0" * 40)
+    for image in ("python:3.12@" + DIGEST, "pytorch/pytorch@" + DIGEST, "localhost:5000/it:1@" + DIGEST):
+        Container(node, "python3", image).start(setup_is_done=False, check=lambda: None)
+    names = ("docker.io/library/python", "docker.io/pytorch/pytorch", "localhost:5000/it")
+    pulls = [f"pull --quiet {name}@{DIGEST}" for name in names]
+    assert (tmp_path / "pulls").read_text().splitlines() == pulls
 
 
 def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):

@@ -268,6 +268,22 @@ def test_an_image_that_cannot_be_made_of_a_machine_that_runs_is_an_error(bench):
     assert bench.host.saved == []
 
 
+def test_who_gives_up_leaves_the_image_that_somebody_else_has_begun(bench):
+    bench.host.listed = [made(1, is_ready=False)]
+    bench.ready("m-1")
+    threading.Timer(0.1, lambda: bench.baking.is_over.set()).start()  # noqa: PLW0108 - it is made by then
+    assert bench.run().made is None
+    assert bench.host.listed == [made(1, is_ready=False)]
+
+
+def test_who_waits_for_an_image_of_somebody_elses_makes_it_if_that_is_gone(bench):
+    bench.host.listed = [made(1, is_ready=False)]
+    bench.ready("m-1")
+    bench.host.outcomes = [(READY, 0)]
+    threading.Timer(0.1, bench.host.listed.clear).start()
+    assert bench.run().made.id == "image-of-m-1"
+
+
 def test_a_machine_that_is_lost_during_the_copy_is_replaced(bench, capsys):
     bench.ready("m-1")
     bench.host.outcomes = [(FAILED, 1), (READY, 0)]
