@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class State:
     """By the object's name."""
     models: tuple[str, ...]
     """The names of those that are modules: their state is weights, by the names of ``state_dict``."""
+    layouts: dict[str, Json]
+    """How tensors of other objects lie, by the item's name, where that is not row by row on the CPU."""
     tensors: dict[str, Any]
     """By the item's name; the live tensors, not copies. What is sharded is this rank's box."""
     items: tuple[Item, ...]
@@ -79,14 +82,23 @@ def take(objects: Mapping[str, Any]) -> State:
     trees: dict[str, Json] = {}
     pinned: set[str] = set()
     frozen: set[str] = set()
+    layouts: dict[str, Json] = {}
     models = []
     for name, tracked in objects.items():
         inner = unwrap(tracked)
         is_model = isinstance(inner, torch.nn.Module)
         ties = sharding.tied(inner) if is_model else {}
         tied = {f"{name}/{escape(key)}": first for key, first in ties.items()}
+        known = len(tensors)
         trees[name] = flatten(name, dict(inner.state_dict()), tensors, tied=tied)
-        if is_model:
+        if not is_model:
+            # A module has its own memory, to which its state is copied; another object may keep what it is
+            # given. An optimizer moves its state to its parameters by itself.
+            moved = f"{name}/state/" if isinstance(inner, torch.optim.Optimizer) else None
+            for item, tensor in islice(tensors.items(), known, None):
+                if layout := _layout(tensor, is_moved=moved is not None and item.startswith(moved)):
+                    layouts[item] = layout
+        else:
             models.append(name)
             # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
             pinned.update(
@@ -111,7 +123,34 @@ def take(objects: Mapping[str, Any]) -> State:
                 shards=shards,
             )
         )
-    return State(trees, tuple(models), tensors, tuple(items))
+    return State(trees, tuple(models), layouts, tensors, tuple(items))
+
+
+def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
+    """Return how a tensor lies, as far as it is not row by row on the CPU.
+
+    If it ``is_moved`` by the object that loads it, its device does not matter.
+    """
+    layout: dict[str, Json] = {}
+    if sharding.is_dtensor(tensor):
+        return layout
+    if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
+        layout["strides"] = list(tensor.stride())
+    if tensor.device.type != "cpu" and not is_moved:
+        # Other ranks, and the next start, have a current device of their own.
+        is_current = torch.empty(0, device=tensor.device.type).device == tensor.device
+        layout["device"] = tensor.device.type if is_current else str(tensor.device)
+    return layout
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether each element has a place of its own, and no place is left over."""
+    place = 1
+    for stride, length in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != place:
+            return False
+        place *= length
+    return True
 
 
 def is_materialised(objects: Mapping[str, Any]) -> bool:
@@ -224,6 +263,26 @@ class Checkpoint:
             "planned": None if planned is None else number(left, "planned"),
         }
 
+    def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
+        """Return a tensor without values that lies as the saved one did, or on the device of ``like``.
+
+        A device that this machine does not have is the CPU.
+        """
+        layouts = self.shared.get("layouts", {})  # earlier versions wrote none
+        layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
+        strides = layout.get("strides", []) if isinstance(layout, dict) else None
+        if layout is None or not isinstance(strides, list):
+            raise CheckpointError(f"the checkpoint does not tell how {name} lies")
+        strides = [checked(f"{name}: a stride", each) for each in strides]
+        device = layout.get("device", "cpu")
+        if isinstance(like, torch.Tensor):
+            device = like.device
+        elif not _has_device(str(device)):
+            device = "cpu"
+        if len(strides) == len(stored.shape) and _is_dense(stored.shape, strides):
+            return torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device=device)
+        return torch.empty(stored.shape, dtype=stored.dtype, device=device)
+
     def rank_state(self, rank: int) -> dict[str, Json]:
         """Return the JSON state of one rank of the world that saved."""
         return json_object(json_object(self._seal_of(rank), "rank_states"), str(rank))
@@ -267,6 +326,8 @@ class Checkpoint:
                     for each in reads:
                         each.fill()
                     inner.load_state_dict(state)
+                    if isinstance(inner, torch.optim.Optimizer):
+                        _keep_dtypes(inner, state)
         self._tensors.clear()
 
     def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any, reads: list[_Read]) -> Any:
@@ -297,9 +358,8 @@ class Checkpoint:
                     like = None
             if not sharding.is_dtensor(like):
                 # The object may keep what it is given, so it gets a copy.
-                return self._read_into(
-                    item, torch.empty(stored.shape, dtype=stored.dtype, device="cpu"), reads
-                )
+                is_moved = isinstance(inner, torch.optim.Optimizer) and keys[0] == "state"
+                return self._read_into(item, self._empty(item, stored, None if is_moved else like), reads)
             tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
             return self._read_into(item, tensor, reads)
 
@@ -372,6 +432,28 @@ def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
     if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
         return None
     return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer its state as it was saved: torch has rounded it to the types of the parameters."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for index, saved in state.get("state", {}).items():
+        kept = optimizer.state.get(parameters[index]) if type(index) is int else None
+        if not isinstance(kept, dict) or not isinstance(saved, dict):
+            continue
+        for key, value in saved.items():
+            loaded: Any = kept.get(key)
+            are_tensors = isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)
+            if are_tensors and value.dtype != loaded.dtype:
+                kept[key] = value.to(loaded.device)
+
+
+def _has_device(name: str) -> bool:
+    """Return whether tensors can have values on the device."""
+    try:
+        return str(torch.empty(0, device=name).device) != "meta"
+    except (RuntimeError, AssertionError):  # not built for it, or none is there
+        return False
 
 
 def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:

@@ -164,7 +164,7 @@ def publish_held(handoff: Path) -> None:
 #               others, or others follow them, and around each large one of them; ascending
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
 #               seal with rank 0's state: {"state": {object: tree}, "models": [names of objects that are
-#               modules], "seed", "position", "left"}
+#               modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
 #   sealed_at_unix  seconds

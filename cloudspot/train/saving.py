@@ -168,7 +168,12 @@ class Saver:
                 "relieved": sorted(table.takers),
                 "kind": order.kind,
                 "plan": table.digest,
-                "objects": {"state": state.objects, "models": list(state.models), **description.shared},
+                "objects": {
+                    "state": state.objects,
+                    "models": list(state.models),
+                    "layouts": state.layouts,
+                    **description.shared,
+                },
                 "rank_states": {str(rank): description.flatten_rank_state()},
             }
             if slot is None:

@@ -123,6 +123,44 @@ def test_a_training_on_a_gpu_resumes_bit_equal(open_session, courier, until_held
     check_resumed(courier, train, drain_at)
 
 
+class Averages:
+    """Has tensors from the first update on, and takes them as they come."""
+
+    def __init__(self):
+        self.mean = None
+
+    def update(self, value):
+        self.mean = value.clone() if self.mean is None else self.mean.lerp_(value, 0.1)
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+
+def test_tensors_of_tracked_objects_come_back_to_the_gpu_and_moments_to_their_weights(
+    open_session, courier, until_held
+):
+    def train(restore, drain_at=None):
+        torch.manual_seed(3)
+        model = torch.nn.Conv2d(3, 8, 3).to("cuda", memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters(), torch.tensor(0.01, device="cuda"), fused=True)
+        averages = Averages()
+        run = open_session(courier.begin(restore), model=model, optimizer=optimizer, averages=averages)
+        for step in run.steps(12):
+            loss = model(torch.randn(4, 3, 8, 8, device="cuda")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            averages.update(loss.detach())
+            if step == drain_at:
+                courier.drain()
+                until_held(run)
+
+    check_resumed(courier, train, 6)
+
+
 @pytest.mark.parametrize("drain_at", [2, 7])
 def test_batches_in_pinned_memory_are_replayed(open_session, courier, until_held, drain_at):
     def train(restore, drain_at=None):
