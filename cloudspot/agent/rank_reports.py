@@ -31,6 +31,8 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
     """``final.json``: rank 0 is at the end of its loop, or has left it, and its last state is sealed."""
 
     step: Tally
+    is_saved: bool
+    """False: the training had made all its steps before, and there was nothing to save."""
     weights_sha256: str | None
     are_weights_sharded: bool = False
     left_early: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.lineage import may_follow
 from cloudspot.jobstore.records import (
     Certificate,
     CheckpointId,
@@ -29,7 +30,7 @@ class JournalOrder:
 
     Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
     generation has nodes of the launches since the job was last resumed, none that an earlier one has left
-    out, and resumes from a commit. Only the newest generation commits, each time a later step.
+    out, and resumes from a commit. Only the newest generation commits, each time what may follow the head.
     """
 
     def __init__(self, job_id: str) -> None:
@@ -74,8 +75,8 @@ class JournalOrder:
             fits = record.number == self._generation + 1 and not self._has_ended
             return self._generation_problem(record) if fits else f"it is generation {record.number}"
         if isinstance(record, Commit):
-            is_later = self._head is None or record.step > self._head.step
-            fits = record.generation == self._generation and is_later and not self._has_ended
+            is_next = may_follow(record.save, self._head) and not self._has_ended
+            fits = record.generation == self._generation and is_next
             return None if fits else f"it commits checkpoint {record.id}"
         if isinstance(record, Repriced):
             fits = 1 <= record.launch <= len(self._num_nodes) and not self._has_ended

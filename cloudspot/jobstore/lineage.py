@@ -17,6 +17,7 @@ from cloudspot.jobstore.records import (
     JournalRecord,
     Moved,
     Resumed,
+    SaveId,
 )
 
 
@@ -53,13 +54,24 @@ def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
 
 
 def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
-    """Return the newest checkpoint that counts: only a later step is committed after it."""
+    """Return the newest checkpoint that counts: only what ``may_follow`` is committed after it."""
     for record in reversed(journal):
         if isinstance(record, Commit):
             return record.id
         if isinstance(record, Generation):
             return record.restore_from
     return None
+
+
+def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
+    """Return whether a save may become the checkpoint after ``base``: a later step, or the end of the loop.
+
+    The state at the end may have as many steps as what its generation began from, and still be another one: a
+    drain between the last batch and the epoch's own code comes before what that code does.
+    """
+    if base is None or save.step > base.step:
+        return True
+    return save.is_of_the_end and save.step == base.step and save.generation > base.generation
 
 
 def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:

@@ -12,7 +12,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import counts, head, newest_generation
+from cloudspot.jobstore.lineage import counts, head, may_follow, newest_generation
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import (
@@ -85,7 +85,7 @@ def try_commit(
 ) -> Commit | None:
     """Commit the save if all its parts are there; return its checkpoint's commit.
 
-    If the newest checkpoint that counts is of this step or a later one, that is the one returned. None: a
+    If the save may not follow the newest checkpoint that counts, that is the one returned. None: a
     part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
     as for ``write_manifest``. ``writer`` goes into the record that is appended: a new nonce by which whoever
     appended it knows it again.
@@ -99,7 +99,7 @@ def try_commit(
         # Only what is decided on all that stands before its number is appended, so that no commit comes
         # between a node's choice of a checkpoint and the generation that resumes from it.
         records = journal.read()
-        standing = _standing(records, save.checkpoint)
+        standing = _standing(records, save)
         if standing is not None:
             return standing
         if record is None:
@@ -126,16 +126,16 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
     )
 
 
-def _standing(journal: Sequence[JournalRecord], checkpoint: CheckpointId) -> Commit | None:
-    """Return the commit of the checkpoint, or of the newest one that counts if that is as new; else None.
+def _standing(journal: Sequence[JournalRecord], save: SaveId) -> Commit | None:
+    """Return the commit of the newest checkpoint that counts if the save may not follow it; else None.
 
     Raises:
-        Superseded: the checkpoint cannot count any more.
+        Superseded: the save cannot count any more.
     """
-    if not counts(journal, checkpoint.generation):
-        raise Superseded(f"checkpoint {checkpoint} comes too late to count")
+    if not counts(journal, save.generation):
+        raise Superseded(f"checkpoint {save.checkpoint} comes too late to count")
     base = head(journal)
-    if base is None or base.step < checkpoint.step:
+    if base is None or may_follow(save, base):
         return None
     return next(one for one in reversed(journal) if isinstance(one, Commit) and one.id == base)
 
@@ -195,17 +195,20 @@ def commit_whole(
     job_id: str,
     checkpoint: CheckpointId,
     *,
+    is_of_the_end: bool = False,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
     """Commit the checkpoint if one of its saves is whole; return its commit, as ``try_commit``.
 
-    The newest save goes first: it is a drain's if there is one.
+    The newest save goes first: it is a drain's if there is one. ``is_of_the_end``: there is one of the end of
+    the loop.
 
     Raises:
         CorruptData: the parts of a save do not make one checkpoint, and no other save is whole.
         Superseded: as in ``try_commit``.
     """
-    standing = _standing(journal.read(), checkpoint)
+    wanted = SaveId(checkpoint.generation, checkpoint.step, 0 if is_of_the_end else 1)
+    standing = _standing(journal.read(), wanted)
     if standing is not None:
         return standing
     corrupt: CorruptData | None = None

@@ -283,6 +283,7 @@ class Service:
             weights = None if model is None else checkpoint.weights_sha256(model)
             final = {
                 "step": total,
+                "is_saved": saves,
                 "weights_sha256": weights,
                 "are_weights_sharded": model is not None and weights is None,
                 "left_early": left is not None,

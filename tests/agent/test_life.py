@@ -29,6 +29,8 @@ from cloudspot.agent.training import container, trainer
 from cloudspot.errors import AuthError, ObjectMissing
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.records import Heartbeat, Notice
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import PreemptionNotice, RegistryLogin
@@ -82,7 +84,7 @@ def finish(step, *, save=True):
     end_at(step)
 
 def end_at(step, **left):
-    final = {"step": step, "weights_sha256": "abc", "left_early": False, "planned": None, **left}
+    final = {"step": step, "is_saved": True, "weights_sha256": "abc", "left_early": False, "planned": None, **left}
     files.write_json(files.final_path(handoff), final)
     files.ended_loop_path(handoff, rank).touch()
 
@@ -972,6 +974,26 @@ def test_a_last_save_that_was_skipped_for_a_reclaim_is_a_drain(bench, wait_until
     end(thread)
     record = bench.exit_record()
     assert (record.outcome, record.final, record.committed) == ("drained", None, bench.id(1, 40))
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_a_state_that_only_the_end_of_the_loop_has_changed_is_the_last_checkpoint(bench, save):
+    """It has as many steps as what was restored. With nothing to save, that stands."""
+    bench.commit(bench.id(1, 40))
+    end_machine(bench)
+    script = (
+        SESSION
+        + f"begin(40, 40)\nif {save}:\n    seal(40, 'final', b'averaged')\nend_at(40, is_saved={save})\n"
+    )
+    bench.life(script, launch=2, machine="other").run()
+    record = bench.exit_record(2)
+    last = bench.id(2, 40) if save else bench.id(1, 40)
+    assert (record.outcome, record.restored_step, record.committed) == (
+        "succeeded",
+        40,
+        last,
+    )
+    assert head(Journal(bench.store, JOB).read()) == last
 
 
 def test_a_last_save_that_was_skipped_is_made_up_for_from_the_newest_checkpoint(bench):

@@ -20,7 +20,10 @@ from cloudspot.train import handoff as files
     [
         ({"step": 7}, RankDrained(step=7)),
         ({"step": None}, RankDrained(step=None)),
-        ({"step": 7, "weights_sha256": "a" * 64}, RankEnded(step=7, weights_sha256="a" * 64)),
+        (
+            {"step": 7, "is_saved": True, "weights_sha256": "a" * 64},
+            RankEnded(step=7, is_saved=True, weights_sha256="a" * 64),
+        ),
         (
             {"type": "builtins.ValueError", "message": "é\n"},
             RankError(type="builtins.ValueError", message="é\n"),

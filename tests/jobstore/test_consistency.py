@@ -142,9 +142,27 @@ def test_a_journal_in_order_is_accepted(journal):
         ),
         ([MADE.commit(0, 5), MADE.commit(0, 5)], 2, "it commits checkpoint 0-5"),
         (
-            [MADE.commit(0, 5), MADE.intent(1), MADE.generation(1, restored=(0, 5)), MADE.commit(1, 5)],
+            [
+                *(MADE.commit(0, 5), MADE.intent(1), MADE.generation(1, restored=(0, 5))),
+                *(MADE.commit(1, 5), MADE.commit(1, 5)),
+            ],
+            5,
+            "it commits checkpoint 1-5",
+        ),
+        (
+            [
+                MADE.commit(0, 5),
+                MADE.intent(1),
+                MADE.generation(1, restored=(0, 5)),
+                MADE.commit(1, 5, number=1),
+            ],
             4,
             "it commits checkpoint 1-5",
+        ),
+        (
+            [MADE.commit(0, 5), MADE.intent(1), MADE.generation(1, restored=(0, 5)), MADE.commit(1, 4)],
+            4,
+            "it commits checkpoint 1-4",
         ),
         ([MADE.finished(), MADE.commit(0, 5)], 2, "it commits checkpoint 0-5"),
         ([MADE.intent(1), MADE.repriced(1.0, launch=2)], 2, "it prices launch 2"),

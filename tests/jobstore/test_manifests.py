@@ -9,7 +9,7 @@ import pytest
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore import codec, keys, manifests, parts
+from cloudspot.jobstore import codec, keys, manifests, parts, retention
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage
 from cloudspot.jobstore.patience import patient
@@ -231,9 +231,26 @@ def test_a_state_from_which_the_generation_began_is_not_committed_again(store, c
     """A drain before the first step saves what was restored."""
     checkpoints.session(store, C, DATAS)
     checkpoints.generation(store, 2, C)
-    again = CheckpointId(2, 10)
+    again = SaveId(2, 10, 1)
     checkpoints.session(store, again, DATAS, commit=False)
-    assert manifests.try_commit(store, Journal(store, "x"), "x", SaveId(2, 10, 0)).id == C
+    assert manifests.try_commit(store, Journal(store, "x"), "x", again).id == C
+    assert manifests.commit_whole(store, Journal(store, "x"), "x", again.checkpoint).id == C
+
+
+def test_the_state_at_the_end_of_the_loop_is_committed_though_it_has_no_more_steps(store, checkpoints):
+    """What its generation began from was saved before the epoch's own code, and the loop has ended after it."""
+    checkpoints.session(store, C, DATAS)
+    checkpoints.generation(store, 2, C)
+    last = SaveId(2, 10, 0)
+    checkpoints.session(store, last, DATAS, commit=False)
+    for _ in range(2):
+        commit = manifests.commit_whole(store, Journal(store, "x"), "x", last.checkpoint, is_of_the_end=True)
+        assert commit.save == last
+    assert committed(store) == (last.checkpoint, C)
+    assert retention.collect(store, Journal(store, "x"), "x", 1, orphan_grace_seconds=0.0) == ()
+    checkpoints.generation(store, 3, last.checkpoint)
+    assert retention.collect(store, Journal(store, "x"), "x", 1, orphan_grace_seconds=0.0) == (C,)
+    assert manifests.read_manifest(store, "x", last.checkpoint).save == last
 
 
 @pytest.mark.parametrize("what", ["generation", "end"])

@@ -148,10 +148,11 @@ class Records:
             **fields,
         )
 
-    def commit(self, generation=1, step=50, *, at=60.0, sealed=None, kind="session", size=1000):
+    def commit(self, generation=1, step=50, *, number=0, at=60.0, sealed=None, kind="session", size=1000):
         sealed_at = self.at(at - 1 if sealed is None else sealed)
         return Commit(
-            generation=generation, step=step, kind=kind, size=size, sealed_at=sealed_at, at=self.at(at), writer="w"
+            generation=generation, step=step, round=number, kind=kind, size=size, sealed_at=sealed_at,
+            at=self.at(at), writer="w",
         )  # fmt: skip
 
     def certificate(

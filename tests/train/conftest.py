@@ -101,7 +101,10 @@ class Courier:
         return handoff.read_json(handoff.drained_path(directory, rank))
 
     def final(self) -> dict | None:
-        return handoff.read_json(handoff.final_path(self.handoff))
+        """Return how the loop has ended, but for whether that start had anything to save."""
+        final = handoff.read_json(handoff.final_path(self.handoff))
+        self.is_saved = None if final is None else final.pop("is_saved")
+        return final
 
     def run_ranks(self, script: Path, *args: str, num_ranks: int, environment: dict[str, str]) -> str:
         """Run a script to its end in ranks that are forked with torch imported; return what they printed."""

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import cloudspot.train as spot
 from cloudspot.train import handoff, pending_gradients
-from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.checkpoint import Checkpoint, weights_sha256
 
 NUM_SAMPLES = 22
 
@@ -308,6 +308,46 @@ def test_no_round_is_served_at_the_end_of_a_stream(open_session, courier, until_
 
 
 # --- epochs -------------------------------------------------------------------------------------
+
+
+def test_the_epochs_own_code_after_a_drain_in_the_last_epoch_is_in_the_last_state(
+    open_session, courier, until_held
+):
+    """A notice in the last epoch's evaluation saves the state from before the epoch's own code."""
+
+    def training(restore, *, is_noticed=False):
+        model = torch.nn.Linear(4, 2)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        run = open_session(courier.begin(restore), model=model, optimizer=optimizer, average=average)
+        run.check()
+        for epoch in run.epochs(2):
+            for batch in run.batches([torch.ones(4)] * 2):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+            if is_noticed and epoch == 1:
+                courier.drain()
+                until_held(run)
+            run.check()
+            average.update_parameters(model)
+
+    def num_averaged(checkpoint):
+        return int(Checkpoint(checkpoint).item("average/n_averaged"))
+
+    with pytest.raises(SystemExit):
+        training(None, is_noticed=True)
+    drained = courier.carry(4)
+    training(drained)
+    assert courier.final()["step"] == 4
+    assert courier.is_saved
+    last = courier.carry(4)
+    assert (num_averaged(drained), num_averaged(last)) == (1, 2)
+    training(last)
+    assert courier.final()["step"] == 4
+    assert not courier.is_saved
+    assert courier.seals() == {}
+
 
 NUM_EPOCHS = 4
 BATCHES = 6

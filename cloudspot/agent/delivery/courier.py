@@ -24,7 +24,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.lineage import head, may_follow
 from cloudspot.jobstore.records import Chunk, Commit, Generation, SaveId, new_nonce
 from cloudspot.jobstore.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
@@ -289,7 +289,7 @@ class Courier:
     def _carry(self, taken: Path, name: files.SealName, *, is_last: bool, waits: bool) -> None:
         save = SaveId(name.generation, name.step, name.round)
         newest = head(self._context.journal.known)
-        if newest is not None and newest.generation <= save.generation and newest.step >= save.step:
+        if newest is not None and newest.generation <= save.generation and not may_follow(save, newest):
             _log.info("save %s is not uploaded: checkpoint %s is committed", save, newest)
             taken.unlink()
             return

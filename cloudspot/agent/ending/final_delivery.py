@@ -139,7 +139,7 @@ class FinalDelivery:
         """
         context = self._context
         step, status = leaving.saved_step, context.status
-        if step is None or step <= status.restored_step:
+        if step is None or step < status.restored_step:
             return _COMMITTED
         checkpoint = CheckpointId(status.generation, step)
         until = self._until(LAST_WORD_SECONDS)
@@ -156,7 +156,9 @@ class FinalDelivery:
     def _commit(self, checkpoint: CheckpointId) -> str:
         context = self._context
         store, job_id, status = context.store, context.job_id, context.status
-        commit = manifests.commit_whole(store, context.journal, job_id, checkpoint, known=context.known_parts)
+        commit = manifests.commit_whole(
+            store, context.journal, job_id, checkpoint, is_of_the_end=True, known=context.known_parts
+        )
         if commit is not None:
             status.committed = max(commit.id, status.committed or commit.id)
             return _COMMITTED

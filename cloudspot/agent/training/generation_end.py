@@ -159,7 +159,8 @@ class GenerationEnd:
             left_early=value.left_early,
             planned=value.planned,
         )
-        return Leaving("succeeded", "the training finished", final=final, saved_step=final.step)
+        saved_step = value.step if value.is_saved else None
+        return Leaving("succeeded", "the training finished", final=final, saved_step=saved_step)
 
     def _drained(self, drained: list[RankDrained | None], ordered: Leaving | None) -> Leaving | str:
         context = self._context
