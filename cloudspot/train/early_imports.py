@@ -3,7 +3,8 @@
 That saves each start of the training the seconds that, for instance, transformers takes. It must make no
 other difference. So only those imports count with which the script begins, before it does anything else, and
 only those of packages with which this was tried: when they are imported, they start no thread of Python's,
-open no device, and read no variable that differs from rank to rank. (Lightning does.)
+open no device, and read no variable that differs from rank to rank. (Lightning does.) The fork server seeds
+anew the random generators that they make from what differs in each process.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ of a rank waits for it.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -83,14 +84,25 @@ def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
     connection.sendall(asked[4:])
     pid = int(_answer(connection) or 0)
     connection.settimeout(None)
-    if pid != 0:
-        connection.sendall(GO)
     return connection, pid
 
 
 def _answer(connection: socket.socket) -> bytes:
     """Return the next answer; nothing if the server is gone, or does not run the program."""
     return connection.recv(len(ANSWER % 0), socket.MSG_WAITALL)
+
+
+def _forward(pid: int) -> socket.socket:
+    """Pass signals on to the process from now on; return a socket that can be read after each of them.
+
+    A signal that comes just before a process blocks is told to it only when it wakes up.
+    """
+    waking, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.detach())
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _frame: _signal(pid, received))
+    return waking
 
 
 def _signal(pid: int, number: int) -> None:
@@ -105,12 +117,15 @@ def main() -> None:
     path, *words = sys.argv[1:]
     try:
         connection, pid = _start(path, words)
+        if pid != 0:
+            waking = _forward(pid)  # before the program begins
+            connection.sendall(GO)
     except OSError:
         pid = 0
     if pid == 0:
         os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
-    for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: _signal(pid, received))
+    while connection not in select.select([connection, waking], [], [])[0]:
+        waking.recv(64)
     try:
         status = _answer(connection)
     except OSError:

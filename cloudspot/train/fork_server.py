@@ -308,6 +308,8 @@ def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyI
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "datasets.fingerprint" in sys.modules:  # for the names of cache files that must be nobody else's
+        sys.modules["datasets.fingerprint"].fingerprint_rng.seed()
 
 
 def run(program: Program) -> None:

@@ -142,6 +142,19 @@ def test_each_draws_its_own_random_numbers(start):
     assert len({*drawn[0], *drawn[1]}) == 6
 
 
+def test_the_cache_files_of_datasets_are_each_ones_own(tmp_path):
+    """It names the result of a function that cannot be hashed at random, and reads a file of that name."""
+    pytest.importorskip("datasets")
+    script = (
+        "from datasets.fingerprint import generate_random_fingerprint\nprint(generate_random_fingerprint())\n"
+    )
+    with serving(tmp_path, script, HF_HUB_OFFLINE="1") as server:
+        words = [*server.own.prefix, sys.executable, "train.py"]
+        options = {"cwd": server.node.work, "env": server.environment, "capture_output": True, "text": True}
+        drawn = {subprocess.run(words, check=True, timeout=100, **options).stdout for _ in range(2)}
+    assert len(drawn) == 2
+
+
 def test_signals_reach_the_program(start):
     process = start(
         "import signal, sys, time\n"
@@ -152,6 +165,25 @@ def test_signals_reach_the_program(start):
     assert process.stdout.readline() == "ready\n"
     process.terminate()
     assert process.wait(100) == 7
+
+
+def test_a_signal_that_comes_as_soon_as_the_program_may_begin_reaches_it(tmp_path):
+    path = str(tmp_path / "socket")
+    with fork_client.listen_at(path) as listener:
+        for _ in range(20):
+            program = subprocess.Popen(["sleep", "100"])
+            client = subprocess.Popen(
+                [sys.executable, "-IS", fork_client.__file__, path, "python", "train.py"]
+            )
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(fork_client.ANSWER % program.pid)
+                while not connection.recv(1 << 20).endswith(fork_client.GO):
+                    pass
+                client.terminate()
+                assert program.wait(10) == -signal.SIGTERM
+                connection.sendall(fork_client.ANSWER % 143)
+            assert client.wait(10) == 143
 
 
 def test_a_program_that_is_interrupted_ends_as_python_does(start):
