@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,8 @@ class ReplayedLoader:
     def _resume(self, resumed: dict[str, Any]) -> Iterator[Any]:
         with _randomness_kept():
             if resumed["keeps_workers"]:
+                rank = int(os.environ.get("RANK", "0"))
+                sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=rank)
                 iter(self._loader)  # start the workers, so that the epoch draws no seed for them
             randomness.restore(resumed["random"])
             for generator, state in zip(owned_generators(self._loader), resumed["generators"], strict=True):

@@ -80,7 +80,12 @@ class RestoredState:
         position = self.position()
         if not self._rank_state:
             self._reseed()
-        feed.resume(position, self._rank_state.get("feed"), world_size=self._checkpoint.world_size)
+        feed.resume(
+            position,
+            self._rank_state.get("feed"),
+            world_size=self._checkpoint.world_size,
+            random=self._rank_state.get("random"),
+        )
 
     def restore_randomness(self, devices: tuple[int, ...], moment: str = "random") -> None:
         """Restore the generators, these CUDA devices' too, to the named moment.

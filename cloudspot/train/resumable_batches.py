@@ -152,12 +152,18 @@ class Feed:
         self._order = self._share = None
 
     def resume(
-        self, position: dict[str, Any], rank_position: dict[str, Any] | None, *, world_size: int
+        self,
+        position: dict[str, Any],
+        rank_position: dict[str, Any] | None,
+        *,
+        world_size: int,
+        random: dict[str, Any] | None = None,
     ) -> None:
         """Resume at a position. This draws random numbers: restore the generators afterwards.
 
         ``world_size`` ranks saved and shared ``position``; ``rank_position`` is this rank's own, or None in a
-        world of another size.
+        world of another size; ``random`` is the state of its generators then. A warning says what of the
+        batches cannot be as it would have been.
 
         Raises:
             CheckpointError: the position is malformed.
@@ -168,12 +174,15 @@ class Feed:
         if base > 0 or (self._batch > 0 and world_size != self._world_size):
             self._resume_in_share(position, world_size, base)
         if rank_position is not None and rank_position.get("keeps_workers"):
+            sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=self._rank)
             iter(self._loader)  # start the workers, so that the epoch draws no seed for them
         if self._batch > 0 and self.epoch < self._epochs:
             if rank_position is not None and "loader" in rank_position:
                 self._restart_stateful(rank_position)
             else:
-                self._replay(rank_position)
+                drawn = self._replay(rank_position)
+                if random is not None and drawn:
+                    self._warn_of_draws(drawn & {*randomness.drawn_since(random, self._devices)})
         if rank_position is not None:
             self._set_generators(rank_position["generators"])
 
@@ -224,10 +233,13 @@ class Feed:
                 "the checkpoint was saved with a loader that has a state_dict;"
                 f" {type(self._loader).__name__} has none: use the same loader"
             )
+        if getattr(self._loader, "num_workers", 0):
+            sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)
         self._loader.load_state_dict(rank_position["loader"])
         self._iterator = self._open()
 
-    def _replay(self, rank_position: dict[str, Any] | None) -> None:
+    def _replay(self, rank_position: dict[str, Any] | None) -> set[str]:
+        """Load what was consumed; return of which random generators that may have chosen the samples."""
         if rank_position is not None and "start" in rank_position:
             start = rank_position["start"]
             randomness.restore(start, self._devices)
@@ -236,6 +248,7 @@ class Feed:
         else:
             self._mark_start()
         self._iterator = self._open()
+        begun: dict[str, Any] | None = None
         for index in range(self._batch):
             # Load what was consumed, for datasets that have state of their own.
             if next(self._iterator, self) is self:
@@ -243,6 +256,19 @@ class Feed:
                     f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
                     " consumed before the checkpoint: is it the same dataset?"
                 )
+            if begun is None:  # torch's samplers draw when the first batch is fetched, if at all
+                begun = randomness.capture(self._devices)
+        if begun is None or not sample_order.may_draw(self._loader):
+            return set()
+        return {*randomness.drawn_since(begun, self._devices)}
+
+    def _warn_of_draws(self, names: set[str]) -> None:
+        if names and self._rank == 0:
+            _log.warning(
+                "the resumed batches may not be those that would have come: both the loading of the data and"
+                " the training draw from %s generator; give the data a generator of its own",
+                " and ".join(sorted(names)),
+            )
 
     def _mark_start(self) -> None:
         self._start = randomness.capture(self._devices)

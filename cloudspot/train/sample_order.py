@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from cloudspot.train.errors import CheckpointError
 from cloudspot.train.tree import Json, flatten, rebuild
+
+_log = logging.getLogger("cloudspot")
+KEPT_WORKERS = "persistent_workers keeps them from one epoch to the next"
+STATEFUL_WORKERS = "a StatefulDataLoader does not keep their random state"
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,29 @@ def keeps_workers(loader: Any) -> bool:
     """Return whether ``iter`` reuses the workers of the last epoch, and so draws no seed for them."""
     persistent = bool(getattr(loader, "persistent_workers", False))
     return persistent and getattr(loader, "_iterator", None) is not None
+
+
+def warn_of_workers(why: str, *, rank: int) -> None:
+    """Say that a loader's workers are not in the random state in which they were, and why."""
+    if rank == 0:
+        _log.warning(
+            "the resumed batches are not those that would have come if the loader's workers draw random"
+            " numbers: %s, so theirs are others now",
+            why,
+        )
+
+
+def may_draw(loader: Any) -> bool:
+    """Return whether the loader may choose samples by drawing from this process's generators as it goes.
+
+    torch's own samplers draw at the beginning of an epoch, if at all. What workers draw is their own.
+    """
+    if not isinstance(loader, DataLoader):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.num_workers == 0
+    owners = (loader.sampler, loader.batch_sampler)
+    return not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in owners)
 
 
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: NPY002 - NumPy's global generator is what must come back
 
+import contextlib
 import random
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     WeightedRandomSampler,
 )
 
@@ -269,3 +271,122 @@ def test_reseeding_depends_on_seed_step_and_rank_alone():
         randomness.reseed(*case)
         draws.add(draw())
     assert len(draws) == 4
+
+
+# --- what cannot be as it would have been, and is said --------------------------------------------
+
+
+class MixedStream(IterableDataset):
+    """Chooses by NumPy's global generator which of two sources the next sample comes from."""
+
+    def __iter__(self):
+        sources = iter(range(100)), iter(range(1000, 1100))
+        for _ in range(32):
+            yield float(next(sources[int(np.random.rand() < 0.5)]))
+
+
+class LazySampler(Sampler):
+    """Draws each index when it is asked for."""
+
+    def __iter__(self):
+        for _ in range(32):
+            yield int(np.random.randint(NUM_SAMPLES))
+
+    def __len__(self):
+        return 32
+
+
+class OwnGenerator(MixedStream):
+    def __iter__(self):
+        own = np.random.default_rng(0)
+        sources = iter(range(100)), iter(range(1000, 1100))
+        for _ in range(32):
+            yield float(next(sources[int(own.random() < 0.5)]))
+
+
+@pytest.fixture
+def resumed(open_session, courier, until_held, caplog):
+    """``resumed(make_loader, train)``: drain after ``at`` batches and resume; return what came then, and warnings."""
+
+    def resume(make_loader, draw=lambda: None, *, at=5, epochs=2):
+        def training(restore, drain_at=None):
+            random.seed(1)
+            np.random.seed(1)
+            torch.manual_seed(1)
+            model = torch.nn.Linear(1, 1)
+            loader, seen = make_loader(), []
+            run = open_session(courier.begin(restore), model=model)
+            with contextlib.suppress(SystemExit):
+                for batch in run.batches(loader, epochs=epochs):
+                    seen.append(batch.tolist())
+                    draw()
+                    if len(seen) == drain_at:
+                        courier.drain()
+                        until_held(run)
+            return seen
+
+        expected = training(None)[at:]
+        training(None, at)
+        caplog.clear()
+        found = training(courier.carry())
+        return found == expected, [record.getMessage() for record in caplog.records]
+
+    return resume
+
+
+CHOOSING = "both the loading of the data and the training draw from NumPy's generator"
+
+
+@pytest.mark.parametrize(
+    ("make_loader", "says"),
+    [
+        (lambda: DataLoader(MixedStream(), batch_size=4), CHOOSING),
+        (lambda: DataLoader(Plain(), batch_size=4, sampler=LazySampler()), CHOOSING),
+        (lambda: DataLoader(OwnGenerator(), batch_size=4), ""),
+        (lambda: DataLoader(Plain(), batch_size=4, shuffle=True), ""),
+        (lambda: DataLoader(Augmented(), batch_size=4, shuffle=True), ""),
+    ],
+)
+@pytest.mark.parametrize("training_draws", [True, False])
+def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
+    resumed, make_loader, says, training_draws
+):
+    is_exact, said = resumed(make_loader, np.random.rand if training_draws else lambda: None)
+    warned = [line for line in said if "resumed batches" in line]
+    if says and training_draws:
+        assert says in "".join(warned)
+    else:
+        assert (is_exact, warned) == (True, [])
+
+
+def make_stateful():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(Augmented(), batch_size=4, num_workers=1)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize(
+    ("make_loader", "at", "says"),
+    [
+        (lambda: DataLoader(Augmented(), batch_size=4, num_workers=1), 8, ""),
+        (lambda: DataLoader(Augmented(), batch_size=4, num_workers=1, persistent_workers=True), 3, ""),
+        (
+            lambda: DataLoader(Augmented(), batch_size=4, num_workers=1, persistent_workers=True),
+            8,
+            "persistent_workers keeps them from one epoch to the next",
+        ),
+        (
+            make_stateful,
+            3,
+            "a StatefulDataLoader does not keep their random state",
+        ),
+    ],
+)
+def test_workers_that_may_have_drawn_are_warned_of(resumed, make_loader, at, says):
+    is_exact, said = resumed(make_loader, at=at)
+    warned = [line for line in said if "resumed batches" in line]
+    if says:
+        assert says in "".join(warned)
+    else:
+        assert (is_exact, warned) == (True, [])
