@@ -133,7 +133,7 @@ def may_draw(loader: Any) -> bool:
     if not isinstance(loader, DataLoader):
         return True
     if isinstance(loader.dataset, IterableDataset):
-        return loader.num_workers == 0
+        return int(loader.num_workers) == 0
     owners = (loader.sampler, loader.batch_sampler)
     return not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in owners)
 
