@@ -400,7 +400,7 @@ def _extra(node: inspect.Type) -> dict[str, object]:
 
 def _kind(node: inspect.Type, path: str) -> str:
     """Return what may be written, in words."""
-    special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max, hold }`", "store": "URL"}
+    special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max, hold, drive }`", "store": "URL"}
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)

@@ -38,7 +38,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mode: Literal["stage", "stream"] = "stage"
     """``"stage"``: it is brought to each machine's disk; see ``wait``. ``"stream"``: the training
     reads it in place, by a library of its choice and with the machine's rights; the variable
-    ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path`` and ``sha256`` cannot be given."""
+    ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path``, ``sha256`` and ``wait = false``
+    cannot be given."""
     path: str | None = None
     """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
     working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable

@@ -54,7 +54,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     that name in your environment when the job is submitted, kept like ``run.secrets``, but not given to the
     training; it may be a part of the URL, or all of it."""
     events: tuple[NewsKind, ...] = tuple(kind for kind in NewsKind if kind is not NewsKind.COST)
-    """Which events are told; with none, nothing is."""
+    """The events that send a message; an empty list sends none."""
     quiet: str | None = None
     """Hours in which only ``capped`` and the end of the job are told, such as ``"22:00-07:00"``. What else
     happens is told in one message after them, or at the end of the job."""

@@ -134,7 +134,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     imports next to nothing. A program that would not run the same is started as usual. Linux only."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
-    apart from the job on submission, deleted when it ends, and appear in no record, log or request."""
+    apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
+    log or request."""
 
     @property
     def launcher_or_default(self) -> Literal["torchrun", "none"]:
@@ -159,10 +160,10 @@ class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     options: dict[str, Any] = {}
     """The options of a plugin's policy."""
     max_wait: Duration | None = None
-    """How long the job waits without a machine, since it last ran or was submitted or resumed, before it buys
-    on demand or, with ``"spot"``, is suspended: ``cloudspot run`` ends, and a driver launches the job once
-    there is capacity. If left out: 10 minutes, or without end with ``"spot"``. ``"deadline"`` and plugins'
-    policies have none."""
+    """How long the job may be without a machine, counted from when it last ran, was submitted or was resumed.
+    After that it buys on demand or, with ``"spot"``, is suspended: ``cloudspot run`` ends, and a driver
+    launches the job once there is capacity. If left out: 10 minutes, or without end with ``"spot"``.
+    ``"deadline"`` and plugins' policies have none."""
     deadline: PositiveDuration | None = None
     """For ``"deadline"``, or a plugin's policy: how long after its submission, or resumption, the job has to
     be done. It ends nothing: a job that is late goes on, on demand."""
@@ -175,15 +176,15 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """``[checkpoint]``: how often, how many, and who writes them."""
 
     interval: Annotated[PositiveDuration | None, or_word("auto")] = None
-    """The time between two checkpoints of a session. ``"auto"`` weighs what a save costs against how often
-    machines go without notice."""
+    """The time between two checkpoints of a session. ``"auto"`` weighs what a save costs against one loss
+    without notice for each node and day: at least 30 s and one and a half uploads, at most 30 minutes."""
     keep: PositiveCount = 3
     """How many good checkpoints, the newest, stay in the store."""
     compression: Literal["none", "zstd"] = "none"
     """``"zstd"``: checkpoints, those of ``directory`` too, are compressed on their way to the store, without
-    loss. It takes the machines' processors, and up to 0.5 GB of their memory. What would not become a tenth
-    shorter is sent as it is, as is the last save before a machine goes or the training ends, unless the save
-    before it was faster for being compressed."""
+    loss. It takes the machines' processors, and up to 0.5 GB of their memory. Data that would
+    shrink by less than a tenth is sent uncompressed. So is the last save before a machine goes or the
+    training ends, unless compression made the save before it faster."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
     ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
@@ -200,11 +201,11 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``complete_file`` is given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
     on_notice: str | None = None
     """How a script without a session is told to save and leave, before its machine goes or the job stops:
-    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. It is told
-    at once, or, once its saves were measured, when three times what a save and its upload took are left, and
-    at least a minute. What it begins to save after that is uploaded as soon as it is complete; if nothing
-    comes in time, the newest complete directory stands. A script that was told has not finished, whatever its
-    exit status."""
+    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. Until a
+    save has been measured, it is told at once; after that, when the time left is three times a save and its
+    upload, or a minute if that is longer. What it begins to save after that is uploaded as soon as it is
+    complete; if nothing comes in time, the newest complete directory stands. A script that was told has not
+    finished, whatever its exit status."""
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -236,8 +237,9 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log."""
     idle_after: PositiveDuration | None = None
     """A node that trains is *idle* once it has made no step, stored no checkpoint and used nothing that is
-    paid for, for this long: at no look was a GPU 5 % busy, by ``nvidia-smi``, and without GPUs or the loop of
-    a session the training took less than 5 % of a core for each of ``procs_per_node``."""
+    paid for, for this long: every look with ``nvidia-smi`` found each
+    GPU less than 5 % busy. On a machine without GPUs, and outside the loop of a session, the training also
+    has to take less than 5 % of a core for each of ``procs_per_node``."""
     on_idle: Literal["warn", "stop"] = "warn"
     """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
     driver, once all of them are."""
@@ -254,7 +256,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     value spaces and ``,:@/+`` too."""
     store: str | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
-    credentials. If left out: the one that the command line names, or the provider's default."""
+    credentials. ``--store`` and ``CLOUDSPOT_STORE`` go before it. If left out: the ``default_store`` of your
+    config file, or the provider's default, which only ``local`` has. Commands that only name a job do not
+    read the job file."""
     nodes: Nodes = Nodes(min=1, max=1)
     """How many equal machines. The job does not train on fewer than ``min``. If fewer are left and no other
     is on its way, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since the

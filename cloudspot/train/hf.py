@@ -1,4 +1,4 @@
-"""transformers' Trainer on machines that may go: with one more line, a notice costs no step."""
+"""transformers' Trainer on machines that may go: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lightning's Trainer on machines that may go: with one more line, a notice costs no step."""
+"""lightning's Trainer on machines that may go: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 
