@@ -36,6 +36,7 @@ from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
 from cloudspot.agent.training import drain_schedule
+from cloudspot.boot import script
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
@@ -271,6 +272,7 @@ FIGURES = (
     (delivering, "STOP_GRACE_SECONDS"),
     (delivering, "DELIVERY_GRACE_SECONDS"),
     (launchrequest, "MAX_LIFE_SECONDS"),
+    (script, "LAST_SECONDS"),
     (delivering, "END_GRACE_SECONDS"),
     (delivering, "EXIT_GRACE_SECONDS"),
     (restarts, "FIRST_DELAY_SECONDS"),

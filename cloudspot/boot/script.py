@@ -17,6 +17,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_NODE_DIR = "/var/lib/cloudspot"
 """Where the agent keeps its files, unless the profile or the machine says otherwise."""
 
+LAST_SECONDS = 900.0
+"""So long before a machine is too old its agent gets a notice. It says two thirds of that, as clouds that
+limit a machine's age count from its launch."""
+LAST_SHARE = 0.1
+"""At most this share of its life."""
+NOTICE_SHARE = 2 / 3
+
 _INSTALLATION = "# --- installation ---\n"
 """The line of boot.sh where the installation goes."""
 _END = "CLOUDSPOT_INSTALL"
@@ -59,25 +66,22 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
 
-    First it starts the self-kill timer. A machine that boots a second time has lost its timer and ends
-    itself: through this script if the cloud runs it at each boot, else through a hook that the first boot
-    leaves with cloud-init. If the image may have no cloudspot, the script installs the staged one into a
-    separate environment, unless the image has the same. Then it runs ``python -m cloudspot.agent``, again
-    whenever that fails, and ends the machine when the agent exits with 0 or cannot run at all.
-
-    The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
-    ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
-    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the
-    same bytes.
-
-    Raises:
-        CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
-            it, or the profile names a variable that no shell can set.
+    First it starts the self-kill timer, which gives the agent a notice before. A machine that boots a
+    second time has lost its timer and ends itself: through this script if the cloud runs it at each boot,
+    else through a hook that the first boot leaves with cloud-init. If the image may have no cloudspot, the
+    script installs the staged one into a separate environment, unless the image has the same. Then it runs
+    ``python -m cloudspot.agent``, again whenever that fails, and ends the machine when the agent exits with
+    0 or cannot run at all. The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``,
+    ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``,
+    ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The
+    same plan gives the same bytes. Raises: CloudspotError: the profile needs an installation but nothing is
+    staged or the provider cannot fetch it, or the profile names a variable that no shell can set.
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
         missing = "no agent is staged for it" if plan.install is None else "it cannot fetch one"
         raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
+    last_seconds = min(LAST_SECONDS, LAST_SHARE * plan.max_seconds)
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,
         "CLOUDSPOT_SUBMISSION": plan.submission_sha256,
@@ -88,7 +92,9 @@ def render_boot_script(plan: BootPlan) -> str:
         "CLOUDSPOT_AGENT_PYTHON": profile.agent_python,
         "CLOUDSPOT_TRAIN_PYTHON": profile.train_python,
         "CLOUDSPOT_SHUTDOWN": ending_command(profile),
-        "CLOUDSPOT_MAX_SECONDS": f"{plan.max_seconds:.3f}",
+        "CLOUDSPOT_QUIET_SECONDS": f"{plan.max_seconds - last_seconds:.3f}",
+        "CLOUDSPOT_NOTICE_SECONDS": f"{NOTICE_SHARE * last_seconds:.3f}",
+        "CLOUDSPOT_LAST_SECONDS": f"{last_seconds:.3f}",
         **profile.environment,
     }
     lines = [

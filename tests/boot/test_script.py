@@ -22,6 +22,7 @@ from cloudspot.model import BootProfile
 # An interpreter that runs no agent: it counts its runs, keeps its environment, and ends as told.
 AGENT = """\
 #!/bin/sh
+case "$*" in *"the machine's age") echo "$*" >> {directory}/told; exit;; esac
 echo run >> {directory}/runs
 echo "$*" > {directory}/arguments
 env -0 > {directory}/environment
@@ -34,7 +35,7 @@ exit "${{status:-7}}"
 # Naps of the restart loop take no time and are written down; the timer and the end take theirs.
 SLEEP = """\
 #!/bin/sh
-if [ "$1" = "{max_seconds}" ] || [ -e {directory}/down ]; then exec {sleep} "$1"; fi
+if [ "$1" = "{quiet_seconds}" ] || [ "$1" = "{last_seconds}" ] || [ -e {directory}/down ]; then exec {sleep} "$1"; fi
 echo "$1" >> {directory}/naps
 """
 
@@ -80,7 +81,8 @@ class Machine:
         names = {
             "directory": directory,
             "sleep": shutil.which("sleep"),
-            "max_seconds": f"{max_seconds:.3f}",
+            "quiet_seconds": f"{0.9 * max_seconds:.3f}",
+            "last_seconds": f"{0.1 * max_seconds:.3f}",
         }
         programs = {"sleep": SLEEP, "systemctl": SYSTEMCTL, "mount": MOUNT, "df": DF}
         for name, text in {
@@ -172,8 +174,20 @@ def test_the_self_kill_timer_is_the_first_command_after_the_exports():
     commands = [line for line in lines if line and not line.startswith(("#", "export ", "set -u", " ", "}"))]
     assert commands[:3] == ["end_machine() {", "(", ") </dev/null >/dev/null 2>&1 &"]
     timer = lines[lines.index("(") : lines.index(")" + commands[2][1:])]
-    assert '    sleep "$CLOUDSPOT_MAX_SECONDS"' in timer
-    assert timer[-1] == "    end_machine"
+    assert timer[-2:] == ['    sleep "$CLOUDSPOT_LAST_SECONDS"', "    end_machine"]
+    assert "export CLOUDSPOT_QUIET_SECONDS=3240.000" in lines
+    assert "export CLOUDSPOT_NOTICE_SECONDS=240.000" in lines
+    assert "export CLOUDSPOT_LAST_SECONDS=360.000" in lines
+
+
+def test_a_machine_that_grows_old_tells_its_agent_before(machine):
+    def wait(_pid: int) -> None:
+        machine.wait_until((machine.directory / "told").exists)
+        assert not (machine.directory / "down").exists()
+
+    machine.boot(statuses=["hang"], max_seconds=20.0, meanwhile=wait)
+    [told] = machine.lines("told")
+    assert told == "-m cloudspot.agent.shutdown --seconds 1.333 --source the machine's age"
 
 
 def test_the_agent_finds_what_the_plan_says(machine: Machine):
