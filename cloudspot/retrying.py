@@ -23,14 +23,17 @@ def doubling(first: float, *, most: float = 3600.0, num: int | None = None) -> I
 
 
 def until(
-    deadline: float, waits: Iterable[float], *, clock: Callable[[], float] = time.monotonic
+    deadline: float | Callable[[], float],
+    waits: Iterable[float],
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[float]:
     """Yield the waits while ``clock()`` is before the deadline, the last one cut short to meet it.
 
-    So the last try is made at the deadline.
+    So the last try is made at the deadline. One that may change is a function that returns it.
     """
     for wait in waits:
-        left = deadline - clock()
+        left = (deadline() if callable(deadline) else deadline) - clock()
         if left <= 0:
             return
         yield min(wait, left)

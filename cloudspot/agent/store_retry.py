@@ -21,9 +21,12 @@ DENIED_SECONDS = 120.0
 
 
 def insist(
-    call: Callable[[], _T], *, deadline: float = math.inf, sleep: Callable[[float], None] | None = None
+    call: Callable[[], _T],
+    *,
+    deadline: float | Callable[[], float] = math.inf,
+    sleep: Callable[[float], None] | None = None,
 ) -> _T:
-    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes.
+    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes, which may be a function.
 
     ``sleep`` takes seconds; None: it is that of ``time``.
 

@@ -66,16 +66,21 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
 
-    First it starts the self-kill timer, which gives the agent a notice before. A machine that boots a
-    second time has lost its timer and ends itself: through this script if the cloud runs it at each boot,
-    else through a hook that the first boot leaves with cloud-init. If the image may have no cloudspot, the
-    script installs the staged one into a separate environment, unless the image has the same. Then it runs
+    First it starts the self-kill timer, which gives the agent a notice before. A machine that boots a second
+    time has lost its timer and ends itself: through this script if the cloud runs it at each boot, else
+    through a hook that the first boot leaves with cloud-init. If the image may have no cloudspot, the script
+    installs the staged one into a separate environment, unless the image has the same. Then it runs
     ``python -m cloudspot.agent``, again whenever that fails, and ends the machine when the agent exits with
-    0 or cannot run at all. The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``,
-    ``CLOUDSPOT_LAUNCH``, ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``,
-    ``CLOUDSPOT_TRAIN_PYTHON``, ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The
-    same plan gives the same bytes. Raises: CloudspotError: the profile needs an installation but nothing is
-    staged or the provider cannot fetch it, or the profile names a variable that no shell can set.
+    0 or cannot run at all.
+
+    The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
+    ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
+    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the
+    same bytes.
+
+    Raises:
+        CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
+            it, or the profile names a variable that no shell can set.
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):

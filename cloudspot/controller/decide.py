@@ -46,7 +46,7 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Seat, VoidOutcome
 from cloudspot.jobstore.seats import Seats, seats_of
-from cloudspot.model import Instance, InstanceState
+from cloudspot.model import Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes
 
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
@@ -72,8 +72,11 @@ def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -
     if any(isinstance(action, OpenLaunch | Finish | Suspend) for action in step):
         return (*tidy, *step)
     limits = _enforce_limits(spec, history, observed, now)
+    voided = {action.seat.launch for action in tidy if isinstance(action, VoidSeat)}
+    is_ending = bool(limits) or history.stop is not None
+    creates = () if is_ending else (one for one in _creates(history, observed) if one.launch not in voided)
     prices = _new_prices(history, observed)
-    return (*tidy, *limits, *_creates(history, observed), *prices, *announcement(history, observed), *step)
+    return (*tidy, *limits, *creates, *prices, *announcement(history, observed), *step)
 
 
 def _release(observed: Observed) -> tuple[Action, ...]:
@@ -158,6 +161,8 @@ def _step(
             return (Suspend(number, offer.suspends),)
         return (offer,) if is_needed else ()
     num_nodes = count_within(budget, lacks, offer)
+    if offer.market is Market.ON_DEMAND and spec.spot.policy == "spot-then-on-demand":
+        num_nodes = lacks.min_nodes
     return (
         OpenLaunch(
             number=number,

@@ -88,10 +88,10 @@ def choose_offer(
     stall = _Stall(history, now, wish)
     spot = [one for one in usable if one.market is Market.SPOT]
     on_demand = [one for one in usable if one.market is Market.ON_DEMAND]
-    if not spot:
-        return stall.first(on_demand) or stall.wait(on_demand)
-    if not wish.is_needed:
+    if not wish.is_needed and spec.spot.policy != "on-demand":
         on_demand = []
+    if not spot:
+        return stall.first(on_demand) or stall.wait(usable)
     near = [one for one in spot if one.zone in wish.zones and stall.is_ready(one)]
     asked = near or spot
     choice = int(

@@ -70,7 +70,8 @@ def end_so_far(launch: LaunchHistory) -> LaunchEnd | None:
 def _outcome(launch: LaunchHistory, over: Sequence[int]) -> tuple[LaunchOutcome, str]:
     exits = own_exits(launch)
     stopped = next((one for one in exits if one.outcome == "stopped"), None)
-    if any(one.outcome == "succeeded" for one in exits) and len(exits) == len(over):
+    outcomes = {one.outcome for one in exits}
+    if "succeeded" in outcomes and "failed" not in outcomes and len(exits) == len(over):
         return "succeeded", ""
     if stopped is not None:
         return "stopped", stopped.detail

@@ -56,3 +56,12 @@ def test_only_refusals_in_a_row_count(naps):
     errors = [*[AuthError("403")] * 8, TransientError("503")] * 3
     assert insist(failing(*errors)) == "done"
     assert sum(naps) > 240.0
+
+
+def test_a_deadline_that_comes_nearer_counts(naps):
+    """As where a notice comes while the last artifacts wait for the store."""
+    with pytest.raises(TransientError, match="out"):
+        insist(
+            failing(*[TransientError("out")] * 100), deadline=lambda: 2000.0 if sum(naps) < 3.0 else 1005.0
+        )
+    assert sum(naps) == 5.0

@@ -97,9 +97,39 @@ def test_nothing_is_replayed_while_the_listing_fails(records):
 
 def test_a_token_that_is_too_old_is_not_replayed_but_void(records):
     history = records.history(records.launch(claimed=False))
-    void, *_ = act(records, history, records.observed(intent_seconds={1: 600.0}))
-    assert isinstance(void, VoidSeat)
-    assert (void.seat, void.outcome) == (Seat(1, 0), "voided")
+    actions = act(records, history, records.observed(intent_seconds={1: 600.0}))
+    assert isinstance(actions[0], VoidSeat)
+    assert (actions[0].seat, actions[0].outcome) == (Seat(1, 0), "voided")
+    assert not any(isinstance(one, Create) for one in actions)
+
+
+def test_nothing_is_created_once_a_stop_is_requested_or_a_limit_is_reached(records):
+    """A replacement was intended just before."""
+    coming = records.launch(2, claimed=False, intent=records.intent(2, at=90))
+    launches, generation = (records.launch(), coming), records.generation(1)
+    for stop, limits in ((records.stop(), {}), (None, {"max_runtime": "50s"})):
+        history = records.history(*launches, generations=(generation,), stop=stop)
+        spec = records.spec(nodes={"min": 1, "max": 2}, limits=limits)
+        actions = decide(spec, history, records.observed(records.instance()), records.at(100))
+        assert not any(isinstance(one, Create) for one in actions)
+
+
+def test_only_what_the_job_needs_is_bought_on_demand_where_spot_is_wanted(records):
+    on_demand = records.offer(market="on-demand", price=3.0)
+    observed = records.observed(offers=(on_demand,))
+    for policy, num_nodes in (("spot-then-on-demand", 2), ("on-demand", 4)):
+        spec = records.spec(nodes={"min": 2, "max": 4}, spot={"policy": policy})
+        [opened] = decide(spec, records.history(), observed, records.at(10))
+        assert (opened.offer, opened.num_nodes, opened.min_nodes) == (on_demand, num_nodes, 2)
+    # It trains with one node, and would gain by more.
+    beat = records.heartbeat(step=60, generation=1)
+    launch = records.launch(intent=records.intent(offer=on_demand), heartbeats={0: beat})
+    history = records.history(launch, generations=(records.generation(1),), commits=(records.commit(),))
+    observed = records.observed(records.instance(), offers=(on_demand,))
+    for policy, is_bought in (("spot-then-on-demand", False), ("on-demand", True)):
+        spec = records.spec(nodes={"min": 1, "max": 3}, spot={"policy": policy})
+        actions = decide(spec, history, observed, records.at(3000))
+        assert any(isinstance(one, OpenLaunch) for one in actions) == is_bought
 
 
 @pytest.mark.parametrize("age", [0.0, 600.0])

@@ -166,5 +166,30 @@ def test_nodes_that_fail_in_one_generation_have_failed_once(records):
     assert run(records, "failed", "failed", exits=apart, at=112.0) == Wait(9.0, "failed; trying again")
 
 
+def test_a_node_that_fails_after_the_others_have_succeeded_is_a_failure(records):
+    """Otherwise such launches would follow one another without an end."""
+
+    def half(number, at):
+        exits = {
+            0: records.exit(
+                "succeeded", launch=number, instance_id=f"i-{number}-0", generation=number, at=at
+            ),
+            1: records.exit(
+                *("failed",), launch=number, rank=1, instance_id=f"i-{number}-1", generation=number, at=at
+            ),
+        }
+        slots = {rank: records.slot(f"i-{number}-{rank}", at=at - 40) for rank in (0, 1)}
+        intent = records.intent(number, num_nodes=2, at=at - 50)
+        return records.launch(number, intent=intent, slots=slots, exits=exits)
+
+    launches = [half(number, 100.0 * number) for number in range(1, 6)]
+    generations = tuple(records.generation(number, launch=number, ranks=(0, 1)) for number in range(1, 6))
+    spec = records.spec(nodes=2, limits={"max_restarts": 3})
+    history = records.history(*launches[:1], generations=generations[:1])
+    assert isinstance(judge(spec, history, records.at(101.0)), Wait)
+    history = records.history(*launches, generations=generations)
+    assert judge(spec, history, records.at(2000.0)).outcome == "failed"
+
+
 def test_a_writers_clock_that_runs_ahead_does_not_stretch_the_delay(records):
     assert run(records, "failed", at=-5000.0) == Wait(10.0, "failed; trying again")

@@ -235,7 +235,7 @@ def test_if_seats_are_not_read_user_code_runs_twice_in_one():
         cloud.token_seconds = 20.0
 
     options = {"script": Script(heeds_seats=False), "nodes": (1, 1), "change_cloud": change}
-    assert first_violation("run user code in the same seat", known=(20, 181), **options) is not None
+    assert first_violation("run user code in the same seat", known=(900, 1013), **options) is not None
 
 
 @pytest.mark.long

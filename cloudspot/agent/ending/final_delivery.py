@@ -71,7 +71,7 @@ class FinalDelivery:
         self._artifacts.stop()
         until = self._until(LAST_WORD_SECONDS)
         synced = _attempt(
-            lambda: context.insist(lambda: self._artifacts.sync(until=until), deadline=until()), "artifacts"
+            lambda: context.insist(lambda: self._artifacts.sync(until=until), deadline=until), "artifacts"
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
@@ -85,13 +85,13 @@ class FinalDelivery:
         if not self._logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
             _log.error("log lines were lost: the sink did not take them in time")
         self._stop_heartbeat()
-        deadline = context.orders.deadline(otherwise=time.monotonic() + LAST_WORD_SECONDS)
+        end = time.monotonic() + LAST_WORD_SECONDS
         _attempt(
             lambda: context.insist(
                 lambda: write_exit_record(
                     context.store, context.node, context.job.identity, leaving, context.status
                 ),
-                deadline=deadline,
+                deadline=lambda: context.orders.deadline(otherwise=end),
             ),
             "the exit record",
         )
@@ -145,7 +145,7 @@ class FinalDelivery:
         until = self._until(LAST_WORD_SECONDS)
         try:
             while True:
-                found = context.insist(lambda: self._commit(checkpoint), deadline=until())
+                found = context.insist(lambda: self._commit(checkpoint), deadline=until)
                 if found != _INCOMPLETE or context.orders.reclaim is None or time.monotonic() >= until():
                     return found
                 time.sleep(POLL_SECONDS)
