@@ -83,12 +83,16 @@ def has_agent() -> bool:
     return handoff.HANDOFF in os.environ
 
 
-def restored_state(name: str) -> Any:
-    """Return the restored state of an object of the session, before there is one; None on a fresh start."""
+def restored_state(name: str, *keys: str) -> Any:
+    """Return parts of the restored state of an object, before there is a session; None on a fresh start.
+
+    They hold no tensors.
+    """
     directory = os.environ.get(handoff.RESTORE)
     if not directory:
         return None
-    return rebuild(name, Checkpoint(Path(directory)).shared["state"][name])
+    state = Checkpoint(Path(directory)).shared["state"][name]
+    return rebuild(name, {key: state[key] for key in keys})
 
 
 def capture_randomness() -> dict[str, Any]:

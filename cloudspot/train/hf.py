@@ -83,7 +83,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         **others: Any,
     ) -> Any:
         self._ignored_in_evaluations = ignore_keys_for_eval
-        restored = restored_state("trainer")
+        restored = restored_state("trainer", "state", "log")
         if restored is None:
             if resume_from_checkpoint:
                 raise SessionError(
@@ -95,6 +95,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         # restores the rest.
         self._trainer._load_from_checkpoint = lambda *_args, **_kwargs: None  # noqa: SLF001 - nothing public does it
         self._trainer.args.ignore_data_skip = False  # it skips without loading anything
+        self._trainer.args.eval_on_start = False  # it has evaluated at its start
         with tempfile.TemporaryDirectory(prefix="cloudspot-") as directory:
             Path(directory, "trainer_state.json").write_text(
                 _TrainerStates.to_file(restored), encoding="utf-8"

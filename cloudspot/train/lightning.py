@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch import LightningModule, callbacks
+from lightning.pytorch.callbacks import BaseFinetuning, Callback, Checkpoint, GradientAccumulationScheduler
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer import call
 
 import cloudspot.train as spot
 from cloudspot.train.errors import SessionError
@@ -27,6 +28,8 @@ _log = logging.getLogger("cloudspot")
 
 _FETCHED_AHEAD = 3
 """The batch of a step, and what Lightning may fetch before it is used."""
+_REFUSED = (BaseFinetuning, *filter(None, [getattr(callbacks, "WeightAveraging", None)]))
+"""They add groups of parameters on the way, or keep weights that only Lightning's own checkpoints have."""
 
 
 class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
@@ -53,7 +56,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Have the loaders of the training tracked.
 
         Raises:
-            SessionError: the training is to be resumed from a checkpoint of Lightning's own.
+            SessionError: the training is to be resumed from a checkpoint of Lightning's own, or a callback
+                has state that cannot be saved.
         """
         if stage != "fit" or not has_agent():
             return
@@ -61,12 +65,21 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             raise SessionError(
                 "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
             )
-        if type(pl_module).on_save_checkpoint is not LightningModule.on_save_checkpoint:
-            _log.warning(
-                "%s.on_save_checkpoint is not called when the session saves: keep what must be resumed in"
-                " buffers, or in the state_dict of a callback",
-                type(pl_module).__name__,
+        refused = [type(each).__name__ for each in trainer.callbacks if isinstance(each, _REFUSED)]
+        if refused:
+            raise SessionError(
+                f"with SpotCallback, {refused[0]} cannot be resumed: leave one of them out, and name the"
+                " directory of Lightning's own checkpoints in [checkpoint] instead"
             )
+        hooks = [(pl_module, LightningModule)]
+        hooks += [(each, Callback) for each in trainer.callbacks if not isinstance(each, Checkpoint)]
+        for owner, base in hooks:
+            if type(owner).on_save_checkpoint is not base.on_save_checkpoint:
+                _log.warning(
+                    "%s.on_save_checkpoint is not called when the session saves: keep what must be resumed in"
+                    " buffers, or in the state_dict of a callback",
+                    type(owner).__name__,
+                )
         self._place = place = _Place(trainer)
         process = trainer.strategy.process_dataloader
         trainer.strategy.process_dataloader = lambda loader: (
@@ -93,9 +106,23 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         trainer.loggers = [*trainer.loggers, _SessionLogger(self.run)]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the session's loop."""
+        """Begin the session's loop.
+
+        Raises:
+            SessionError: there are several loaders of different lengths.
+        """
         if self.run is None:
             return
+        if len({each.length for each in self._place.loaders}) > 1:
+            raise SessionError(
+                "with SpotCallback, the loaders of the training must all have the same length: Lightning"
+                " iterates shorter ones several times in an epoch"
+            )
+        if self._place.num_resumed > 0:
+            # Lightning leaves it out in an epoch that is under way, but what it sets is this process's.
+            for each in trainer.callbacks:
+                each.on_train_epoch_start(trainer, pl_module)
+            call._call_lightning_module_hook(trainer, "on_train_epoch_start")  # noqa: SLF001 - as Lightning does
         self._loop = FrameworkLoop(self.run, _num_batches(trainer))
         if self._place.is_before_validation:
             self._place.restore_randomness()
@@ -142,8 +169,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
                 *(num_resumed, ", ".join(name.removeprefix("training_step.") for name in means)),
             )
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save the last state."""
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save the last state, which other callbacks may have changed at the end of the training."""
         if self._loop is not None:
             self._loop.end()
             self._loop = None
@@ -235,12 +262,16 @@ class _Place:
 
     # --- what a save holds of it ----------------------------------------------------------------
 
+    @property
+    def loaders(self) -> list[_TrackedLoader]:
+        """The Trainer's loaders."""
+        combined = self._trainer.fit_loop._combined_loader  # noqa: SLF001 - nothing public has them
+        return [] if combined is None else list(combined.flattened)
+
     def state_dict(self) -> dict[str, Any]:
-        fit_loop = self._trainer.fit_loop
-        num_used = fit_loop.epoch_loop.batch_progress.current.completed
-        loaders = [] if fit_loop._combined_loader is None else fit_loop._combined_loader.flattened  # noqa: SLF001
+        num_used = self._trainer.fit_loop.epoch_loop.batch_progress.current.completed
         return {
-            "loaders": [each.replayed.state_dict(num_used=num_used) for each in loaders],
+            "loaders": [each.replayed.state_dict(num_used=num_used) for each in self.loaders],
             "random": self._random if self.is_before_validation else capture_randomness(),
             "is_before_validation": self.is_before_validation,
             "num_used": num_used,
@@ -310,6 +341,14 @@ class _TrackedLoader:
         return len(self._loader)
 
     @property
+    def length(self) -> int | None:
+        """How many batches it has, or None when it does not know."""
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None
+
+    @property
     def worker_init_fn(self) -> Any:
         return self._loader.worker_init_fn
 
@@ -354,6 +393,8 @@ def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
 
 def _num_batches(trainer: Any) -> int | None:
     """Return how many batches the training takes if nothing ends it early; None: only its end tells."""
+    if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):
+        return None
     per_epoch, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches
     epochs = math.inf if trainer.max_epochs in {None, -1} else trainer.max_epochs
     found = per_epoch * epochs if per_epoch and epochs else 0

@@ -133,7 +133,8 @@ def _randomness_kept() -> Iterator[None]:
 def owned_generators(loader: Any) -> list[Any]:
     """Return the generators that a loader and its samplers have of their own.
 
-    Those of samplers that are told the epoch, and seed theirs with it, are left out.
+    Those of samplers that are told the epoch, and seed theirs with it, are left out; but such a seed counts
+    as a generator, where the sampler keeps what it was made with, as Accelerate's ``SeedableRandomSampler``.
     """
     owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     # Where a batch sampler divides another one's batches among ranks, as Accelerate's does, that is within.
@@ -144,7 +145,23 @@ def owned_generators(loader: Any) -> list[Any]:
         generator = getattr(owner, "generator", None)
         if hasattr(generator, "get_state"):
             found[id(generator)] = generator
+    for owner in owners:
+        if hasattr(owner, "set_epoch") and type(getattr(owner, "initial_seed", None)) is int:
+            found[id(owner)] = _InitialSeed(owner)
     return list(found.values())
+
+
+class _InitialSeed:
+    """What a sampler adds the epoch to, to seed its generator; it may be drawn when the sampler is made."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def get_state(self) -> int:
+        return int(self._sampler.initial_seed)
+
+    def set_state(self, state: int) -> None:
+        self._sampler.initial_seed = state
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -47,6 +47,7 @@ class Session:
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
         self._tracked_loader = dataloader
         self._random_at_open: dict[str, Any] | None = None
+        self._has_warned = False
         self._loader = self._resume_loader(dataloader)
 
     # --- what a script asks ---------------------------------------------------------------------
@@ -230,6 +231,7 @@ class Session:
                     if self._service is not None:
                         epochs.random = randomness.capture(self._devices)
                     loop.has_worked = True
+                    epochs.schedule = self._schedule()
                     yield epochs.number
                     if not epochs.has_batches:
                         raise SessionError("an epoch of run.epochs() had no loop over run.batches()")
@@ -244,6 +246,13 @@ class Session:
         if epochs_loop.has_batches:
             raise SessionError("run.batches() can be looped over once in each epoch of run.epochs()")
         epochs_loop.has_batches = True
+        if not self._has_warned and epochs_loop.schedule != self._schedule():
+            self._has_warned = True
+            _log.warning(
+                "the code before the batches of run.epochs() changes learning rates or schedulers: after a"
+                " resume in the middle of an epoch it runs again, on what it has changed already; do that"
+                " after the batches"
+            )
         epoch = epochs_loop.number
         feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
         if epochs_loop.is_resuming and self._restored is not None:
@@ -264,6 +273,11 @@ class Session:
             epochs_loop.has_ended_batches = True
             self._service.pass_boundary(loop.step, is_end_of_epoch=True)
             epochs_loop.has_ended_batches = False
+
+    def _schedule(self) -> list[Any]:
+        """Return how far the tracked schedulers are, and the learning rates."""
+        rates = [float(group.get("lr", 0.0)) for each in self._objects.values() for group in _groups(each)]
+        return [*rates, *(getattr(each, "last_epoch", None) for each in self._objects.values())]
 
     def _end_batches(self) -> None:
         """End the batches of an epoch, which the script may have left before the last one."""
@@ -359,6 +373,10 @@ class Session:
         self._loop.close()
 
 
+def _groups(tracked: Any) -> Sequence[Mapping[str, Any]]:
+    return tracked.param_groups if isinstance(tracked, torch.optim.Optimizer) else ()
+
+
 @dataclass
 class _Epochs:
     """Where a loop over ``epochs`` is."""
@@ -373,3 +391,5 @@ class _Epochs:
     """Whether a save now is one between the last batch and the code that comes then."""
     random: dict[str, Any] | None = None
     """The state of the random generators at the beginning of the epoch."""
+    schedule: list[Any] | None = None
+    """The learning rates then, and how far the schedulers were."""

@@ -147,6 +147,23 @@ def test_what_the_trainer_of_transformers_logs_and_learns_is_as_undisturbed(
     assert final["left_early"] is False
 
 
+def test_an_evaluation_at_the_start_is_not_made_again_and_callbacks_may_hold_tensors(compare, tmp_path):
+    import transformers
+    from transformers.trainer_callback import ExportableState
+
+    class Mean(transformers.TrainerCallback, ExportableState):
+        def __init__(self):
+            self.mean = torch.zeros(())
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            self.mean = self.mean * 0.9 + next(model.parameters()).detach().mean() * 0.1
+
+        def state(self):
+            return {"args": {}, "attributes": {"mean": self.mean}}
+
+    compare(*hf_main(tmp_path, callbacks=[Mean], eval_on_start=True), [14])
+
+
 def test_early_stopping_counts_over_a_resume(compare, tmp_path):
     import transformers
 
@@ -188,7 +205,7 @@ def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, t
 # --- Lightning ---------------------------------------------------------------------------------------
 
 
-def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
+def lightning_main(*, plateau=None, logs_means=False, data=Noisy, own=list, is_cooled=False, **arguments):
     import lightning
 
     from cloudspot.train.lightning import SpotCallback
@@ -204,7 +221,11 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
         def training_step(self, batch, _):
             loss = self.loss(batch)
             self.log("loss", loss, on_epoch=logs_means)
-            return loss
+            return loss * getattr(self, "temperature", 1.0)
+
+        def on_train_epoch_start(self):
+            if is_cooled:
+                self.temperature = 0.5**self.current_epoch
 
         def validation_step(self, batch, _):
             self.log("validation", self.loss(batch))
@@ -222,13 +243,12 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
         model = Net()
         trainer = lightning.Trainer(
             accelerator="cpu",
-            max_epochs=3,
-            callbacks=[SpotCallback()],
+            callbacks=[SpotCallback(), *own()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            **arguments,
+            **{"max_epochs": 3, **arguments},
         )
         trainer.fit(model, DataLoader(data(), 4, shuffle=data is Noisy), DataLoader(Noisy(), 8))
         return weights_sha256(model), float(trainer.callback_metrics["validation"]), trainer.global_step
@@ -250,6 +270,50 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, **arguments):
 def test_what_a_trainer_of_lightning_learns_is_as_undisturbed(compare, arguments):
     final = compare(*lightning_main(**arguments), [3, 13, 19, 30])
     assert final["left_early"] is (arguments.get("data") is Stream)
+
+
+def accumulation():
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    return [GradientAccumulationScheduler({0: 1, 1: 2})]
+
+
+def averaging():
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"is_cooled": True},
+        {"own": accumulation},
+        {"own": accumulation, "max_epochs": -1, "max_steps": 20},
+        {"own": averaging},
+    ],
+    ids=["temperature", "accumulation", "accumulation to a step", "averaging"],
+)
+def test_what_is_set_at_the_beginning_of_an_epoch_is_set_again(compare, arguments):
+    compare(*lightning_main(**arguments), [15])
+
+
+def test_callbacks_of_lightning_that_cannot_be_resumed_are_refused_by_name(framework_training):
+    from lightning.pytorch.callbacks import BaseFinetuning, EMAWeightAveraging
+
+    from cloudspot.train.errors import SessionError
+
+    class Fine(BaseFinetuning):
+        def freeze_before_training(self, model):
+            self.freeze(model.net[0])
+
+        def finetune_function(self, model, epoch, optimizer):
+            pass
+
+    for callback in (Fine(), EMAWeightAveraging(decay=0.9)):
+        main, hooks = lightning_main(own=lambda callback=callback: [callback])
+        with pytest.raises(SessionError, match=f"{type(callback).__name__} cannot be resumed"):
+            framework_training(hooks).run(main)
 
 
 def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
@@ -322,6 +386,29 @@ def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
         return weights_sha256(model)
 
     compare(main, {Loop: ("tick",)}, [1, 11, 12, 20])
+
+
+def test_a_seed_that_accelerates_sampler_has_drawn_comes_back():
+    """In a script that sets no seed, each process draws another one."""
+    from accelerate.data_loader import prepare_data_loader
+
+    def feed(seed):
+        torch.manual_seed(seed)
+        loader = DataLoader(range(NUM_SAMPLES), 4, shuffle=True)
+        prepared = prepare_data_loader(
+            loader, num_processes=1, put_on_device=False, use_seedable_sampler=True
+        )
+        return Feed(prepared, epochs=2, world_size=1)
+
+    def fetch(feed, count):
+        return [feed.fetch()[0].tolist() for _ in range(count)]
+
+    batches = fetch(feed(1), 22)
+    first, second = feed(1), feed(2)
+    fetch(first, 5)
+    position, rank_position = first.take()
+    second.resume(position, rank_position, world_size=1)
+    assert fetch(second, 17) == batches[5:]
 
 
 def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():

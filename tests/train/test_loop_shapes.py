@@ -310,6 +310,25 @@ def test_no_round_is_served_at_the_end_of_a_stream(open_session, courier, until_
 # --- epochs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_schedule_that_advances_before_the_batches_is_warned_of(open_session, courier, caplog, is_before):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    run = open_session(courier.begin(), model=model, optimizer=optimizer, scheduler=scheduler)
+    for epoch in run.epochs(3):
+        if is_before and epoch > 0:
+            scheduler.step()
+        for batch in run.batches([torch.ones(4)] * 2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        if not is_before:
+            scheduler.step()
+    told = [line for line in caplog.messages if line.startswith("the code before the batches")]
+    assert len(told) == int(is_before)
+
+
 def test_the_epochs_own_code_after_a_drain_in_the_last_epoch_is_in_the_last_state(
     open_session, courier, until_held
 ):

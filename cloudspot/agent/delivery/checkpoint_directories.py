@@ -160,14 +160,24 @@ class CheckpointDirectories:
         unless it lacks a file of the checkpoint before, as when the process ends under a thread that saves.
         """
         found = self._matching()
-        older = [each for each in found if not self.is_answer(each) and each.fingerprint]
-        complete = [each for each in older if self._is_complete(each) or not self._is_new(each)]
-        expected = _kinds(max(complete, key=_newest)) if complete else frozenset()
+        expected = self._kinds_before([each for each in found if not self.is_answer(each)])
+        asked = self._memory.asked or {}
         self._settle(
             each
             for each in found
-            if self.is_answer(each) and expected <= _kinds(each) and (exited_0 or self._says_complete(each))
+            if expected <= _kinds(each)
+            and (
+                (self.is_answer(each) and (exited_0 or self._says_complete(each)))
+                # It was being written when the script was asked, perhaps once more afterwards.
+                or (exited_0 and each.name in asked and self._is_new(each) and self._says_complete(each))
+            )
         )
+
+    def _kinds_before(self, found: Sequence[CheckpointDirectory]) -> frozenset[str]:
+        """Return what files the newest of these has that is complete, for the next one to have, too."""
+        written = [each for each in found if each.fingerprint]
+        complete = [each for each in written if self._is_complete(each) or not self._is_new(each)]
+        return _kinds(max(complete, key=_newest)) if complete else frozenset()
 
     def torn(self) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and not completed."""
@@ -183,11 +193,16 @@ class CheckpointDirectories:
             unchanged = fingerprint == directory.fingerprint
             since[directory.name] = directory.fingerprint, moment if unchanged else now
         self._since = since
+        expected = self._kinds_before(found)
         quiet = [
             each
             for each in found
             if now - since[each.name][1] >= SETTLED_SECONDS
-            or (now - since[each.name][1] >= KNOWN_SECONDS and self._says_complete(each))
+            or (
+                now - since[each.name][1] >= KNOWN_SECONDS
+                and self._says_complete(each)
+                and expected <= _kinds(each)
+            )
         ]
         for directory in filter(self._is_new, quiet):
             if not self._is_settled(directory):

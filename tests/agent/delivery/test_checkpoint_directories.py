@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import (
@@ -148,6 +149,52 @@ def test_an_answer_that_lacks_a_file_of_the_checkpoint_before_is_not_complete(tm
     assert answer(directories, exited_0=True) == [30]
     (torn / "optimizer-20.bin").touch()
     assert answer(directories, exited_0=True) == [20, 30]
+
+
+def put_files(path: Path, names: Sequence[str]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        (path / name).write_text("{}")
+        os.utime(path / name, ns=(number, time.time_ns()))
+
+
+OF_THE_TRAINER = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+OF_ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl")
+
+
+def test_an_answer_into_the_directory_that_was_being_written_is_complete_if_its_content_says_so(
+    tmp_path: Path,
+):
+    """The Trainer saves the same step once more when it is told of the notice."""
+    directories = CheckpointDirectories(
+        tmp_path, CheckpointSpec(directory="checkpoint-*"), memory=tmp_path / "m.json"
+    )
+    directories.begin_script()
+    put_files(tmp_path / "checkpoint-50", OF_THE_TRAINER)
+    directories.ready(0, alive=True)
+    directories.ready(3, alive=True)
+    put_files(tmp_path / "checkpoint-100", OF_THE_TRAINER[:2])
+    directories.ready(4, alive=True)
+    directories.ask()
+    put_files(tmp_path / "checkpoint-100", OF_THE_TRAINER)
+    directories.finish_answer(exited_0=True)
+    assert "checkpoint-100" in [each.name for each in directories.ready(6, alive=False)]
+    assert directories.torn() == ()
+
+
+def test_what_lacks_a_file_of_the_checkpoint_before_has_to_be_quiet_for_longer(tmp_path: Path):
+    """Accelerate writes objects that the script has registered last, and they may take their time."""
+    directories = CheckpointDirectories(
+        tmp_path, CheckpointSpec(directory="checkpoint_*"), memory=tmp_path / "m.json"
+    )
+    directories.begin_script()
+    put_files(tmp_path / "checkpoint_0", [*OF_ACCELERATE, "custom_checkpoint_0.pkl"])
+    directories.ready(0, alive=True)
+    directories.ready(3, alive=True)
+    put_files(tmp_path / "checkpoint_1", OF_ACCELERATE)
+    directories.ready(10, alive=True)
+    assert "checkpoint_1" not in [each.name for each in directories.ready(12.5, alive=True)]
+    assert "checkpoint_1" in [each.name for each in directories.ready(20.5, alive=True)]
 
 
 def test_an_answer_whose_content_says_so_is_complete_however_the_script_ended(tmp_path: Path) -> None:
