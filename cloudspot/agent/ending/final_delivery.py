@@ -13,7 +13,7 @@ from cloudspot.agent.delivery.log_pump import LogPump
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.lineage import counts
 from cloudspot.jobstore.records import CheckpointId
@@ -27,6 +27,7 @@ LAST_WORD_SECONDS = 600.0
 POLL_SECONDS = 0.25
 """How often it looks for the other nodes' parts of the last checkpoint."""
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
+_UNKNOWN = "the store has not answered"
 PASS_SECONDS = 10.0
 PASS_SHARE = 0.3
 """The share of the time that is left, at most ``PASS_SECONDS``, that the last lines wait for a pass."""
@@ -120,7 +121,7 @@ class FinalDelivery:
             if found == _INCOMPLETE and orders.reclaim is None:
                 _log.info("the last checkpoint is uploaded here; the other nodes complete it")
             elif found != _COMMITTED:
-                uploaded = orders.reclaim is None
+                uploaded = orders.reclaim is None and found != _UNKNOWN
                 _log.error("the state of the last step is in no checkpoint")
         if uploaded and synced:
             return leaving
@@ -151,7 +152,7 @@ class FinalDelivery:
                 time.sleep(POLL_SECONDS)
         except CloudspotError as error:
             _log.error("checkpoint %s: %s", checkpoint, error)
-            return _GIVEN_UP
+            return _UNKNOWN if isinstance(error, TransientError) else _GIVEN_UP
 
     def _commit(self, checkpoint: CheckpointId) -> str:
         context = self._context
