@@ -94,7 +94,10 @@ class Life:
         """
         context = self.context
         node, identity = context.node, context.job.identity
-        if self._has_left():
+        said = self._last_word()
+        if said is not None:
+            if said.outcome != "superseded":
+                self.last_pass.run_until_replaced()  # the agent before may have been killed meanwhile
             return
         slot = context.insist(
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
@@ -226,9 +229,10 @@ class Life:
         self.logs.finish(deadline=time.monotonic() + DENIED_LOG_SECONDS)
         write_exit_record(context.store, context.node, context.job.identity, leaving, context.status)
 
-    def _has_left(self) -> bool:
-        """Return whether an earlier agent of this machine has written the exit record."""
+    def _last_word(self) -> Exit | None:
+        """Return the exit record if an earlier agent of this machine has written it."""
         context = self.context
         key = keys.exit_record(context.job_id, context.node.launch, context.rank)
         record = context.insist(lambda: find_record(context.store, key, Exit))
-        return record is not None and record.instance_id == context.job.identity.instance_id
+        is_ours = record is not None and record.instance_id == context.job.identity.instance_id
+        return record if is_ours else None

@@ -20,6 +20,7 @@ from cloudspot.agent import store_retry
 from cloudspot.agent.delivery import checkpoint_restore, early_restore
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.ending.exit_record import write_exit_record
+from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership import agreement
 from cloudspot.agent.notices.notice_file import NoticeFile
@@ -1188,11 +1189,16 @@ def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_u
     assert bench.exit_record().outcome == "succeeded"
 
 
-def test_a_node_that_has_said_its_last_word_does_nothing_more(bench):
+def test_a_node_that_has_said_its_last_word_does_nothing_more_than_to_see_that_the_job_goes_on(
+    bench, monkeypatch
+):
+    passes = []
+    monkeypatch.setattr(LastPass, "run_until_replaced", lambda self: passes.append(bench.exit_record()))
     bench.life(SESSION + "finish(100)\n").run()
     before = bench.exit_record()
     bench.life(SESSION + "raise SystemExit(3)\n").run()
     assert bench.exit_record() == before
+    assert passes == [before, before]
 
 
 def test_a_slot_of_another_machine_runs_nothing(bench):
