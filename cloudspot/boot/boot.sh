@@ -12,10 +12,12 @@ end_machine() {
 # that a boot service may send when the script is done, and holds no pipe of its parent open.
 (
     trap '' HUP
-    sleep "$CLOUDSPOT_QUIET_SECONDS"
+    # shellcheck disable=SC2086 # three numbers
+    set -- $CLOUDSPOT_LIFE
+    sleep "$1"
     # The agent takes it for a notice, so that the job goes on elsewhere. Nothing here depends on that.
-    "$CLOUDSPOT_NODE_DIR/on-shutdown" --seconds "$CLOUDSPOT_NOTICE_SECONDS" --source "the machine's age" &
-    sleep "$CLOUDSPOT_LAST_SECONDS"
+    "$CLOUDSPOT_NODE_DIR/on-shutdown" --seconds "$2" --source "its age" &
+    sleep "$3"
     end_machine
 ) </dev/null >/dev/null 2>&1 &
 

@@ -86,7 +86,7 @@ def render_boot_script(plan: BootPlan) -> str:
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
         missing = "no agent is staged for it" if plan.install is None else "it cannot fetch one"
         raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
-    last_seconds = min(LAST_SECONDS, LAST_SHARE * plan.max_seconds)
+    last = min(LAST_SECONDS, LAST_SHARE * plan.max_seconds)
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,
         "CLOUDSPOT_SUBMISSION": plan.submission_sha256,
@@ -97,9 +97,7 @@ def render_boot_script(plan: BootPlan) -> str:
         "CLOUDSPOT_AGENT_PYTHON": profile.agent_python,
         "CLOUDSPOT_TRAIN_PYTHON": profile.train_python,
         "CLOUDSPOT_SHUTDOWN": ending_command(profile),
-        "CLOUDSPOT_QUIET_SECONDS": f"{plan.max_seconds - last_seconds:.3f}",
-        "CLOUDSPOT_NOTICE_SECONDS": f"{NOTICE_SHARE * last_seconds:.3f}",
-        "CLOUDSPOT_LAST_SECONDS": f"{last_seconds:.3f}",
+        "CLOUDSPOT_LIFE": f"{plan.max_seconds - last:g} {NOTICE_SHARE * last:g} {last:g}",
         **profile.environment,
     }
     lines = [

@@ -43,7 +43,7 @@ class Image:
         self.environment: dict[str, str] = {}
         (directory / "bin").mkdir()
         (directory / "bin" / "sleep").write_text(
-            f'#!/usr/bin/env bash\n[ "$1" = 3240.000 ] && exec {shutil.which("sleep")} 1000\necho "$1" >> {directory}/naps\n'
+            f'#!/usr/bin/env bash\n[ "$1" = 3240 ] && exec {shutil.which("sleep")} 1000\necho "$1" >> {directory}/naps\n'
             f"[ -e {directory}/patient ] || {DOWN}\n"
         )
         (directory / "bin" / "systemctl").write_text("#!/bin/sh\nexit 1\n")
