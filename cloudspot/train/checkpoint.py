@@ -263,26 +263,6 @@ class Checkpoint:
             "planned": None if planned is None else number(left, "planned"),
         }
 
-    def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
-        """Return a tensor without values that lies as the saved one did, or on the device of ``like``.
-
-        A device that this machine does not have is the CPU.
-        """
-        layouts = self.shared.get("layouts", {})  # earlier versions wrote none
-        layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
-        strides = layout.get("strides", []) if isinstance(layout, dict) else None
-        if layout is None or not isinstance(strides, list):
-            raise CheckpointError(f"the checkpoint does not tell how {name} lies")
-        strides = [checked(f"{name}: a stride", each) for each in strides]
-        device = layout.get("device", "cpu")
-        if isinstance(like, torch.Tensor):
-            device = like.device
-        elif not _has_device(str(device)):
-            device = "cpu"
-        if len(strides) == len(stored.shape) and _is_dense(stored.shape, strides):
-            return torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device=device)
-        return torch.empty(stored.shape, dtype=stored.dtype, device=device)
-
     def rank_state(self, rank: int) -> dict[str, Json]:
         """Return the JSON state of one rank of the world that saved."""
         return json_object(json_object(self._seal_of(rank), "rank_states"), str(rank))
@@ -364,6 +344,26 @@ class Checkpoint:
             return self._read_into(item, tensor, reads)
 
         return rebuild(name, tree, place_copy)
+
+    def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
+        """Return a tensor without values that lies as the saved one did, or on the device of ``like``.
+
+        A device that this machine does not have is the CPU.
+        """
+        layouts = self.shared.get("layouts", {})  # earlier versions wrote none
+        layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
+        strides = layout.get("strides", []) if isinstance(layout, dict) else None
+        if layout is None or not isinstance(strides, list):
+            raise CheckpointError(f"the checkpoint does not tell how {name} lies")
+        strides = [checked(f"{name}: a stride", each) for each in strides]
+        device = layout.get("device", "cpu")
+        if isinstance(like, torch.Tensor):
+            device = like.device
+        elif not _has_device(str(device)):
+            device = "cpu"
+        if len(strides) == len(stored.shape) and _is_dense(stored.shape, strides):
+            return torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device=device)
+        return torch.empty(stored.shape, dtype=stored.dtype, device=device)
 
     def _lend(self, item: Any, reads: list[_Read]) -> Any:
         """Return a tensor that must not be written to."""

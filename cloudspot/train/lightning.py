@@ -113,10 +113,11 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """
         if self.run is None:
             return
-        if len({each.length for each in self._place.loaders}) > 1:
+        combined = trainer.fit_loop._combined_loader  # noqa: SLF001 - nothing public has it
+        if combined._mode != "min_size" and len({each.length for each in self._place.loaders}) > 1:  # noqa: SLF001
             raise SessionError(
-                "with SpotCallback, the loaders of the training must all have the same length: Lightning"
-                " iterates shorter ones several times in an epoch"
+                "with SpotCallback, the loaders of the training must all have the same length, or be a"
+                ' CombinedLoader of the mode "min_size": Lightning iterates shorter ones several times'
             )
         if self._place.num_resumed > 0:
             # Lightning leaves it out in an epoch that is under way, but what it sets is this process's.

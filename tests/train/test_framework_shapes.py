@@ -205,7 +205,16 @@ def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, t
 # --- Lightning ---------------------------------------------------------------------------------------
 
 
-def lightning_main(*, plateau=None, logs_means=False, data=Noisy, own=list, is_cooled=False, **arguments):
+def lightning_main(
+    *,
+    plateau=None,
+    logs_means=False,
+    data=Noisy,
+    own=list,
+    is_cooled=False,
+    loaders=None,
+    **arguments,
+):
     import lightning
 
     from cloudspot.train.lightning import SpotCallback
@@ -219,8 +228,8 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, own=list, is_c
             return (self.net(batch[0]) - batch[1]).square().mean()
 
         def training_step(self, batch, _):
-            loss = self.loss(batch)
-            self.log("loss", loss, on_epoch=logs_means)
+            loss = sum(map(self.loss, batch)) if loaders else self.loss(batch)
+            self.log("loss", loss, on_epoch=logs_means, batch_size=4)
             return loss * getattr(self, "temperature", 1.0)
 
         def on_train_epoch_start(self):
@@ -250,7 +259,8 @@ def lightning_main(*, plateau=None, logs_means=False, data=Noisy, own=list, is_c
             enable_model_summary=False,
             **{"max_epochs": 3, **arguments},
         )
-        trainer.fit(model, DataLoader(data(), 4, shuffle=data is Noisy), DataLoader(Noisy(), 8))
+        given = loaders() if loaders else DataLoader(data(), 4, shuffle=data is Noisy)
+        trainer.fit(model, given, DataLoader(Noisy(), 8))
         return weights_sha256(model), float(trainer.callback_metrics["validation"]), trainer.global_step
 
     return main, {SpotCallback: ("on_train_batch_end", "on_validation_batch_end")}
@@ -314,6 +324,24 @@ def test_callbacks_of_lightning_that_cannot_be_resumed_are_refused_by_name(frame
         main, hooks = lightning_main(own=lambda callback=callback: [callback])
         with pytest.raises(SessionError, match=f"{type(callback).__name__} cannot be resumed"):
             framework_training(hooks).run(main)
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
+def test_loaders_of_different_lengths_are_refused_unless_they_end_together(compare, mode):
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from cloudspot.train.errors import SessionError
+
+    def loaders():
+        long, short = DataLoader(Noisy(), 4, shuffle=True), DataLoader(Noisy(), 11, shuffle=True)
+        return CombinedLoader([long, short], mode)
+
+    main, hooks = lightning_main(loaders=loaders)
+    if mode == "min_size":
+        compare(main, hooks, [3])
+        return
+    with pytest.raises(SessionError, match="must all have the same length"):
+        compare(main, hooks, [])
 
 
 def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
