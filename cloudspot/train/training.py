@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cloudspot.train import checkpoint, handoff, randomness, sigterm
+from cloudspot.train import checkpoint, handoff, randomness, sample_order, sigterm
 from cloudspot.train.boundary_marks import Description
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World
@@ -332,6 +332,8 @@ class Session:
             return None
         state = None if self._restored is None else self._restored.loader_state
         if state is not None:
+            if getattr(loader, "num_workers", 0):
+                sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._world.rank)
             loader.load_state_dict(state)
         return ResumedLoader(
             loader, resumed=state is not None, devices=self._devices, on_iter=self._watch_randomness
