@@ -59,14 +59,14 @@ end_if_booted_again() {
 }
 
 end_if_booted_again
+first=$CLOUDSPOT_NODE_DIR/first-boot
 # On an image that was made of another machine, only what its setup has left is kept.
-if [ -e "$CLOUDSPOT_NODE_DIR/first-boot.machine" ] &&
-    [ "$(cat "$CLOUDSPOT_NODE_DIR/first-boot.machine")" != "$(describe_machine)" ]; then
+if [ -e "$first.machine" ] && [ "$(cat "$first.machine")" != "$(describe_machine)" ]; then
     find "$CLOUDSPOT_NODE_DIR" -mindepth 1 -maxdepth 1 ! -name agent ! -name work ! -name image.json \
         -exec rm -rf {} +
 fi
-describe_boot >"$CLOUDSPOT_NODE_DIR/first-boot"
-describe_machine >"$CLOUDSPOT_NODE_DIR/first-boot.machine"
+describe_boot >"$first"
+describe_machine >"$first.machine"
 case $0 in
     /var/lib/cloud/*)
         # cloud-init runs this script once, but at each boot what is in this directory.
@@ -79,7 +79,7 @@ case $0 in
             echo end_if_booted_again
         } | write_program "$hook"
         # The next boot may follow a crash.
-        sync "$hook" "$CLOUDSPOT_NODE_DIR"/first-boot*
+        sync "$hook" "$first"*
         ;;
 esac
 

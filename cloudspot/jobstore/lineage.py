@@ -67,11 +67,12 @@ def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
     """Return whether a save may become the checkpoint after ``base``: a later step, or the end of the loop.
 
     The state at the end may have as many steps as what its generation began from, and still be another one: a
-    drain between the last batch and the epoch's own code comes before what that code does.
+    drain between the last batch and the epoch's own code comes before what that code does. No round of the
+    ranks has made it (P4), so its number is 0.
     """
     if base is None or save.step > base.step:
         return True
-    return save.is_of_the_end and save.step == base.step and save.generation > base.generation
+    return save.round == 0 and save.step == base.step and save.generation > base.generation
 
 
 def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:

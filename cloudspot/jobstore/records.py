@@ -88,11 +88,6 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
     """In which the ranks agreed on it (P4); 0: in none, as at the end of the loop."""
 
     @property
-    def is_of_the_end(self) -> bool:
-        """Whether a session saved it at the end of its loop; or it is a directory of the script's own."""
-        return self.round == 0
-
-    @property
     def checkpoint(self) -> CheckpointId:
         """Name the checkpoint that it is when it is committed."""
         return CheckpointId(self.generation, self.step)

@@ -354,7 +354,7 @@ class Checkpoint:
         layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
         strides = layout.get("strides", []) if isinstance(layout, dict) else None
         if layout is None or not isinstance(strides, list):
-            raise CheckpointError(f"the checkpoint does not tell how {name} lies")
+            raise CheckpointError(f"the checkpoint's layout of {name} is malformed")
         strides = [checked(f"{name}: a stride", each) for each in strides]
         device = layout.get("device", "cpu")
         if isinstance(like, torch.Tensor):

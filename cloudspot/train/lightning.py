@@ -68,8 +68,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         refused = [type(each).__name__ for each in trainer.callbacks if isinstance(each, _REFUSED)]
         if refused:
             raise SessionError(
-                f"with SpotCallback, {refused[0]} cannot be resumed: leave one of them out, and name the"
-                " directory of Lightning's own checkpoints in [checkpoint] instead"
+                f"SpotCallback cannot resume {refused[0]}: leave out that callback, or leave out SpotCallback"
+                " and name the directory of Lightning's own checkpoints in [checkpoint]"
             )
         hooks = [(pl_module, LightningModule)]
         hooks += [(each, Callback) for each in trainer.callbacks if not isinstance(each, Checkpoint)]

@@ -217,9 +217,8 @@ def test_a_network_that_is_cut_between_the_nodes_ends_no_job(user: User, weights
                 network.cut(address, but_port=metadata)
             wait_for("the last word of one", lambda: user.history("split").launches[0].exits)
             for address in lost:
-                network.mend(
-                    address
-                )  # before the new machine comes, which has the same part of the interface
+                # Before the new machine comes, which has the same part of the interface.
+                network.mend(address)
             wait_for("the end of the run", lambda: cli.poll() is not None, seconds=180)
         finally:
             cli.kill()
