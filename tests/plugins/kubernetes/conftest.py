@@ -147,12 +147,32 @@ class Field:
         self.kubelet = Kubelet(self.plane, self.host, tuple(self._nodes))
         for node in self._nodes:
             self.plane.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"field": self.name}}})
-        until(
-            lambda: all(
-                not [t for t in self.node(one.name)["spec"].get("taints", ()) if "not-ready" in t["key"]]
-                for one in self._nodes
-            )
-        )
+        until(self.is_known_to_scheduler)
+
+    def is_known_to_scheduler(self):
+        """Whether it would use the nodes: it hears of them, their labels and taints later than the API server.
+
+        Asked by a pod that no node has room for, and that nothing but the room keeps away.
+        """
+        path = f"/api/v1/namespaces/{self.name}/pods"
+        container = {"name": "probe", "image": "image", "resources": {"requests": {"cpu": "1000000"}}}
+        spec = {
+            "containers": [container],
+            "nodeSelector": {"field": self.name},
+            "serviceAccountName": "cloudspot-node",
+            "tolerations": [{"key": SPOT_TAINT, "operator": "Exists"}],
+        }
+        self.plane.request("POST", path, {"metadata": {"name": "probe"}, "spec": spec})
+        verdicts = []
+
+        def is_judged():
+            conditions = self.plane.get(f"{path}/probe")["status"].get("conditions", ())
+            verdicts[:] = [one["message"] for one in conditions if one["type"] == "PodScheduled"]
+            return verdicts
+
+        until(is_judged)
+        self.plane.request("DELETE", f"{path}/probe", {"gracePeriodSeconds": 0})
+        return f"{len(self._nodes)} Insufficient cpu" in verdicts[0]
 
     def node(self, name):
         return self.plane.get(f"/api/v1/nodes/{name}")
