@@ -1,18 +1,24 @@
 """Staging of inputs from S3 beside s5cmd, rclone and boto3 in threads: many small files, few large ones.
 
     python benchmarks/stage_from_s3.py [--directory DIR] [--small 20000] [--large 4] [--gb 5] [--rounds 3]
+                                       [--latency-ms 0]
 
 The server speaks just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would come on
-top, the same for all. Each round stages into an empty cache, as an agent does, and lets the others fetch the
-same objects into an empty directory, each of them first in turns. The others sync no file; so a `sync` of
-the file system counts for all. Programs that are not on the PATH are left out, and named. Then staging is
-killed in the middle and started again, and at last it is started with everything there. Figures are medians
-of the rounds.
+top, the same for all. With each small object it tells a CRC-32, to those who ask, and its MD5, as S3 does
+for what today's SDKs upload in one piece. Staging compares the former, rclone the latter unless it is told
+not to; s5cmd and boto3 compare nothing here.
+
+Each round stages into an empty cache, as an agent does, and lets the others fetch the same objects into an
+empty directory, each of them first in turns. The others sync no file; so a `sync` of the file system counts
+for all. Programs that are not on the PATH are left out, and named. Then staging is killed in the middle and
+started again, and at last it is started with everything there. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import itertools
 import os
 import shutil
@@ -22,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,16 +51,20 @@ def progress(total, here):
 staging = Staging(lambda request: request(), time.sleep, progress)
 print(InputCache(Path(sys.argv[2])).stage(open_input(DataSpec(url=sys.argv[1])), staging).fetched_bytes)
 """
+UPLOADED_IN_PARTS = 16 << 20
+"""So large an object has been uploaded in parts, and has neither checksum as a whole."""
 DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
 
 
 class Server(Sink):
     """Serves buckets of equal objects."""
 
-    def __init__(self, buckets: dict[str, tuple[int, int]]) -> None:
-        """Take each bucket's number of objects, and the bytes of each."""
+    def __init__(self, buckets: dict[str, tuple[int, int]], *, latency_seconds: float = 0.0) -> None:
+        """Take each bucket's number of objects, the bytes of each, and how long to wait before an object."""
         super().__init__(max(size for _, size in buckets.values()))
         self._buckets = buckets
+        self._latency_seconds = latency_seconds
+        self._sums = {size: sums(size) for _, size in buckets.values() if size < UPLOADED_IN_PARTS}
 
     def answer(self, connection: socket.socket, file: int) -> None:
         """Answer the connection's requests until the client leaves."""
@@ -74,15 +85,22 @@ class Server(Sink):
             first, last = span or (0, size - 1)
             status = "200 OK" if span is None else "206 Partial Content"
             told = "" if span is None else f"Content-Range: bytes {first}-{last}/{size}\r\n"
+            if size in self._sums and span is None and b"x-amz-checksum-mode: enabled" in head.lower():
+                told = f"x-amz-checksum-crc32: {self._sums[size][1]}\r\n"
+            if self._latency_seconds:
+                time.sleep(self._latency_seconds)
             connection.sendall(
-                f'HTTP/1.1 {status}\r\nETag: "{key}"\r\nLast-Modified: {DATE}\r\nAccept-Ranges: bytes\r\n'
+                f"HTTP/1.1 {status}\r\nETag: {self._etag(key, size)}\r\n"
+                f"Last-Modified: {DATE}\r\nAccept-Ranges: bytes\r\n"
                 f"{told}Content-Length: {last - first + 1}\r\n\r\n".encode()
             )
             if method == "GET":
                 send_bytes(connection, file, first, last)
 
-    @staticmethod
-    def _list(bucket: str, count: int, size: int, query: dict[str, list[str]]) -> bytes:
+    def _etag(self, key: str, size: int) -> str:
+        return f'"{self._sums[size][0]}"' if size in self._sums else f'"{key}-2"'
+
+    def _list(self, bucket: str, count: int, size: int, query: dict[str, list[str]]) -> bytes:
         after = next(
             (query[name][0] for name in ("continuation-token", "start-after", "marker") if name in query), ""
         )
@@ -92,7 +110,8 @@ class Server(Sink):
         more, page = len(left) > limit, left[:limit]
         objects = "".join(
             f"<Contents><Key>{name}</Key><LastModified>2026-11-20T12:00:00.000Z</LastModified>"
-            f"<ETag>&quot;{name}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            f"<ETag>{self._etag(name, size)}</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass>"
+            "</Contents>"
             for name in page
         )
         following = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
@@ -101,6 +120,13 @@ class Server(Sink):
             f"<Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{following}{objects}</ListBucketResult>"
         ).encode()
+
+
+def sums(size: int) -> tuple[str, str]:
+    """Return the MD5 and the CRC-32, as S3 writes them, of an object of so many bytes: see ``Sink``."""
+    content = (b"\1" + bytes(4095)) * (size // 4096 + 1)
+    crc = zlib.crc32(content[:size]).to_bytes(4, "big")
+    return hashlib.md5(content[:size]).hexdigest(), base64.b64encode(crc).decode()
 
 
 # --- the ways ---------------------------------------------------------------------------------
@@ -115,11 +141,16 @@ def s5cmd(bucket: str, to: Path) -> list[str]:
     return ["s5cmd", "--endpoint-url", url, "--log", "error", "cp", f"s3://{bucket}/*", f"{to}/"]
 
 
-def rclone(bucket: str, to: Path) -> list[str]:
+def rclone(bucket: str, to: Path, *more: str) -> list[str]:
     options = f"provider=Other,env_auth=true,list_version=2,endpoint='{os.environ['AWS_ENDPOINT_URL']}'"
     remote = f":s3,{options}:{bucket}"
-    fast = ["--transfers", "16", "--checkers", "16", "--multi-thread-streams", "4", "--ignore-checksum"]
+    number = str(16 * len(os.sched_getaffinity(0)))  # as many at once as staging
+    fast = ["--transfers", number, "--checkers", "16", "--multi-thread-streams", "4", *more]
     return ["rclone", "copy", remote, str(to), "--config", "/dev/null", *fast]
+
+
+def rclone_unchecked(bucket: str, to: Path) -> list[str]:
+    return rclone(bucket, to, "--ignore-checksum")
 
 
 BOTO3 = """
@@ -152,7 +183,8 @@ def boto3(bucket: str, to: Path) -> list[str]:
 
 
 WAYS: dict[str, Callable[[str, Path], list[str]]] = {
-    "staged": stage, "s5cmd": s5cmd, "rclone": rclone, "boto3 in 16 threads": boto3
+    "staged": stage, "s5cmd": s5cmd, "rclone": rclone, "rclone, unchecked": rclone_unchecked,
+    "boto3 in 16 threads": boto3,
 }  # fmt: skip
 
 
@@ -223,13 +255,14 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=4, help="large files (default 4; 0: not)")
     parser.add_argument("--gb", type=float, default=5.0, help="how much either are together (default 5)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="before each object (default 0)")
     given = parser.parse_args()
     counts = {"small-files": given.small, "large-files": given.large}
     buckets = {name: (count, int(given.gb * 1e9 / count)) for name, count in counts.items() if count}
     os.environ.pop("AWS_CA_BUNDLE", None)  # rclone takes none, and nothing here is encrypted
     with (
         tempfile.TemporaryDirectory(dir=given.directory) as name,
-        Server(buckets) as server,
+        Server(buckets, latency_seconds=given.latency_ms / 1e3) as server,
         s3_environment(f"http://127.0.0.1:{server.port}"),
     ):
         for bucket, (count, size) in buckets.items():

@@ -16,7 +16,7 @@ must not keep the others waiting for long."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """In nanoseconds: for how long the thread ran, and for how long it waited to run."""
-_STARVED_SECONDS = 1.0
+_STARVED_SECONDS = 0.5
 _STARVED_RATIO = 6
 
 
@@ -36,9 +36,9 @@ def lower_thread_priority() -> None:
 def is_starved() -> bool:
     """Return whether others leave the calling thread next to nothing, so that yielding is no help any more.
 
-    It has then been ready to run, without a processor, for more than a second, and for six times as long as
-    it ran; threads that share one free core among them wait three times as long. False where the kernel does
-    not tell.
+    It has then been ready to run, without a processor, for more than half a second, and for six times as long
+    as it ran; threads that share one free core among them wait three times as long. False where the kernel
+    does not tell.
     """
     try:
         ran, waited, _times = _SCHEDSTAT.read_text(encoding="ascii").split()

@@ -46,7 +46,8 @@ class Presiding:
         opening = {
             "kind": kind,
             "remaining": guard - self._clock(),
-            "lookahead": self._step_seconds.lookahead(is_urgent=kind == DRAIN),
+            # A drain has no time to waste: the ranks stand still while they agree.
+            "lookahead": 0 if kind == DRAIN else self._step_seconds.lookahead(),
         }
         self._promises = {}
         self._opened, self._kind = number, kind

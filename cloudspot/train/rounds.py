@@ -7,8 +7,8 @@ arrives at boundaries, its background thread talks to the store. For round r:
 1. Rank 0's background thread writes ``round/r``, counted from 1. It alone opens rounds; another rank that
    needs one sets ``want/drain``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
-   without a decision", and publishes it as ``promise/r/<rank>``. b lies ``lookahead`` boundaries after the
-   next one, so that short steps go on while the ranks agree.
+   without a decision", and publishes it as ``promise/r/<rank>``. In a drain, b is the next boundary; before
+   an interval save, ``lookahead`` more may pass, so that short steps go on while the ranks agree.
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
 4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain,
    a rank whose machine is about to go hands what only it has to one that stays: see ``handover``.

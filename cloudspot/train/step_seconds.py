@@ -27,11 +27,8 @@ class StepSeconds:
                 self._seconds = (now - then) / (step - seen)
             self._seen = (now, step)
 
-    def lookahead(self, *, is_urgent: bool) -> int:
-        """Return how many boundaries the ranks may pass while they agree."""
+    def lookahead(self) -> int:
+        """Return how many boundaries the ranks may pass while they agree on an interval save."""
         if self._seconds is None:
             return 0
-        steps = LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)
-        # A drain has no time to waste; for an interval save another step does not matter.
-        wanted = math.floor(steps) if is_urgent else math.ceil(steps)
-        return min(wanted, MAX_LOOKAHEAD_STEPS)
+        return min(math.ceil(LOOKAHEAD_SECONDS / max(self._seconds, 1e-6)), MAX_LOOKAHEAD_STEPS)

@@ -98,8 +98,8 @@ def test_a_kernel_that_has_no_sessions_is_no_error(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("ran", "waited", "is_starved"),
     [
-        (0.1, 0.9, False),  # that is too short to tell
-        (0.1, 1.1, True),
+        (0.05, 0.45, False),  # that is too short to tell
+        (0.05, 0.55, True),
         (1.0, 5.0, False),  # it shares a free core with three others, and waits for its turns
         (1.0, 6.5, True),
     ],

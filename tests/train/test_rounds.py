@@ -410,20 +410,24 @@ def test_the_ranks_on_machines_with_a_notice_are_avoided():
     assert (kind, avoid) == (DRAIN, frozenset({1, 3}))
 
 
-def test_short_steps_go_on_while_the_ranks_find_together():
+def test_short_steps_go_on_while_the_ranks_find_together_for_an_interval_save():
     world = World(2, num_ranks=2, total=1000)
     for rank in world.ranks:
         rank.haste = 0.5
+        rank.rounds._can_save = lambda: True
     while world.ranks[0].position < 500:
         rank = world.random.choice(world.ranks)
         world.now += 0.005
         rank.move()
         rank.rounds.poll()
     opened_at = world.ranks[0].position
-    world.run(drain_at=0, drain_ranks=[0], seconds_per_event=0.01)
+    world.ranks[0].rounds.request_interval()
+    world.run(seconds_per_event=0.01)
     check(world)
+    ((kind, step, _),) = world.ranks[0].saved
     # About 20 ms a step, and 100 ms to find together.
-    assert 4 <= world.ranks[0].left_at - opened_at <= 8
+    assert kind == INTERVAL
+    assert 4 <= step - opened_at <= 8
 
 
 @pytest.mark.parametrize("last_step", [20, 21])
@@ -643,34 +647,29 @@ def test_a_drain_cuts_a_waiting_interval_round_short():
     assert try_begin(zero, 0) == try_begin(two, 0) == order_for(DRAIN, 0, {1}, number=2, num_ranks=3)
 
 
-@pytest.mark.parametrize(("kind", "steps_ahead"), [(DRAIN, 0), (INTERVAL, 1)])
-def test_with_long_steps_a_drain_comes_at_the_next_boundary_and_an_interval_save_after_it(kind, steps_ahead):
-    now = [0.0]
-    ranks = pair(now=now)
-    for step in range(3):
-        for rank in ranks:
-            assert rank.begin(step) is None
-        now[0] += 2.0
-        settle(*ranks)
-    if kind == DRAIN:
-        ranks[0].request_drain(guard=100.0, notice=False)
-    else:
-        ranks[0].request_interval()
-    settle(*ranks)
-    assert ranks[0]._order == ranks[1]._order == order_for(kind, 3 + steps_ahead)
-
-
-def test_with_the_shortest_steps_the_ranks_do_not_run_ahead_without_bounds():
+@pytest.mark.parametrize(
+    ("kind", "seconds", "steps_ahead"),
+    [
+        (DRAIN, 2.0, 0),
+        (DRAIN, 0.0001, 0),
+        (INTERVAL, 2.0, 1),
+        (INTERVAL, 0.0001, step_seconds.MAX_LOOKAHEAD_STEPS),
+    ],
+)
+def test_a_drain_comes_at_the_next_boundary_and_an_interval_save_a_moment_later(kind, seconds, steps_ahead):
     now = [0.0]
     ranks = pair(now=now)
     for step in range(100):
         for rank in ranks:
             assert rank.begin(step) is None
-        now[0] += 0.0001
+        now[0] += seconds
+        settle(*ranks)
+    if kind == DRAIN:
+        ranks[0].request_drain(guard=now[0] + 100.0, notice=False)
+    else:
+        ranks[0].request_interval()
     settle(*ranks)
-    ranks[0].request_drain(guard=100.0, notice=False)
-    settle(*ranks)
-    assert ranks[0]._order == order_for(DRAIN, 100 + step_seconds.MAX_LOOKAHEAD_STEPS)
+    assert ranks[0]._order == ranks[1]._order == order_for(kind, 100 + steps_ahead)
 
 
 def test_a_notice_in_a_round_of_another_rank_brings_the_guard_nearer():

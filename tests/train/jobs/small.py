@@ -54,7 +54,7 @@ def drain_with_save(run):
             drain()
         until_held(run)
 
-    StepSeconds.lookahead = lambda _self, *, is_urgent: 0 if is_urgent else 2
+    StepSeconds.lookahead = lambda _self: 2
     rounds.served = served_and_drained
 
 
