@@ -309,7 +309,9 @@ def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyI
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "datasets.fingerprint" in sys.modules:  # for the names of cache files that must be nobody else's
-        sys.modules["datasets.fingerprint"].fingerprint_rng.seed()
+        generator = getattr(sys.modules["datasets.fingerprint"], "fingerprint_rng", None)
+        if generator is not None:
+            generator.seed()
 
 
 def run(program: Program) -> None:

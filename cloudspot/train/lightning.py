@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule, callbacks
@@ -119,17 +121,28 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
                 "with SpotCallback, the loaders of the training must all have the same length, or be a"
                 ' CombinedLoader of the mode "min_size": Lightning iterates shorter ones several times'
             )
-        if self._place.num_resumed > 0:
-            # Lightning leaves it out in an epoch that is under way, but what it sets is this process's.
-            for each in trainer.callbacks:
-                each.on_train_epoch_start(trainer, pl_module)
-            call._call_lightning_module_hook(trainer, "on_train_epoch_start")  # noqa: SLF001 - as Lightning does
         self._loop = FrameworkLoop(self.run, _num_batches(trainer))
-        if self._place.is_before_validation:
-            self._place.restore_randomness()
-        elif self._loop.is_over:
+        if self._loop.is_over and not self._place.is_before_validation:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
+        # The strategy's comes after those of all callbacks and the module.
+        start = trainer.strategy.on_train_start
+
+        def start_and_go_on() -> None:
+            start()
+            self._go_on(trainer)
+
+        trainer.strategy.on_train_start = start_and_go_on
+
+    def _go_on(self, trainer: Any) -> None:
+        """Begin an epoch again that is under way."""
+        if self._place.num_resumed > 0:
+            # Lightning leaves these out there, but what they set is this process's.
+            with _schedules_kept(trainer), _warning_of_weights(trainer.lightning_module):
+                call._call_callback_hooks(trainer, "on_train_epoch_start")  # noqa: SLF001 - as Lightning does
+                call._call_lightning_module_hook(trainer, "on_train_epoch_start")  # noqa: SLF001
+        if self._place.is_before_validation:
+            self._place.restore_randomness()
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -173,6 +186,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the last state, which other callbacks may have changed at the end of the training."""
         if self._loop is not None:
+            # Some ranks may have had more to do at the end than others wait for.
+            trainer.strategy.barrier()
             self._loop.end()
             self._loop = None
 
@@ -346,7 +361,7 @@ class _TrackedLoader:
         """How many batches it has, or None when it does not know."""
         try:
             return len(self._loader)
-        except TypeError:
+        except (TypeError, NotImplementedError):
             return None
 
     @property
@@ -386,6 +401,37 @@ class _SessionLogger(Logger):  # type: ignore[misc]  # as above
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+@contextmanager
+def _schedules_kept(trainer: Any) -> Iterator[None]:
+    """Put learning rates and their schedules back to what the checkpoint has."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    settings = [
+        copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups
+    ]
+    schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+    states = [copy.deepcopy(each.state_dict()) for each in schedulers]
+    yield
+    for group, setting in zip(groups, settings, strict=True):
+        group.update(setting)
+    for scheduler, state in zip(schedulers, states, strict=True):
+        scheduler.load_state_dict(state)
+
+
+@contextmanager
+def _warning_of_weights(module: Any) -> Iterator[None]:
+    """Warn of weights and buffers that are changed, which the checkpoint has as they became."""
+    before = {name: (id(each), each._version) for name, each in module.state_dict(keep_vars=True).items()}  # noqa: SLF001
+    yield
+    after = {name: (id(each), each._version) for name, each in module.state_dict(keep_vars=True).items()}  # noqa: SLF001
+    changed = [name for name in after if before.get(name) != after[name]]
+    if changed and module.trainer.is_global_zero:
+        _log.warning(
+            "on_train_epoch_start has run again in the resumed epoch, and has changed %s once more: the"
+            " training does not go on as it would have; change it in on_train_epoch_end",
+            changed[0],
+        )
 
 
 def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:

@@ -76,8 +76,7 @@ class ReplayedLoader:
                 sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=rank)
                 iter(self._loader)  # start the workers, so that the epoch draws no seed for them
             randomness.restore(resumed["random"])
-            for generator, state in zip(owned_generators(self._loader), resumed["generators"], strict=True):
-                generator.set_state(state)
+            restore_generators(self._loader, resumed["generators"])
             self._start = {name: resumed[name] for name in ("random", "generators", "keeps_workers")}
             self._num_fetched, self._moments = 0, []
             iterator = iter(self._loader)
@@ -149,6 +148,16 @@ def owned_generators(loader: Any) -> list[Any]:
         if hasattr(owner, "set_epoch") and type(getattr(owner, "initial_seed", None)) is int:
             found[id(owner)] = _InitialSeed(owner)
     return list(found.values())
+
+
+def restore_generators(loader: Any, states: list[Any]) -> None:
+    """Set the generators that a loader and its samplers have of their own."""
+    generators = owned_generators(loader)
+    if len(states) < len(generators):
+        # An earlier version did not save seeds, which come last.
+        generators = [each for each in generators if not isinstance(each, _InitialSeed)]
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
 
 class _InitialSeed:

@@ -10,7 +10,13 @@ from torch.utils.data import IterableDataset
 
 from cloudspot.train import randomness, sample_order
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.replayed_loader import ReplayedLoader, fetches_ahead, owned_generators, set_epoch
+from cloudspot.train.replayed_loader import (
+    ReplayedLoader,
+    fetches_ahead,
+    owned_generators,
+    restore_generators,
+    set_epoch,
+)
 from cloudspot.train.sample_order import SampleOrder
 
 _log = logging.getLogger("cloudspot")
@@ -184,7 +190,7 @@ class Feed:
                 if random is not None and drawn:
                     self._warn_of_draws(drawn & {*randomness.drawn_since(random, self._devices)})
         if rank_position is not None:
-            self._set_generators(rank_position["generators"])
+            restore_generators(self._loader, rank_position["generators"])
 
     def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
         """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
@@ -243,7 +249,7 @@ class Feed:
         if rank_position is not None and "start" in rank_position:
             start = rank_position["start"]
             randomness.restore(start, self._devices)
-            self._set_generators(start["generators"])
+            restore_generators(self._loader, start["generators"])
             self._start = start
         else:
             self._mark_start()
@@ -284,10 +290,6 @@ class Feed:
 
     def _generators(self) -> list[Any]:
         return [generator.get_state() for generator in owned_generators(self._loader)]
-
-    def _set_generators(self, states: list[Any]) -> None:
-        for generator, state in zip(owned_generators(self._loader), states, strict=True):
-            generator.set_state(state)
 
 
 class ResumedLoader:

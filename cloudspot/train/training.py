@@ -231,7 +231,7 @@ class Session:
                     if self._service is not None:
                         epochs.random = randomness.capture(self._devices)
                     loop.has_worked = True
-                    epochs.schedule = self._schedule()
+                    epochs.schedule = self._schedule(has_rates=epochs.is_resuming)
                     yield epochs.number
                     if not epochs.has_batches:
                         raise SessionError("an epoch of run.epochs() had no loop over run.batches()")
@@ -246,13 +246,7 @@ class Session:
         if epochs_loop.has_batches:
             raise SessionError("run.batches() can be looped over once in each epoch of run.epochs()")
         epochs_loop.has_batches = True
-        if not self._has_warned and epochs_loop.schedule != self._schedule():
-            self._has_warned = True
-            _log.warning(
-                "the code before the batches of run.epochs() changes learning rates or schedulers: after a"
-                " resume in the middle of an epoch it runs again, on what it has changed already; do that"
-                " after the batches"
-            )
+        self._warn_of_schedule(epochs_loop)
         epoch = epochs_loop.number
         feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
         if epochs_loop.is_resuming and self._restored is not None:
@@ -274,10 +268,26 @@ class Session:
             self._service.pass_boundary(loop.step, is_end_of_epoch=True)
             epochs_loop.has_ended_batches = False
 
-    def _schedule(self) -> list[Any]:
-        """Return how far the tracked schedulers are, and the learning rates."""
-        rates = [float(group.get("lr", 0.0)) for each in self._objects.values() for group in _groups(each)]
-        return [*rates, *(getattr(each, "last_epoch", None) for each in self._objects.values())]
+    def _schedule(self, *, has_rates: bool) -> list[Any]:
+        """Return how far the tracked schedulers are, and perhaps the learning rates."""
+        moments = [getattr(each, "last_epoch", None) for each in self._objects.values()]
+        if not has_rates:
+            return moments
+        rates = [group.get("lr") for each in self._objects.values() for group in _groups(each)]
+        return [*moments, *(rate.tolist() if isinstance(rate, torch.Tensor) else rate for rate in rates)]
+
+    def _warn_of_schedule(self, epochs: _Epochs) -> None:
+        """Warn if the code before an epoch's batches goes on from what it has set when it runs again."""
+        # A rate that depends on the epoch alone comes out the same: that shows when it runs again.
+        now = self._schedule(has_rates=epochs.is_resuming)
+        if epochs.schedule == now or self._has_warned or self._service is None or self._world.rank != 0:
+            return
+        self._has_warned = True
+        _log.warning(
+            "the code before the batches of run.epochs() changes learning rates or schedulers, and runs again"
+            " in an epoch that is resumed: they are then others than in the checkpoint; do that after the"
+            " batches"
+        )
 
     def _end_batches(self) -> None:
         """End the batches of an epoch, which the script may have left before the last one."""
@@ -394,4 +404,4 @@ class _Epochs:
     random: dict[str, Any] | None = None
     """The state of the random generators at the beginning of the epoch."""
     schedule: list[Any] | None = None
-    """The learning rates then, and how far the schedulers were."""
+    """How far the schedulers were then and, where it is resumed, the learning rates."""

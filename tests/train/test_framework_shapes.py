@@ -1,6 +1,7 @@
 """Shapes of trainings with transformers, Lightning and Accelerate: drained and resumed, each ends as undisturbed."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
 from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.replayed_loader import ReplayedLoader
 from cloudspot.train.resumable_batches import Feed
 
 pytestmark = [
@@ -17,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning"),
 ]
 NUM_SAMPLES = 44
+EXPORTING = Path(__file__).parent / "jobs" / "exporting.py"
 
 
 class Noisy(Dataset):
@@ -211,7 +214,7 @@ def lightning_main(
     logs_means=False,
     data=Noisy,
     own=list,
-    is_cooled=False,
+    begins_epoch=lambda _net: None,
     loaders=None,
     **arguments,
 ):
@@ -232,9 +235,12 @@ def lightning_main(
             self.log("loss", loss, on_epoch=logs_means, batch_size=4)
             return loss * getattr(self, "temperature", 1.0)
 
+        def on_train_start(self):
+            self.begun = []
+
         def on_train_epoch_start(self):
-            if is_cooled:
-                self.temperature = 0.5**self.current_epoch
+            self.begun.append(self.current_epoch)
+            begins_epoch(self)
 
         def validation_step(self, batch, _):
             self.log("validation", self.loss(batch))
@@ -255,9 +261,8 @@ def lightning_main(
             callbacks=[SpotCallback(), *own()],
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=False,
             enable_model_summary=False,
-            **{"max_epochs": 3, **arguments},
+            **{"max_epochs": 3, "enable_progress_bar": False, **arguments},
         )
         given = loaders() if loaders else DataLoader(data(), 4, shuffle=data is Noisy)
         trainer.fit(model, given, DataLoader(Noisy(), 8))
@@ -294,18 +299,61 @@ def averaging():
     return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)]
 
 
+def progress():
+    from lightning.pytorch.callbacks import TQDMProgressBar
+
+    return [TQDMProgressBar()]
+
+
+def cool(net):
+    net.temperature = 0.5**net.current_epoch
+
+
+def decay(net):
+    net.lr_schedulers().step()
+    for group in net.optimizers().param_groups:
+        group["lr"] *= 0.8
+
+
+def clip(net):
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.clamp_(-0.2, 0.2)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"is_cooled": True},
+        {"begins_epoch": cool},
+        {"begins_epoch": decay},
+        {"own": progress, "enable_progress_bar": True},
         {"own": accumulation},
         {"own": accumulation, "max_epochs": -1, "max_steps": 20},
         {"own": averaging},
     ],
-    ids=["temperature", "accumulation", "accumulation to a step", "averaging"],
+    ids=[
+        "temperature",
+        "learning rate",
+        "progress bar",
+        "accumulation",
+        "accumulation to a step",
+        "averaging",
+    ],
 )
 def test_what_is_set_at_the_beginning_of_an_epoch_is_set_again(compare, arguments):
     compare(*lightning_main(**arguments), [15])
+
+
+def test_weights_that_the_repeated_beginning_of_an_epoch_changes_are_warned_of(
+    framework_training, courier, caplog
+):
+    main, hooks = lightning_main(begins_epoch=clip)
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=15)
+    assert "once more" not in caplog.text
+    assert training.run(main, restore=courier.carry(courier.drained()["step"]))
+    (told,) = [each.message for each in caplog.records if "once more" in each.message]
+    assert "has changed net.0.weight once more" in told
 
 
 def test_callbacks_of_lightning_that_cannot_be_resumed_are_refused_by_name(framework_training):
@@ -342,6 +390,21 @@ def test_loaders_of_different_lengths_are_refused_unless_they_end_together(compa
         return
     with pytest.raises(SessionError, match="must all have the same length"):
         compare(main, hooks, [])
+
+
+@pytest.mark.long
+def test_ranks_wait_for_one_that_works_at_the_end_of_the_training(courier):
+    courier.run_ranks(EXPORTING, num_ranks=2, environment=courier.begin())
+    assert courier.final()["left_early"]
+    assert all(handoff.ended_loop_path(courier.handoff, rank).exists() for rank in range(2))
+
+
+def test_a_stream_need_not_know_its_length(compare):
+    class Endless(Stream):
+        def __len__(self):
+            raise NotImplementedError
+
+    compare(*lightning_main(data=Endless), [3])
 
 
 def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
@@ -437,6 +500,19 @@ def test_a_seed_that_accelerates_sampler_has_drawn_comes_back():
     position, rank_position = first.take()
     second.resume(position, rank_position, world_size=1)
     assert fetch(second, 17) == batches[5:]
+    # A version before this did not save it: then the script's own counts.
+    assert rank_position["generators"].pop() != 0
+    third = feed(1)
+    third.resume(position, rank_position, world_size=1)
+    assert fetch(third, 17) == batches[5:]
+    replayed, resumed = (ReplayedLoader(feed(1)._loader, ahead=1) for _ in range(2))
+    iterator = iter(replayed)
+    for _ in range(5):
+        next(iterator)
+    state = replayed.state_dict()
+    assert state["generators"].pop() != 0
+    resumed.load_state_dict(state)
+    assert [each.tolist() for each in resumed] == [each.tolist() for each in iterator]
 
 
 def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():

@@ -310,23 +310,67 @@ def test_no_round_is_served_at_the_end_of_a_stream(open_session, courier, until_
 # --- epochs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_schedule_that_advances_before_the_batches_is_warned_of(open_session, courier, caplog, is_before):
+def set_rate(optimizer, _scheduler, epoch):
+    optimizer.param_groups[0]["lr"] = 0.01 * 0.5**epoch
+
+
+def lower_rate(optimizer, _scheduler, _epoch):
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def advance(_optimizer, scheduler, epoch):
+    if epoch > 0:
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_told"),
+    [
+        (advance, None, [1, 1]),
+        (lower_rate, None, [0, 1]),
+        (set_rate, None, [0, 0]),  # it comes out the same
+        (None, advance, [0, 0]),
+    ],
+)
+def test_a_schedule_that_advances_before_the_batches_is_warned_of(
+    open_session, courier, until_held, caplog, before, after, num_told
+):
+    def train(restore, *, is_drained):
+        caplog.clear()
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        run = open_session(courier.begin(restore), model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in run.epochs(3):
+            if before is not None:
+                before(optimizer, scheduler, epoch)
+            for batch in run.batches([torch.ones(4)] * 3):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+                if is_drained and run.step == 4:
+                    courier.drain()
+                    until_held(run)
+            if after is not None:
+                after(optimizer, scheduler, epoch + 1)
+        return len([line for line in caplog.messages if line.startswith("the code before the batches")])
+
+    told = [train(None, is_drained=False)]
+    with pytest.raises(SystemExit):
+        train(None, is_drained=True)
+    assert courier.drained()["step"] == 5
+    told.append(train(courier.carry(5), is_drained=False))
+    assert told == num_told
+
+
+def test_an_optimizer_need_not_have_a_learning_rate():
+    """Adafactor of transformers has none by default."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    run = open_session(courier.begin(), model=model, optimizer=optimizer, scheduler=scheduler)
-    for epoch in run.epochs(3):
-        if is_before and epoch > 0:
-            scheduler.step()
-        for batch in run.batches([torch.ones(4)] * 2):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-        if not is_before:
-            scheduler.step()
-    told = [line for line in caplog.messages if line.startswith("the code before the batches")]
-    assert len(told) == int(is_before)
+    optimizer.param_groups[0]["lr"] = None
+    run = spot.session(model=model, optimizer=optimizer)
+    assert [epoch for epoch in run.epochs(2) for _ in run.batches([torch.ones(4)])] == [0, 1]
+    run.close()
 
 
 def test_the_epochs_own_code_after_a_drain_in_the_last_epoch_is_in_the_last_state(

@@ -13,7 +13,7 @@ from cloudspot.agent.delivery.log_pump import LogPump
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.jobstore import manifests
 from cloudspot.jobstore.lineage import counts
 from cloudspot.jobstore.records import CheckpointId
@@ -152,7 +152,7 @@ class FinalDelivery:
                 time.sleep(POLL_SECONDS)
         except CloudspotError as error:
             _log.error("checkpoint %s: %s", checkpoint, error)
-            return _UNKNOWN if isinstance(error, TransientError) else _GIVEN_UP
+            return _UNKNOWN if isinstance(error, TransientError | AuthError) else _GIVEN_UP
 
     def _commit(self, checkpoint: CheckpointId) -> str:
         context = self._context

@@ -14,7 +14,7 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.orders import Orders
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.store_retry import insist
-from cloudspot.errors import TransientError
+from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.records import Final, Seat
 from cloudspot.model import PreemptionNotice
 
@@ -50,8 +50,14 @@ def delivery(context, artifacts=None):
     )
 
 
-def test_a_success_whose_last_state_nobody_knows_to_be_committed_is_tried_again(context, monkeypatch):
+@pytest.mark.parametrize("error", [TransientError("the store is down"), AuthError("a right was taken away")])
+def test_a_success_whose_last_state_nobody_knows_to_be_committed_is_tried_again(context, monkeypatch, error):
     monkeypatch.setattr(final_delivery, "LAST_WORD_SECONDS", 0.2)
+
+    def fail():
+        raise error
+
+    context.journal.read = fail
     final = Final(step=100, weights_sha256="x", metrics={})
     leaving = Leaving("succeeded", "the training finished", saved_step=100, final=final)
     found = delivery(context)._without_loss(leaving, uploaded=True, synced=True)
