@@ -102,7 +102,7 @@ def test_agents_that_are_killed_while_ranks_wait_for_their_parts_change_no_bit(
     job = user.home / "store" / "jobs" / "hit"
 
     def resumes() -> bool:
-        generations = user.history("hit").generations if job.exists() else ()
+        generations = user.history("hit").generations if (job / "spec").exists() else ()
         return any(each.restore_from is not None and len(each.members) == 2 for each in generations)
 
     wait_for("the generation that resumes", resumes)
