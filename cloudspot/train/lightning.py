@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, callbacks
 from lightning.pytorch.callbacks import BaseFinetuning, Callback, Checkpoint, GradientAccumulationScheduler
 from lightning.pytorch.loggers import Logger
@@ -422,9 +423,10 @@ def _schedules_kept(trainer: Any) -> Iterator[None]:
 @contextmanager
 def _warning_of_weights(module: Any) -> Iterator[None]:
     """Warn of weights and buffers that are changed, which the checkpoint has as they became."""
-    before = {name: (id(each), each._version) for name, each in module.state_dict(keep_vars=True).items()}  # noqa: SLF001
+    tensors = module.state_dict(keep_vars=True)  # kept, so that no other tensor gets the id of one
+    before = _versions(tensors)
     yield
-    after = {name: (id(each), each._version) for name, each in module.state_dict(keep_vars=True).items()}  # noqa: SLF001
+    after = _versions(module.state_dict(keep_vars=True))
     changed = [name for name in after if before.get(name) != after[name]]
     if changed and module.trainer.is_global_zero:
         _log.warning(
@@ -432,6 +434,15 @@ def _warning_of_weights(module: Any) -> Iterator[None]:
             " training does not go on as it would have; change it in on_train_epoch_end",
             changed[0],
         )
+
+
+def _versions(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return which tensor each is, and how often it was changed in place; inference tensors do not tell."""
+    return {
+        name: (id(each), 0 if each.is_inference() else each._version)  # noqa: SLF001
+        for name, each in state.items()
+        if isinstance(each, torch.Tensor)
+    }
 
 
 def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
