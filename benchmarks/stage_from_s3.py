@@ -52,7 +52,7 @@ staging = Staging(lambda request: request(), time.sleep, progress)
 print(InputCache(Path(sys.argv[2])).stage(open_input(DataSpec(url=sys.argv[1])), staging).fetched_bytes)
 """
 UPLOADED_IN_PARTS = 16 << 20
-"""So large an object has been uploaded in parts, and has neither checksum as a whole."""
+"""Objects of this size are uploaded in parts, and have neither checksum of the whole."""
 DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
 
 

@@ -130,13 +130,14 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         start = trainer.strategy.on_train_start
 
         def start_and_go_on() -> None:
+            trainer.strategy.on_train_start = start
             start()
             self._go_on(trainer)
 
         trainer.strategy.on_train_start = start_and_go_on
 
     def _go_on(self, trainer: Any) -> None:
-        """Begin an epoch again that is under way."""
+        """Begin the epoch again that was under way."""
         if self._place.num_resumed > 0:
             # Lightning leaves these out there, but what they set is this process's.
             with _schedules_kept(trainer), _warning_of_weights(trainer.lightning_module):

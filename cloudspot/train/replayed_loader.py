@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any
 
 from cloudspot.train import randomness, sample_order
 from cloudspot.train.errors import SessionError
+
+_log = logging.getLogger("cloudspot")
 
 _END = object()
 
@@ -156,6 +159,11 @@ def restore_generators(loader: Any, states: list[Any]) -> None:
     if len(states) < len(generators):
         # An earlier version did not save seeds, which come last.
         generators = [each for each in generators if not isinstance(each, _InitialSeed)]
+        if os.environ.get("RANK", "0") == "0":
+            _log.warning(
+                "the checkpoint is of an earlier version, which did not save the seed of the loader's"
+                " sampler: the resumed batches are those that would have come only if the script sets a seed"
+            )
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
 

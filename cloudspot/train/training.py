@@ -284,9 +284,8 @@ class Session:
             return
         self._has_warned = True
         _log.warning(
-            "the code before the batches of run.epochs() changes learning rates or schedulers, and runs again"
-            " in an epoch that is resumed: they are then others than in the checkpoint; do that after the"
-            " batches"
+            "the code before the batches of run.epochs() changes learning rates or schedulers: it runs again"
+            " when an epoch is resumed, and they then differ from the checkpoint's; do that after the batches"
         )
 
     def _end_batches(self) -> None:

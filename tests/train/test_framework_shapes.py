@@ -479,7 +479,7 @@ def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
     compare(main, {Loop: ("tick",)}, [1, 11, 12, 20])
 
 
-def test_a_seed_that_accelerates_sampler_has_drawn_comes_back():
+def test_a_seed_that_accelerates_sampler_has_drawn_comes_back(caplog):
     """In a script that sets no seed, each process draws another one."""
     from accelerate.data_loader import prepare_data_loader
 
@@ -500,6 +500,7 @@ def test_a_seed_that_accelerates_sampler_has_drawn_comes_back():
     position, rank_position = first.take()
     second.resume(position, rank_position, world_size=1)
     assert fetch(second, 17) == batches[5:]
+    assert "earlier version" not in caplog.text
     # A version before this did not save it: then the script's own counts.
     assert rank_position["generators"].pop() != 0
     third = feed(1)
@@ -513,6 +514,7 @@ def test_a_seed_that_accelerates_sampler_has_drawn_comes_back():
     assert state["generators"].pop() != 0
     resumed.load_state_dict(state)
     assert [each.tolist() for each in resumed] == [each.tolist() for each in iterator]
+    assert "earlier version" in caplog.text
 
 
 def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():

@@ -27,7 +27,7 @@ LAST_WORD_SECONDS = 600.0
 POLL_SECONDS = 0.25
 """How often it looks for the other nodes' parts of the last checkpoint."""
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
-_UNKNOWN = "the store has not answered"
+_UNKNOWN = "the store does not say"
 PASS_SECONDS = 10.0
 PASS_SHARE = 0.3
 """The share of the time that is left, at most ``PASS_SECONDS``, that the last lines wait for a pass."""
@@ -122,7 +122,8 @@ class FinalDelivery:
                 _log.info("the last checkpoint is uploaded here; the other nodes complete it")
             elif found != _COMMITTED:
                 uploaded = orders.reclaim is None and found != _UNKNOWN
-                _log.error("the state of the last step is in no checkpoint")
+                what = "may be in no checkpoint" if found == _UNKNOWN else "is in no checkpoint"
+                _log.error("the state of the last step %s", what)
         if uploaded and synced:
             return leaving
         what = "artifacts" if uploaded else "last checkpoint"
