@@ -17,6 +17,7 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.bundle import code_files
 from cloudspot.jobstore.inputs import open_input
 from cloudspot.model import Offer
+from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
 from cloudspot.retrying import retry
 
 _GIB = 2**30
@@ -58,6 +59,12 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
     if 0 < spec.resources.disk < num_bytes:
         there = f"resources.disk is {output.size_text(spec.resources.disk)}"
         output.warn(f"data: the inputs have {output.size_text(num_bytes)}, and {there}; ask for more")
+    has_own_disk = provider.is_this_computer or spec.providers.get(provider.name, {}).get("disk")
+    if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * _GIB:
+        output.warn(
+            f"data: the inputs have {output.size_text(num_bytes)}, and resources.disk is not given; give it, "
+            "unless the machines have disks of their own for that"
+        )
     return found
 
 
@@ -70,8 +77,8 @@ def check_places(spec: JobSpec, workdir: Path) -> None:
         for file in code:
             if f"{file}/".startswith(f"{path}/") or f"{path}/".startswith(f"{file}/"):
                 raise SpecError(
-                    f'data.{name}.path: the code has the file "{file}" there; name another path, or leave '
-                    "the file out with .cloudspotignore"
+                    f'data.{name}.path: the code has "{file}" there; name another path, or leave '
+                    "that out with .cloudspotignore"
                 )
 
 

@@ -48,7 +48,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether the training waits for it. If not, it is fetched once that runs, and appears whole at its
     path when all of it is there: the training looks for it itself."""
     sha256: str | None = None
-    """The hash of one file, in hexadecimal: what differs is not used."""
+    """The hash of one file, in lower-case hexadecimal: what differs is not used."""
 
     @property
     def scheme(self) -> str:
@@ -109,7 +109,8 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
         if not one.is_staged and not one.wait:
             raise FieldError((*at, "wait"), 'cannot be given with mode = "stream": nothing is fetched')
         if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
-            raise FieldError((*at, "sha256"), f'expected 64 hexadecimal digits, got "{one.sha256[:70]}"')
+            expected = "expected 64 hexadecimal digits in lower case"
+            raise FieldError((*at, "sha256"), f'{expected}, got "{one.sha256[:70]}"')
         if one.sha256 is not None and one.is_tree:
             raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
     staged = {name: one for name, one in inputs.items() if one.is_staged}

@@ -130,16 +130,14 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
 
 
 def code_files(workdir: Path) -> tuple[str, ...]:
-    """Return the names of the files that ``make_bundle`` would take, links apart.
+    """Return the names of the files and links that ``make_bundle`` would take.
 
     Raises:
         BundleError: the directory cannot be read.
     """
     workdir = workdir.resolve()
     try:
-        return tuple(
-            sorted(e.name for e in _walk(workdir, workdir, Ignores(workdir), []) if e.target is None)
-        )
+        return tuple(entry.name for entry in _entries(workdir, []))
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 

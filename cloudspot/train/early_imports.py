@@ -26,6 +26,8 @@ TRIED = frozenset(
         *("safetensors", "scipy", "sklearn", "torch", "torchdata", "tqdm", "transformers"),
     )
 )
+_NOT_TRIED = frozenset(("cloudspot.train.lightning",))
+"""Modules of those packages that import others."""
 _OF_A_START = re.compile(
     r"(CLOUDSPOT_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|(GLOO|NCCL|TP)_SOCKET_IFNAME|MASTER_(ADDR|PORT)|ROLE_NAME"
     r"|((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|(OLD)?PWD|SHLVL|_)$"
@@ -94,7 +96,8 @@ def leading_imports(source: bytes, own: Collection[str]) -> tuple[tuple[str, tup
             root = module.partition(".")[0]
             if root in sys.stdlib_module_names and root not in own:
                 continue
-            if root not in TRIED or root in own:
+            imported = {module, *(f"{module}.{name}" for name in taken)}
+            if root not in TRIED or root in own or imported & _NOT_TRIED:
                 return tuple(found)
             found.append((module, taken))
     return tuple(found)

@@ -250,9 +250,12 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, earl
     device = next((one for one in opened if one.startswith(_DEVICES)), None)
     if device:
         return f"{device} is in use here, and a forked process could not use it"
-    script = Path(os.fsdecode(program.directory), program.arguments[0])
-    if program.module is None and any(map(_SETS_EARLY.search, _lines(script))):
-        return "it sets a variable that is read before it starts"
+    if program.module is None:
+        lines = _lines(Path(os.fsdecode(program.directory), program.arguments[0]))
+        if any(map(_SETS_EARLY.search, lines)):
+            return "it sets a variable that is read before it starts"
+        if any(b"setsid" in line for line in lines):
+            return "it may begin a session of its own, which the leader of a process group cannot"
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
     return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
 
@@ -289,7 +292,7 @@ def _fork() -> int:
 
 def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyImports) -> None:
     """Make this forked process look as if it had been started for the program."""
-    os.setpgid(0, 0)  # so that it signals no other program; a leader of a session could not begin its own
+    os.setpgid(0, 0)  # so that it signals no other program
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -161,12 +161,35 @@ def test_an_input_that_is_larger_than_the_disk_is_warned_of(with_data):
     assert "the inputs have 3.0 KiB, and resources.disk is 1.0 KiB; ask for more" in done.stderr
 
 
-@pytest.mark.parametrize("path", ["train.py", "train.py/below", "lib"])
+def test_inputs_for_which_the_usual_disk_is_too_small_are_warned_of(with_data, monkeypatch):
+    store = InMemoryStore()
+    store.put("one", b"x" * 3072)
+    monkeypatch.setattr(inputs, "open_store", lambda _url: store)
+    monkeypatch.setattr(cli_inputs, "DEFAULT_EXTRA_GIB", 0)
+
+    def warned(*words):
+        plan = with_data.run("plan", str(with_data.job_file), "--set", "data.images.url=memory://x/", *words)
+        assert "1 file(s), 3.0 KiB" in plan.stdout
+        return "the inputs have 3.0 KiB, and resources.disk is not given" in plan.stderr
+
+    assert not warned()  # the disk is this computer's
+    monkeypatch.setattr(LocalProvider, "is_this_computer", False)
+    assert warned()
+    assert not warned("--set", "resources.disk=1GiB")
+
+
+@pytest.mark.parametrize("path", ["train.py", "train.py/below", "lib", "link", "link/below"])
 def test_an_input_never_lies_where_the_code_has_something(with_data, path):
-    (with_data.job_file.parent / "lib").mkdir(exist_ok=True)
+    (with_data.job_file.parent / "lib").mkdir()
     (with_data.job_file.parent / "lib" / "a.py").write_text("")
+    (with_data.job_file.parent / "link").symlink_to("lib")
     done = with_data.run("plan", str(with_data.job_file), "--set", f"data.images.path={path}", status=2)
-    assert "data.images.path: the code has the file" in done.stderr
+    assert "data.images.path: the code has" in done.stderr
+
+
+def test_an_input_may_lie_where_a_link_is_that_no_machine_gets(with_data, tmp_path):
+    (with_data.job_file.parent / "link").symlink_to(tmp_path)
+    with_data.run("plan", str(with_data.job_file), "--set", "data.images.path=link/below")
 
 
 def test_the_plugin_of_an_inputs_store_goes_to_the_machines():

@@ -53,7 +53,10 @@ def test_what_is_accepted_and_where_it_goes(fields, path):
         ({"url": "s3://bucket/x", "path": "../x"}, 'data.images.path: "../x" must be a path below'),
         ({"url": "s3://bucket/x", "path": "~/x"}, 'data.images.path: "~/x" must be a path below'),
         ({"url": "s3://bucket/x", "path": ""}, 'data.images.path: "" must be a path below'),
-        ({"url": "s3://bucket/x", "sha256": "abc"}, 'data.images.sha256: expected 64 hexadecimal digits, got "abc"'),
+        (
+            {"url": "s3://bucket/x", "sha256": "abc"},
+            'data.images.sha256: expected 64 hexadecimal digits in lower case, got "abc"',
+        ),
         ({"url": "s3://bucket/x", "mode": "mount"}, 'data.images.mode: expected one of "stage", "stream"; got "mount"'),
         ({"url": "s3://bucket/x", "kind": "stream"}, "data.images.kind: unknown field; the fields here are url"),
         ({}, "data.images.url: missing"),

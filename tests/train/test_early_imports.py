@@ -36,6 +36,9 @@ FOUND = (
         b"if True:\n    import transformers",
         b"try:\n    import transformers\nexcept ImportError:\n    pass",
         b"import lightning\nimport transformers",
+        b"import cloudspot.train.lightning\nimport transformers",
+        b"from cloudspot.train.lightning import SpotCallback\nimport transformers",
+        b"from cloudspot.train import lightning, session\nimport transformers",
     ],
 )
 def test_the_imports_with_which_a_script_begins(rest):

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.host.process_marks import marked_processes
@@ -52,7 +53,8 @@ class ForkServer:
         if not self._is_used:
             return ()
         python = sys.executable if self._runtime.inherits_files else self._runtime.python
-        return (python, "-IS", fork_client.__file__, self._socket)
+        # Resolved, as a container has the package at its real place alone.
+        return (python, "-IS", str(Path(fork_client.__file__).resolve()), self._socket)
 
     def start(self) -> None:
         """Start it if it does not run yet, without waiting until it can fork."""

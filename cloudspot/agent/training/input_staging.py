@@ -20,7 +20,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, TransientError
 from cloudspot.host.low_priority import lower_thread_priority
-from cloudspot.host.names import SymlinkError, make_parents
+from cloudspot.host.names import SymlinkError, find_symlink, make_parents
 from cloudspot.host.partial_files import partial_directory
 from cloudspot.host.private_directories import make_private
 from cloudspot.jobfile.data import DataSpec, variable_of
@@ -165,7 +165,9 @@ class InputStaging:
         with _told(name, spec):
             make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
-            put = functools.partial(place, self._context, spec.path_or_default(name), source, cache)
+            path = spec.path_or_default(name)
+            _check_free(self._context, path)  # before anything is fetched
+            put = functools.partial(place, self._context, path, source, cache)
             spare = 0.0 if spec.wait else SPARE_SHARE
             staging = Staging(self._repeat, self._pause, self._progress, place=put, spare_share=spare)
             staged = cache.stage(source, staging)
@@ -258,6 +260,7 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
         OSError: the disk refuses.
     """
     node, memory = context.node, context.memory
+    _check_free(context, path)
     if path.startswith("/"):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -267,8 +270,6 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
         return  # the training may use it already
     if path in memory.placed:
         _remove(target)  # an earlier agent was killed before it had noted that all inputs are there
-    elif os.path.lexists(target):
-        raise CloudspotError(f"{target} is there already; name another path, or leave it out of the code")
     else:
         memory.placed.append(path)
         memory.save(node)
@@ -289,6 +290,18 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
                     "cannot hold both"
                 ) from error
         partial.rename(target)
+
+
+def _check_free(context: NodeContext, path: str) -> None:
+    """Raise SymlinkError or CloudspotError if something that is not the input's stands at the path."""
+    if path in context.memory.placed:
+        return
+    target = context.node.work / path
+    link = None if path.startswith("/") else find_symlink(context.node.work, path)
+    if link is not None and link != target:
+        raise SymlinkError(link)
+    if os.path.lexists(target):
+        raise CloudspotError(f"{target} is there already; name another path, or leave it out of the code")
 
 
 def _link(file: Path, target: Path) -> None:

@@ -229,6 +229,7 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
             "it sets a variable that is read before it starts",
             {"script": f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{IS_FORKED}"},
         ),
+        ("it may begin a session of its own", {"script": f"import os\nos.setsid()\n{IS_FORKED}"}),
         ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
     ],
 )

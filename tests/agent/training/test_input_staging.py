@@ -262,6 +262,8 @@ def test_what_cannot_be_staged_fails_in_a_line_that_names_it(bench, monkeypatch,
     assert (record.outcome, record.exit_code, record.permanent, record.generation) == ("failed", 1, False, 0)
     assert re.match(detail, record.detail), record.detail
     assert time.monotonic() - began < 30  # the setup was ended
+    if fault == "taken":
+        assert not any(life.context.node.data_cache.glob("objects/*"))  # nothing was fetched for it
 
 
 def test_a_symlink_on_the_way_is_not_followed(bench, data, tmp_path):
@@ -275,6 +277,7 @@ def test_a_symlink_on_the_way_is_not_followed(bench, data, tmp_path):
     ):
         staging.finish()
     assert not list((tmp_path / "outside").iterdir())
+    assert not any(context.node.data_cache.glob("objects/*"))
 
 
 def test_a_cache_that_others_may_write_to_is_not_used(bench, data):
