@@ -15,7 +15,7 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.stored_records import find_bytes
+from cloudspot.jobstore.stored_records import find_bytes, first_names
 from cloudspot.model import LogPiece, LogRecord
 
 _SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,18})", re.ASCII)
@@ -191,14 +191,5 @@ def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
 
     Costs a request for each.
     """
-    prefix = keys.logs_prefix(job_id)
-    found: list[str] = []
-    after: str | None = None
-    while True:
-        page = store.list_page(prefix, after=after, limit=1)
-        if not page.objects:
-            return tuple(sorted(found))
-        name, slash, _ = page.objects[0].key.removeprefix(prefix).partition("/")
-        after = f"{prefix}{name}/~"  # Sorts after all of the stream's objects.
-        if slash and is_stream(name):
-            found.append(name)
+    names = first_names(store, keys.logs_prefix(job_id))
+    return tuple(sorted(name[:-1] for name in names if name.endswith("/") and is_stream(name[:-1])))

@@ -27,7 +27,7 @@ from cloudspot.jobstore.records import (
     new_nonce,
 )
 from cloudspot.jobstore.shared_chunks import committed_manifest
-from cloudspot.jobstore.stored_records import create_record, find_meta, find_record
+from cloudspot.jobstore.stored_records import create_record, find_meta, find_record, first_names
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
@@ -257,14 +257,8 @@ def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | Non
     """Yield the saves (of one checkpoint) that have parts or chunks, ascending, with one request for each."""
     every = keys.checkpoints_prefix(job_id)
     prefix = every if checkpoint is None else _contents_prefix(job_id, checkpoint)
-    after: str | None = None
-    while True:
-        page = store.list_page(prefix, after=after, limit=1)
-        if not page.objects:
-            return
-        name = page.objects[0].key.removeprefix(prefix).partition("/")[0]
-        after = f"{prefix}{name}/~"  # Sorts after all that our keys have there.
-        match = _SAVE.fullmatch(prefix.removeprefix(every) + name)
+    for name in first_names(store, prefix):
+        match = _SAVE.fullmatch(prefix.removeprefix(every) + name.removesuffix("/"))
         if match is not None:
             yield SaveId(int(match[1]), int(match[2]), int(match[3]))
 

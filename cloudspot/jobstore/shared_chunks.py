@@ -19,7 +19,7 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Chunk, ChunkHome, Commit, Manifest, SaveId
-from cloudspot.jobstore.stored_records import find_record
+from cloudspot.jobstore.stored_records import find_meta, find_record
 
 MIN_BYTES = 1 << 20
 """Smaller chunks are sent: that takes no longer than the requests that would spare it."""
@@ -118,7 +118,7 @@ class Sharing:
             return {}
         if base.id not in self._known:
             manifest = committed_manifest(self._store, self._job_id, base)
-            if manifest is None:
+            if manifest is None or find_meta(self._store, keys.damage(self._job_id, base.id)) is not None:
                 return {}
             self._known.clear()
             self._known[base.id] = known_chunks(manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -44,6 +45,25 @@ def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
         return store.head(key)
     except ObjectMissing:
         return None
+
+
+def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
+    """Yield what the names below a prefix begin with, up to the first slash and with it, ascending.
+
+    Costs a request for each.
+    """
+    after: str | None = None
+    while True:
+        page = store.list_page(prefix, after=after, limit=1)
+        if page.objects:
+            key = page.objects[0].key
+            name, slash, _ = key.removeprefix(prefix).partition("/")
+            yield name + slash
+            after = f"{prefix}{name}/~" if slash else key  # Sorts after all that our keys have there.
+        elif page.next_after is None:
+            return
+        else:  # others keep something there whose name is no key
+            after = page.next_after
 
 
 def create_record(store: ObjectStore, key: str, record: Created) -> Created:

@@ -240,7 +240,7 @@ class Bench:
             relieved=relieved, data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
         )  # fmt: skip
 
-    def commit(self, checkpoint, data=b"weights"):
+    def commit(self, checkpoint, data=b"weights", **options):
         """A session's checkpoint in the bucket and in the journal; its generation is started if it was not."""
         node = self.node(machine="elsewhere")
         path = self.seal(node, checkpoint, data)
@@ -249,7 +249,7 @@ class Bench:
         save = SaveId(checkpoint.generation, checkpoint.step, 0)
         parts.upload_part(
             self.store, JOB, save, rank=0, num_parts=1, data=memoryview(data), seal=raw,
-            sealed_at=datetime.now(timezone.utc),
+            sealed_at=datetime.now(timezone.utc), **options,
         )  # fmt: skip
         return made_journal.commit(self.store, JOB, checkpoint)
 

@@ -7,7 +7,16 @@ from memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore.records import StopRequest
-from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record, read_record
+from cloudspot.jobstore.stored_records import (
+    create_record,
+    find_bytes,
+    find_meta,
+    find_record,
+    first_names,
+    read_record,
+)
+from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.model import ObjectPage
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 FIRST = StopRequest(reason="user", at=AT, writer="a")
@@ -49,3 +58,20 @@ def test_a_listing_may_begin_after_a_key(store):
     for name in "abc":
         store.put(f"p/{name}", b"")
     assert [meta.key for meta in store.list_objects("p/", after="p/a")] == ["p/b", "p/c"]
+
+
+class WithFolder(WrappedStore):
+    """As a bucket in whose console somebody has made a folder: the page that has but its name is empty."""
+
+    def list_page(self, prefix, *, after=None, limit=1000):
+        if limit == 1 and prefix == "a/" and after is None:
+            return ObjectPage(objects=(), next_after="a/")
+        return self.inner.list_page(prefix, after=after, limit=limit)
+
+
+def test_first_names_are_found_with_a_request_for_each_whatever_others_keep_there(store):
+    for key in ("a/1/x", "a/1/y", "a/1-0/x", "a/2", "a/2-0/x", "a/3/x/y", "ab/4/x"):
+        store.put(key, b"")
+    found = ["1-0/", "1/", "2", "2-0/", "3/"]
+    assert list(first_names(store, "a/")) == list(first_names(WithFolder(store), "a/")) == found
+    assert list(first_names(store, "none/")) == []

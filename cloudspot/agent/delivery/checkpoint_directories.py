@@ -179,11 +179,12 @@ class CheckpointDirectories:
         complete = [each for each in written if self._is_complete(each) or not self._is_new(each)]
         return _kinds(max(complete, key=_newest)) if complete else frozenset()
 
-    def torn(self) -> tuple[CheckpointDirectory, ...]:
-        """Return what the script, which has ended, has written to and not completed."""
+    def torn(self, *, only_incomplete: bool = True) -> tuple[CheckpointDirectory, ...]:
+        """Return what the script, which has ended, has written to and (if so told) not completed."""
         if self._memory.before is None:
             return ()
-        return tuple(each for each in self._matching() if self._is_new(each) and not self._is_complete(each))
+        new = filter(self._is_new, self._matching())
+        return tuple(each for each in new if not (only_incomplete and self._is_complete(each)))
 
     def _watch(self, found: Sequence[CheckpointDirectory], now: float) -> None:
         """Note how long each directory has been quiet, by a scan during the script's life."""

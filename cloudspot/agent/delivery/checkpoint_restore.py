@@ -18,7 +18,7 @@ from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.free_memory import free_memory_bytes
 from cloudspot.host.names import find_symlink
 from cloudspot.jobstore import fetching, manifests, retention
-from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.lineage import generations_of, head
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
 from cloudspot.jobstore.seals import read_seal
 from cloudspot.jobstore.shared_chunks import ChunkContent, contents
@@ -145,21 +145,21 @@ def _fetch(
         _check_directories(context, manifest)
         name = manifest.parts[0].directory or ""
         target = node.work / name
-        if target.is_dir() and context.memory.generation > 0:
-            # A script ran on this machine: what it completed is still there, and may be newer.
+        if target.is_dir() and _is_of_this_node(context, manifest):
             return replace(restored, directory_name=name)
         if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
-            shutil.rmtree(target)  # it came with the code: an older state under the same name
+            shutil.rmtree(target)  # it came with the code, or is an older state under the same name
         context.insist(lambda: _bring(context, manifest, node.work, check))
         return replace(restored, directory_name=name)
-    target, present = _place_for(context, manifest)
+    target = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
+        present = _ranks_in(target, manifest)
         context.insist(
             lambda: fetching.lay_out(context.store, node.job_id, manifest, target, present=present)
         )
         return replace(restored, directory=target, on_demand=manifest)
     try:
-        context.insist(lambda: _bring(context, manifest, target, check, present))
+        context.insist(lambda: _bring(context, manifest, target, check))
     except CloudspotError as error:
         if target == node.restore or not isinstance(error.__cause__, OSError):
             raise
@@ -168,6 +168,19 @@ def _fetch(
         target = node.restore
         context.insist(lambda: _bring(context, manifest, target, check))
     return replace(restored, directory=target)
+
+
+def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
+    """Return whether what lies under a script's checkpoint's name is that checkpoint, or a newer one.
+
+    It is where this node's last generation has written it on rank 0, or has resumed from it: whatever that
+    has written and not completed is set aside by now.
+    """
+    memory = context.memory
+    if memory.generation == manifest.generation:
+        return memory.first_rank == 0
+    generations = generations_of(context.journal.known)
+    return any(one.number == memory.generation and one.restore_from == manifest.id for one in generations)
 
 
 def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
@@ -188,11 +201,11 @@ def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
     return 2 * sum(sizes[name] for name in over_nodes) > manifest.size
 
 
-def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
-    """Return where a session's checkpoint goes, and the ranks whose parts may be there already.
+def _place_for(context: NodeContext, manifest: Manifest) -> Path:
+    """Return where a session's checkpoint goes.
 
-    Those are what this machine has restored before, and slots of the arena from which it was uploaded. No
-    process of the training lives any more: what is verified there stays as it is.
+    Files of it may be there already: what this machine has restored before, and slots of the arena from which
+    it was uploaded. No process of the training lives any more: what is verified there stays as it is.
     """
     node = context.node
     places = node.restore_in_memory, node.restore
@@ -213,21 +226,25 @@ def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozense
             slot.unlink(missing_ok=True)
     context.uploaded_slots.clear()
     if kept:
-        return kept, frozenset(part.rank for part in manifest.parts)
+        return kept
     in_memory = {rank for rank, slot in slots.items() if slot.parent == node.arena}
     missing = sum(part.size for part in manifest.parts if part.rank not in in_memory)
     goes_to_memory = may_use_memory and _has_memory(context, manifest.size, missing)
     target = node.restore_in_memory if goes_to_memory else node.restore
-    moved = set()
     sizes = {part.rank: part.size for part in manifest.parts}
     for rank, slot in slots.items():
         with suppress(OSError, KeyError):
             target.mkdir(exist_ok=True)
             os.truncate(slot, sizes[rank])
             shutil.move(slot, target / fetching.part_file(rank))
-            moved.add(rank)
         slot.unlink(missing_ok=True)
-    return target, frozenset(moved)
+    return target
+
+
+def _ranks_in(target: Path, manifest: Manifest) -> frozenset[int]:
+    """Return the ranks whose files are there, of which some chunks may be as they should be."""
+    ranks = (part.rank for part in manifest.parts)
+    return frozenset(rank for rank in ranks if (target / fetching.part_file(rank)).exists())
 
 
 def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
@@ -276,8 +293,9 @@ def _bring(
     manifest: Manifest,
     directory: Path,
     check: Callable[[], None],
-    present: frozenset[int] = frozenset(),
 ) -> None:
+    # At each try: what an outage has cut off goes on where it was.
+    present = _ranks_in(directory, manifest) if manifest.kind == "session" else ()
     with context.status.transferring("restoring", manifest.size) as add:
 
         def progress(num_bytes: int) -> None:

@@ -115,7 +115,8 @@ class DirectoryUploads:
         """
         if self._status.has_session:
             return
-        for torn in self._directories.torn():
+        # Status 0 proves nothing where a script writes but the files of other ranks.
+        for torn in self._directories.torn(only_incomplete=self._has_rank_0):
             target = _free_path(self._node.torn / torn.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(torn.path, target)
@@ -143,14 +144,19 @@ class DirectoryUploads:
         """Return the newest complete directories that are not in the bucket."""
         if self._status.has_session or self._status.generation == 0:
             return []
-        if self._status.ranks and 0 not in self._status.ranks:
-            return []  # scripts write on global rank 0, so only its node uploads
+        if not self._has_rank_0:
+            return []
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
         self._status.warn("directories", self._restlessness())
         if self._directories.save_seconds is not None:
             self._status.stall_seconds = self._directories.save_seconds
         newest = max((d.step or 0 for d in ready), default=0)
         return [d for d in ready if (d.step or 0) == newest and (d.name, d.fingerprint) not in self._known]
+
+    @property
+    def _has_rank_0(self) -> bool:
+        """Whether this node has what scripts write on global rank 0, which is the checkpoint."""
+        return not self._status.ranks or 0 in self._status.ranks
 
     def _restlessness(self) -> str | None:
         """Return a warning about directories that are never complete, such as one always rewritten."""

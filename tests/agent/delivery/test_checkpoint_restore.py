@@ -2,7 +2,11 @@
 
 import errno
 import json
+import math
+import os
 import shutil
+import threading
+import time
 from datetime import datetime, timezone
 from unittest import mock
 
@@ -13,13 +17,15 @@ from made_journal import commit
 from cloudspot.agent.delivery import checkpoint_restore
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore import fetching, keys, parts, retention
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.manifests import Superseded
 from cloudspot.jobstore.records import File, SaveId
+from cloudspot.jobstore.wrapped_store import WrappedStore
 
 JOB = "digits-1"
+CHUNK_BYTES = 1 << 16
 
 
 def put_directory(bench, checkpoint, name, text):
@@ -346,6 +352,78 @@ def test_what_a_script_wrote_on_this_machine_is_left_as_it_is(bench):
     (ours / "model").write_text("newer")
     assert restore_newest(life.context).directory_name == "output/last"
     assert (ours / "model").read_text() == "newer"
+
+
+@pytest.mark.parametrize(
+    ("generation", "first_rank"),
+    [
+        pytest.param(2, 1, id="rank 0, elsewhere, rewrote it"),
+        pytest.param(1, 0, id="this node sat out the generation that rewrote it"),
+    ],
+)
+def test_an_older_state_under_the_same_name_is_not_taken_for_the_checkpoint(bench, generation, first_rank):
+    """A node went on from it, on rank 0, while all others resumed from the newer one."""
+    put_directory(bench, bench.id(1, 10), "output/last", "older")
+    life = bench.life(checkpoint={"directory": "output/*"})
+    restore_newest(life.context)
+    bench.start(2, bench.id(1, 10))
+    put_directory(bench, bench.id(2, 90), "output/last", "newer")
+    life.context.memory.generation, life.context.memory.first_rank = generation, first_rank
+    assert restore_newest(life.context).checkpoint == bench.id(2, 90)
+    assert (life.context.node.work / "output" / "last" / "model").read_text() == "newer"
+
+
+def test_what_a_node_without_rank_0_resumed_from_is_not_fetched_again(bench):
+    put_directory(bench, bench.id(1, 10), "output/last", "weights")
+    store = CountingStore(bench.store)
+    life = bench.life(store=store, checkpoint={"directory": "output/*"})
+    restore_newest(life.context)
+    bench.start(2, bench.id(1, 10))
+    life.context.memory.generation, life.context.memory.first_rank = 2, 1
+    num_read = store.chunk_bytes
+    assert restore_newest(life.context).directory_name == "output/last"
+    assert store.chunk_bytes == num_read > 0
+
+
+def test_what_an_outage_has_cut_off_goes_on_where_it_was(bench):
+    """An outage of seconds began a restore of hours anew."""
+    data = os.urandom(20 * CHUNK_BYTES)
+    bench.commit(bench.id(1, 10), data, chunk_bytes=CHUNK_BYTES)
+    store = CountingStore(bench.store, fails_after=12)
+    restored = restore_newest(bench.life(store=store).context)
+    assert (restored.directory / "part-0.bin").read_bytes() == data
+    assert store.has_failed
+    assert store.chunk_bytes <= len(data) + fetching.NUM_THREADS * CHUNK_BYTES
+
+
+class CountingStore(WrappedStore):
+    """Counts the bytes of chunks that are read; after so many reads, it once fails for longer than a store
+    is tried."""
+
+    chunk_bytes = 0
+
+    def __init__(self, inner, *, fails_after=None):
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self._left = math.inf if fails_after is None else fails_after
+        self._failing_since = None
+
+    @property
+    def has_failed(self):
+        return self._failing_since is not None
+
+    def get_range_into(self, key, start, buffer):
+        with self._lock:
+            self._left -= 1
+            if self._left < 0 and self._failing_since is None:
+                self._failing_since = time.monotonic()
+        if self._failing_since is not None and time.monotonic() - self._failing_since < 3.0:
+            raise TransientError("out")
+        num_bytes = super().get_range_into(key, start, buffer)
+        if "/chunks/" in key:
+            with self._lock:
+                self.chunk_bytes += num_bytes
+        return num_bytes
 
 
 @pytest.mark.parametrize("pattern", [None, "output/*", "src"])

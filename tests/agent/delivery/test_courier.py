@@ -749,6 +749,28 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
     assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
 
 
+@pytest.mark.parametrize("was_told", [False, True])
+def test_the_files_of_other_ranks_are_no_checkpoint_though_the_script_ends_with_0(
+    bench, carry, node, was_told
+):
+    """They became the newest one as soon as their node had rank 0, from which nothing could resume."""
+    life = carry(checkpoint={"directory": "output/*", "on_notice": "SIGTERM"})
+    life.context.status.ranks = (1,)
+    life.courier._directories.begin(Restored(None))
+    if was_told:
+        life.courier.ask_script()
+    (node.work / "output" / "checkpoint-20").mkdir(parents=True)
+    (node.work / "output" / "checkpoint-20" / "rng_state_1.pth").write_text("its own")
+    life.courier.end_of_trainer(exited_0=True, is_leaving=False)
+    life.courier.settle()
+    life.courier.set_aside_torn()
+    assert (node.torn / "output" / "checkpoint-20" / "rng_state_1.pth").exists()
+    life.context.status.ranks = (0,)
+    life.courier._directories.begin(Restored(None))
+    assert life.courier.finish(until=lambda: FAR)
+    assert steps(bench) == []
+
+
 def tear_what_came_with_the_code(bench, node):
     """A script that rewrites a directory of the code dies in the middle."""
     code = bench.root / "code" / "output" / "last"
