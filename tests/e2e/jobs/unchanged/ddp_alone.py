@@ -50,9 +50,11 @@ def main(num_steps):
         dist.broadcast(must_leave, src=0)
         if rank == 0:
             print(f"step {step}", flush=True)
-            if must_leave or step % SAVE_EVERY == 0:
-                path = OUTPUT / f"checkpoint-{step}"
-                path.mkdir(parents=True)
+        if must_leave or step % SAVE_EVERY == 0:
+            path = OUTPUT / f"checkpoint-{step}"
+            path.mkdir(parents=True, exist_ok=True)
+            torch.save(torch.get_rng_state(), path / f"rng_state_{rank}.pth")  # as trainers do, on every rank
+            if rank == 0:
                 torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, path / "state.pt")
                 (path / "done").touch()
         if must_leave:
