@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from cloudspot.jobstore.lineage import generations_of, head
 from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
 from cloudspot.jobstore.seals import read_seal
 from cloudspot.jobstore.shared_chunks import ChunkContent, contents
+from cloudspot.jobstore.wrapped_store import T, WrappedStore
 
 _log = logging.getLogger(__name__)
 
@@ -149,24 +151,23 @@ def _fetch(
             return replace(restored, directory_name=name)
         if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
             shutil.rmtree(target)  # it came with the code, or is an older state under the same name
-        context.insist(lambda: _bring(context, manifest, node.work, check))
+        _bring(context, manifest, node.work, check)
         return replace(restored, directory_name=name)
-    target = _place_for(context, manifest)
+    target, present = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
-        present = _ranks_in(target, manifest)
         context.insist(
             lambda: fetching.lay_out(context.store, node.job_id, manifest, target, present=present)
         )
         return replace(restored, directory=target, on_demand=manifest)
     try:
-        context.insist(lambda: _bring(context, manifest, target, check))
+        _bring(context, manifest, target, check, present)
     except CloudspotError as error:
         if target == node.restore or not isinstance(error.__cause__, OSError):
             raise
         _log.warning("memory has no room any more, restoring to the disk: %s", error)
         shutil.rmtree(target, ignore_errors=True)
         target = node.restore
-        context.insist(lambda: _bring(context, manifest, target, check))
+        _bring(context, manifest, target, check)
     return replace(restored, directory=target)
 
 
@@ -201,11 +202,11 @@ def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
     return 2 * sum(sizes[name] for name in over_nodes) > manifest.size
 
 
-def _place_for(context: NodeContext, manifest: Manifest) -> Path:
-    """Return where a session's checkpoint goes.
+def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
+    """Return where a session's checkpoint goes, and the ranks whose parts may be there already.
 
-    Files of it may be there already: what this machine has restored before, and slots of the arena from which
-    it was uploaded. No process of the training lives any more: what is verified there stays as it is.
+    Those are what this machine has restored before, and slots of the arena from which it was uploaded. No
+    process of the training lives any more: what is verified there stays as it is.
     """
     node = context.node
     places = node.restore_in_memory, node.restore
@@ -226,25 +227,21 @@ def _place_for(context: NodeContext, manifest: Manifest) -> Path:
             slot.unlink(missing_ok=True)
     context.uploaded_slots.clear()
     if kept:
-        return kept
+        return kept, frozenset(part.rank for part in manifest.parts)
     in_memory = {rank for rank, slot in slots.items() if slot.parent == node.arena}
     missing = sum(part.size for part in manifest.parts if part.rank not in in_memory)
     goes_to_memory = may_use_memory and _has_memory(context, manifest.size, missing)
     target = node.restore_in_memory if goes_to_memory else node.restore
+    moved = set()
     sizes = {part.rank: part.size for part in manifest.parts}
     for rank, slot in slots.items():
         with suppress(OSError, KeyError):
             target.mkdir(exist_ok=True)
             os.truncate(slot, sizes[rank])
             shutil.move(slot, target / fetching.part_file(rank))
+            moved.add(rank)
         slot.unlink(missing_ok=True)
-    return target
-
-
-def _ranks_in(target: Path, manifest: Manifest) -> frozenset[int]:
-    """Return the ranks whose files are there, of which some chunks may be as they should be."""
-    ranks = (part.rank for part in manifest.parts)
-    return frozenset(rank for rank in ranks if (target / fetching.part_file(rank)).exists())
+    return target, frozenset(moved)
 
 
 def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
@@ -293,9 +290,9 @@ def _bring(
     manifest: Manifest,
     directory: Path,
     check: Callable[[], None],
+    present: frozenset[int] = frozenset(),
 ) -> None:
-    # At each try: what an outage has cut off goes on where it was.
-    present = _ranks_in(directory, manifest) if manifest.kind == "session" else ()
+    store = _InsistentStore(context, check)
     with context.status.transferring("restoring", manifest.size) as add:
 
         def progress(num_bytes: int) -> None:
@@ -303,7 +300,23 @@ def _bring(
             add(num_bytes)
 
         num_here = fetching.fetch(
-            context.store, context.node.job_id, manifest, directory, present=present, progress=progress
+            store, context.node.job_id, manifest, directory, present=present, progress=progress
         )
     if num_here:
         _log.info("checkpoint %s: %d of %d bytes were here", manifest.id, num_here, manifest.size)
+
+
+class _InsistentStore(WrappedStore):
+    """Repeats each request by itself, so that a fetch goes on where an outage has stopped it."""
+
+    def __init__(self, context: NodeContext, check: Callable[[], None]) -> None:
+        super().__init__(context.store)
+        self._insist = context.insist
+        self._check = check
+
+    def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
+        return self._insist(request, sleep=self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._check()

@@ -3,10 +3,10 @@
 import errno
 import json
 import math
-import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from unittest import mock
 
@@ -28,7 +28,7 @@ JOB = "digits-1"
 CHUNK_BYTES = 1 << 16
 
 
-def put_directory(bench, checkpoint, name, text):
+def put_directory(bench, checkpoint, name, text, **options):
     root = bench.root / "made"
     root.mkdir(exist_ok=True)
     (root / "model").write_text(text)
@@ -36,6 +36,7 @@ def put_directory(bench, checkpoint, name, text):
     parts.upload_directory(
         bench.store, JOB, save, rank=0, num_parts=1, root=root, directory=name,
         files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
+        **options,
     )  # fmt: skip
     commit(bench.store, JOB, checkpoint)
 
@@ -385,27 +386,45 @@ def test_what_a_node_without_rank_0_resumed_from_is_not_fetched_again(bench):
     assert store.chunk_bytes == num_read > 0
 
 
-def test_what_an_outage_has_cut_off_goes_on_where_it_was(bench):
-    """An outage of seconds began a restore of hours anew."""
-    data = os.urandom(20 * CHUNK_BYTES)
-    bench.commit(bench.id(1, 10), data, chunk_bytes=CHUNK_BYTES)
+@pytest.mark.parametrize("kind", ["session", "directory"])
+def test_a_restore_goes_on_where_an_outage_has_stopped_it(bench, kind):
+    """Seconds without the store began a restore of hours anew."""
+    text = "weights " * (20 * CHUNK_BYTES // 8)
+    if kind == "session":
+        bench.commit(bench.id(1, 10), text.encode(), chunk_bytes=CHUNK_BYTES)
+    else:
+        put_directory(bench, bench.id(1, 10), "output/last", text, chunk_bytes=CHUNK_BYTES)
     store = CountingStore(bench.store, fails_after=12)
-    restored = restore_newest(bench.life(store=store).context)
-    assert (restored.directory / "part-0.bin").read_bytes() == data
+    life = bench.life(store=store, checkpoint={"directory": "output/*"} if kind == "directory" else {})
+    restored = restore_newest(life.context)
+    place = restored.directory or life.context.node.work / "output" / "last"
+    assert (place / {"session": "part-0.bin", "directory": "model"}[kind]).read_text() == text
     assert store.has_failed
-    assert store.chunk_bytes <= len(data) + fetching.NUM_THREADS * CHUNK_BYTES
+    assert store.chunk_bytes == len(text)
+
+
+def test_an_order_ends_a_restore_that_waits_for_the_store(bench, wait_until):
+    bench.commit(bench.id(1, 10))
+    store = CountingStore(bench.store, fails_after=0, seconds=math.inf)
+    context = bench.life(store=store).context
+    with ThreadPoolExecutor() as pool:
+        restore = pool.submit(restore_newest, context)
+        wait_until(lambda: store.has_failed)
+        context.orders.give(superseded="the others go on")
+        with pytest.raises(LeavingError, match="the others go on"):
+            restore.result(timeout=60)
 
 
 class CountingStore(WrappedStore):
-    """Counts the bytes of chunks that are read; after so many reads, it once fails for longer than a store
-    is tried."""
+    """Counts the bytes of chunks that are read; after so many reads it fails for so many seconds."""
 
     chunk_bytes = 0
 
-    def __init__(self, inner, *, fails_after=None):
+    def __init__(self, inner, *, fails_after=math.inf, seconds=3.0):
         super().__init__(inner)
         self._lock = threading.Lock()
-        self._left = math.inf if fails_after is None else fails_after
+        self._left = fails_after
+        self._seconds = seconds
         self._failing_since = None
 
     @property
@@ -417,7 +436,7 @@ class CountingStore(WrappedStore):
             self._left -= 1
             if self._left < 0 and self._failing_since is None:
                 self._failing_since = time.monotonic()
-        if self._failing_since is not None and time.monotonic() - self._failing_since < 3.0:
+        if self._failing_since is not None and time.monotonic() - self._failing_since < self._seconds:
             raise TransientError("out")
         num_bytes = super().get_range_into(key, start, buffer)
         if "/chunks/" in key:
