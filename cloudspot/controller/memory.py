@@ -255,12 +255,11 @@ class Memory:
             yield Suspect(seat=seat, instance_id=owner, counter=counter, silent=silent, absent=absent)
 
     def _may_run(self, ending: Ending) -> bool:
-        """Return whether a machine of the ending may run on; one that shuts down is as good as gone."""
+        """Return whether a machine of the ending may go on costing money, as a stopped one does, too."""
         if self._instances is None:
             return ending in self._left_ended
         return any(
-            one.state in {InstanceState.PENDING, InstanceState.RUNNING}
-            and (ending.seat is None or ending.seat.launch == one.launch)
+            one.state is not InstanceState.ENDED and (ending.seat is None or ending.seat.launch == one.launch)
             for one in self._instances
         )
 

@@ -249,7 +249,8 @@ def _union_seconds(lines: Sequence[LedgerLine], now: datetime) -> float:
 def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) -> Iterator[LedgerLine]:
     listed = {one.id: one for one in instances if one.launch == launch.number}
     ranks = {slot.instance_id: rank for rank, slot in launch.claimed.items() if slot.instance_id}
-    for instance_id in sorted({*ranks, *listed, *launch.certificates}):
+    voided = {machine: slot.at for slot in launch.slots.values() for machine in slot.machines}
+    for instance_id in sorted({*ranks, *listed, *launch.certificates, *voided}):
         instance, rank = listed.get(instance_id), ranks.get(instance_id)
         certificate = launch.certificates.get(instance_id)
         if certificate is not None:
@@ -258,7 +259,8 @@ def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) 
             yield _line(launch, rank, instance_id, *times, now, is_reclaimed=is_reclaimed)
             continue
         started = launch.intent.at if rank is None else launch.slots[rank].at
-        ended: datetime | None = None
+        # A cloud may forget a machine whose seat was given up before anybody could prove its end.
+        ended = None if instance_id in ranks else voided.get(instance_id)
         if rank is not None and (exit_record := own_exit(launch, rank)) is not None:
             ended = exit_record.at
         if instance is not None:

@@ -4,6 +4,7 @@ import math
 import random
 from datetime import timedelta
 
+import msgspec
 import pytest
 from simcloud import SimCloud, SimProvider
 from simnodes import Script, SimAgents
@@ -518,6 +519,27 @@ def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_last
     town.passes_until(lambda: HistoryReader(town.store, "one").read().finished, seconds=20)
     town.passes_until(lambda: not suspected(town), seconds=20)
     assert suspected(town) == []
+
+
+def test_passes_end_a_machine_that_was_only_shut_down(town, records, monkeypatch):
+    """A stopped machine is paid for on Alibaba Cloud, and so are its disks everywhere; it was left for days."""
+    machine = town.start("one")
+    town.world.kill(machine.life)
+    town.cloud.leave_user_code(machine)
+    town.store.put(
+        keys.exit_record("one", 1, 0), codec.encode(records.exit("succeeded", instance_id=machine.id))
+    )
+    list_instances, terminated = town.cloud.instances, []
+
+    def stopped(**options):
+        for one in list_instances(**options):
+            is_stopped = one.id == machine.id and one.state is InstanceState.RUNNING
+            yield msgspec.structs.replace(one, state=InstanceState.SHUTTING_DOWN) if is_stopped else one
+
+    monkeypatch.setattr(town.cloud, "instances", lambda **options: tuple(stopped(**options)))
+    terminate = town.cloud.terminate
+    monkeypatch.setattr(town.cloud, "terminate", lambda ids: terminated.append(terminate(ids)))
+    assert town.passes_until(lambda: terminated, seconds=300) is not None
 
 
 def test_the_second_of_rare_passes_knows_how_long_it_is_since_a_stop(town, records):

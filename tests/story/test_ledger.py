@@ -62,6 +62,17 @@ def test_a_machine_that_has_not_claimed_its_rank_costs_money_too(records):
     assert ledger.spent == pytest.approx(0.5)
 
 
+def test_a_machine_whose_seat_was_given_up_stays_on_the_bill_though_nobody_can_prove_its_end(records):
+    """As where its cloud forgets it before the next pass: the bill went down."""
+    void = records.change(records.slot(at=1210.0), machines=("i-1-0",))
+    launch = records.change(records.launch(claimed=False), slots={0: void})
+    (line,) = bill(records.history(launch), records.at(9999.0)).lines
+    assert (line.instance_id, line.started, line.ended) == ("i-1-0", launch.intent.at, records.at(1210.0))
+    listed = records.instance(state="running", launched=0.0)
+    (line,) = bill(records.history(launch), records.at(9999.0), instances=(listed,)).lines
+    assert (line.started, line.ended) == (records.at(0.0), None)
+
+
 def test_a_surplus_machine_is_billed_as_listed_and_then_by_its_certificate(records):
     launch = records.launch(exits={0: records.exit("succeeded", at=1800.0)})
     surplus = records.instance("i-9", "ended", launched=0.0, ended_at=records.at(900.0))
