@@ -4,10 +4,13 @@ import threading
 import time
 from datetime import datetime, timedelta, timezone
 
+import made_journal
 import pytest
 
 from cloudspot.agent.reclaim import understand
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.model import PreemptionNotice
 
 JOB = "digits-1"
@@ -143,8 +146,20 @@ def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch
     assert withdrawn == [1]
 
 
-def test_the_node_of_rank_0_saves_when_another_node_has_to_go(bench, wait_until, monkeypatch):
-    """Only rank 0 writes checkpoints; it heard nothing, and its training ended by a broken connection."""
+class SlowStore(WrappedStore):
+    """Takes its time for what is saved at step 107."""
+
+    def put(self, key, data, *, if_absent=False):
+        if "/chunks/" in key and "-000000000107-" in key:
+            time.sleep(2.0)
+        super().put(key, data, if_absent=if_absent)
+
+
+@pytest.mark.parametrize("reclaimed", [0, 1])
+def test_what_rank_0_saves_counts_whichever_node_has_to_go(bench, wait_until, monkeypatch, reclaimed):
+    """Only rank 0 writes checkpoints. Its node heard nothing of another's notice, and its training ended by a
+    broken connection; at its own, the survivor went on from an older checkpoint while it was uploading.
+    """
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
     monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
@@ -156,8 +171,9 @@ if os.environ["RANK"] == "1":
 """
     script = LEAVES.replace("save(100)", script + "save(100)")
     nodes = {"min": 1, "max": 2}
+    store = SlowStore(bench.store)
     lives = [
-        bench.life(script, machine=f"machine-{rank}", rank=rank, nodes=nodes, checkpoint=TABLE)
+        bench.life(script, store=store, machine=f"machine-{rank}", rank=rank, nodes=nodes, checkpoint=TABLE)
         for rank in range(2)
     ]
     threads = [threading.Thread(target=life.run, daemon=True) for life in lives]
@@ -165,13 +181,15 @@ if os.environ["RANK"] == "1":
         thread.start()
     for life in lives:
         wait_until((life.context.node.work / "ready").exists)
-    reclaim(lives[1], 30.0)
+    reclaim(lives[reclaimed], 30.0)
     for thread in threads:
         end(thread)
-    assert [bench.exit_record(rank=rank).outcome for rank in range(2)] == ["succeeded", "drained"]
+    outcomes = {reclaimed: "drained", 1 - reclaimed: "succeeded"}
+    assert {rank: bench.exit_record(rank=rank).outcome for rank in range(2)} == outcomes
     first, second = bench.generations()
     assert (len(first.members), len(second.members), second.why) == (2, 1, "regrouped")
     assert second.restore_from == bench.id(1, 107)
+    assert bench.commits()[-1] == bench.id(1, 107)
 
 
 def test_a_node_whose_script_leaves_with_the_others_before_it_is_told_has_not_finished(
@@ -243,3 +261,58 @@ def test_a_script_is_told_of_newcomers_and_left_alone_where_it_cannot_be(
     assert whys == (["first", "joined"] if is_told else ["first"])
     assert bench.commits()[-1] == bench.id(1, 107)
     assert bench.exit_record(2).outcome == ("succeeded" if is_told else "superseded")
+
+
+WRITES = """
+log = Path(os.environ["CLOUDSPOT_ARTIFACTS"]) / "log.csv"
+
+def note(line):
+    with log.open("a") as file:
+        print(line, file=file)
+
+if Path("out/checkpoint-107").exists():
+    note("the first line of the next one")
+    sys.exit(0)
+note("the first line")
+save(100)
+wait()
+save(107)
+note("the last line")
+sys.exit(0)
+"""
+
+
+class SlowArtifacts(WrappedStore):
+    def put(self, key, data, *, if_absent=False):
+        if "/artifacts/" in key:
+            time.sleep(1.0)
+        super().put(key, data, if_absent=if_absent)
+
+
+def test_the_next_node_goes_on_from_the_artifacts_that_this_one_has_last_written(
+    bench, wait_until, monkeypatch
+):
+    """It had fetched them too early, and its own replaced what this one uploaded at its end."""
+    may_join = threading.Event()
+    monkeypatch.setattr(
+        "cloudspot.agent.training.supervision.join_is_due", lambda *_, **__: may_join.is_set()
+    )
+    script = SCRIPT.partition("if Path")[0] + WRITES
+    store, tables = SlowArtifacts(bench.store), {"nodes": 1, "checkpoint": TABLE}
+    lives = [bench.life(script, store=store, num_seats=1, **tables)]
+    threads = [threading.Thread(target=lives[0].run, daemon=True)]
+    threads[0].start()
+    wait_until(bench.commits)
+    made_journal.open_launch(bench.store, JOB, 2, num_nodes=1, stands_in_for=((1, 0),))
+    lives.append(bench.life(script, store=store, num_seats=1, launch=2, machine="other", **tables))
+    threads.append(threading.Thread(target=lives[1].run, daemon=True))
+    threads[1].start()
+    wait_until(lambda: lives[1].context.status.state == "ready")
+    may_join.set()
+    for thread in threads:
+        end(thread)
+    assert bench.store.get(keys.artifacts_prefix(JOB) + "log.csv").decode().splitlines() == [
+        "the first line",
+        "the last line",
+        "the first line of the next one",
+    ]

@@ -46,6 +46,11 @@ class CheckpointDirectory:
     """The number that its name ends with, or None."""
     fingerprint: Fingerprint
 
+    @property
+    def written_at(self) -> int:
+        """When one of its files was last written (ns); 0: it has none."""
+        return max((modified_at for _, _, modified_at in self.fingerprint), default=0)
+
 
 class _Memory(msgspec.Struct, kw_only=True):
     """What a later agent of the machine has to know."""
@@ -90,7 +95,7 @@ class CheckpointDirectories:
         return self._memory.came_with_code
 
     def ready(self, now: float, *, alive: bool) -> tuple[CheckpointDirectory, ...]:
-        """Return the complete directories, by step ascending.
+        """Return the complete directories, by step ascending, and of one step by when they were written.
 
         ``now`` is monotonic; ``alive`` says whether the script still runs: when it does not, a
         directory that had not settled by then never will, unless the script finished.
@@ -101,9 +106,10 @@ class CheckpointDirectories:
             self._incomplete_since = {
                 each.name: self._incomplete_since.get(each.name, now)
                 for each in found
-                if self._is_new(each) and not self._is_complete(each)
+                if self.is_new(each) and not self._is_complete(each)
             }
-        return tuple(sorted(filter(self._is_complete, found), key=lambda directory: directory.step or 0))
+        complete = filter(self._is_complete, found)
+        return tuple(sorted(complete, key=lambda directory: (directory.step or 0, directory.written_at)))
 
     def restless(self, now: float) -> tuple[str, ...]:
         """Return the names of the directories that the script writes to and has not completed for long."""
@@ -131,7 +137,7 @@ class CheckpointDirectories:
         if self._memory.asked is None:
             # What the script has not touched since it started was restored, or came with the code; what its
             # content says is complete may be too new to be sure of, but is not what the script writes now.
-            whole = self._is_complete, self._says_complete, lambda each: not self._is_new(each)
+            whole = self._is_complete, self._says_complete, lambda each: not self.is_new(each)
             self._memory.asked = {
                 each.name: each.fingerprint if any(is_so(each) for is_so in whole) else None
                 for each in self._matching()
@@ -143,10 +149,15 @@ class CheckpointDirectories:
         """Whether the script was asked to save."""
         return self._memory.asked is not None
 
+    def is_new(self, directory: CheckpointDirectory) -> bool:
+        """Return whether the script has written to the directory."""
+        before = self._memory.before or {}
+        return before.get(directory.name) != directory.fingerprint
+
     def is_answer(self, directory: CheckpointDirectory) -> bool:
         """Return whether the script has begun to write this after it was asked to save."""
         asked = self._memory.asked
-        if asked is None or not self._is_new(directory):
+        if asked is None or not self.is_new(directory):
             return False
         if directory.name not in asked:
             return True
@@ -169,21 +180,21 @@ class CheckpointDirectories:
             and (
                 (self.is_answer(each) and (exited_0 or self._says_complete(each)))
                 # It was being written when the script was asked, perhaps once more afterwards.
-                or (exited_0 and each.name in asked and self._is_new(each) and self._says_complete(each))
+                or (exited_0 and each.name in asked and self.is_new(each) and self._says_complete(each))
             )
         )
 
     def _kinds_before(self, found: Sequence[CheckpointDirectory]) -> frozenset[str]:
         """Return what files the newest of these has that is complete, for the next one to have, too."""
         written = [each for each in found if each.fingerprint]
-        complete = [each for each in written if self._is_complete(each) or not self._is_new(each)]
-        return _kinds(max(complete, key=_newest)) if complete else frozenset()
+        complete = [each for each in written if self._is_complete(each) or not self.is_new(each)]
+        return _kinds(max(complete, key=lambda directory: directory.written_at)) if complete else frozenset()
 
     def torn(self, *, only_incomplete: bool = True) -> tuple[CheckpointDirectory, ...]:
         """Return what the script, which has ended, has written to and (if so told) not completed."""
         if self._memory.before is None:
             return ()
-        new = filter(self._is_new, self._matching())
+        new = filter(self.is_new, self._matching())
         return tuple(each for each in new if not (only_incomplete and self._is_complete(each)))
 
     def _watch(self, found: Sequence[CheckpointDirectory], now: float) -> None:
@@ -205,7 +216,7 @@ class CheckpointDirectories:
                 and expected <= _kinds(each)
             )
         ]
-        for directory in filter(self._is_new, quiet):
+        for directory in filter(self.is_new, quiet):
             if not self._is_settled(directory):
                 self.save_seconds = self._seconds_to_write(directory)
         self._settle(quiet)
@@ -224,7 +235,7 @@ class CheckpointDirectories:
         new = {
             directory.name: directory.fingerprint
             for directory in directories
-            if self._is_new(directory) and not self._is_settled(directory)
+            if self.is_new(directory) and not self._is_settled(directory)
         }
         if not new:
             return
@@ -237,11 +248,6 @@ class CheckpointDirectories:
     def _save(self) -> None:
         with self._saving:
             write_whole(self._path, msgspec.json.encode(self._memory))
-
-    def _is_new(self, directory: CheckpointDirectory) -> bool:
-        """Return whether the script has written to the directory."""
-        before = self._memory.before or {}
-        return before.get(directory.name) != directory.fingerprint
 
     def _is_settled(self, directory: CheckpointDirectory) -> bool:
         return self._memory.settled.get(directory.name) == directory.fingerprint
@@ -264,7 +270,7 @@ class CheckpointDirectories:
         if written_at is None:
             return False
         # An older one is an earlier save's in a directory that is being rewritten, or other ranks came later.
-        return written_at >= _newest(directory) or self._is_settled(directory)
+        return written_at >= directory.written_at or self._is_settled(directory)
 
     def _matching(self) -> list[CheckpointDirectory]:
         try:
@@ -295,10 +301,6 @@ def _names(directory: CheckpointDirectory) -> frozenset[str]:
 def _kinds(directory: CheckpointDirectory) -> frozenset[str]:
     """Return the names of the files without the numbers in them, which may be steps."""
     return frozenset(re.sub(r"\d+", "", name) for name in _names(directory))
-
-
-def _newest(directory: CheckpointDirectory) -> int:
-    return max(modified_at for _, _, modified_at in directory.fingerprint)
 
 
 def step_of(name: str) -> int | None:

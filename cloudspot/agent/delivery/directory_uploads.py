@@ -6,7 +6,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -142,12 +142,13 @@ class DirectoryUploads:
 
     def unsent(self) -> list[CheckpointDirectory]:
         """Return the newest complete directories that are not in the bucket."""
-        if self._status.has_session or self._status.generation == 0:
+        if self._status.has_session or not self._has_rank_0:
             return []
-        if not self._has_rank_0:
-            return []
+        if self._status.generation != self._context.memory.generation:
+            return []  # its script has not started here: what there is was restored, or came with the code
         ready = self._directories.ready(time.monotonic(), alive=self._alive)
         self._status.warn("directories", self._restlessness())
+        self._status.warn("directory names", self._misnamed(ready))
         if self._directories.save_seconds is not None:
             self._status.stall_seconds = self._directories.save_seconds
         newest = max((d.step or 0 for d in ready), default=0)
@@ -156,7 +157,7 @@ class DirectoryUploads:
     @property
     def _has_rank_0(self) -> bool:
         """Whether this node has what scripts write on global rank 0, which is the checkpoint."""
-        return not self._status.ranks or 0 in self._status.ranks
+        return 0 in self._status.ranks
 
     def _restlessness(self) -> str | None:
         """Return a warning about directories that are never complete, such as one always rewritten."""
@@ -171,6 +172,17 @@ class DirectoryUploads:
             why = "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"
         minutes = RESTLESS_SECONDS / 60
         return f"{', '.join(names)} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
+
+    def _misnamed(self, ready: Sequence[CheckpointDirectory]) -> str | None:
+        """Return a warning about a directory that was written last and does not count as the newest."""
+        written = [one for one in ready if one.step is not None and self._directories.is_new(one)]
+        last = max(written, key=lambda one: one.written_at, default=None)
+        if last is None or last.step == ready[-1].step:
+            return None
+        return (
+            f"{last.name} was completed after {ready[-1].name} and is not uploaded, as its name ends with a "
+            "smaller number: let the names end with the step"
+        )
 
     def _choose_id(self, directory: CheckpointDirectory) -> SaveId:
         newest = head(self._context.journal.known)

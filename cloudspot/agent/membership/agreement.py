@@ -18,7 +18,7 @@ from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
-from cloudspot.agent.membership.drain_commit import await_commit
+from cloudspot.agent.membership.drain_commit import await_commit, await_rank_0
 from cloudspot.agent.membership.failure_votes import FailureVotes, not_reached
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import (
@@ -237,6 +237,11 @@ class Membership:
         """Wait until the drain's checkpoint is committed, or a part of it clearly will never come."""
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
+
+    def await_rank_0(self) -> None:
+        """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will."""
+        if self.current is not None:
+            await_rank_0(self._context, self._peers, self.current)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation to run, with its checkpoint restored on this node.

@@ -1,4 +1,7 @@
-"""The commit of a drain after which the survivors go on: whoever sees all its parts writes it."""
+"""What the survivors of a drain wait for before they go on.
+
+That is its commit, which whoever sees all its parts writes, or the last word of the node of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,25 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         if missing <= gone:
             return
         if time.monotonic() >= end and not any(peers.has_notice(seat) for seat in missing - gone):
+            return
+        peers.pause()
+
+
+def await_rank_0(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
+    """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will.
+
+    Only that node uploads it; a generation that is written before makes its commit count for nothing.
+    """
+    first = current.seats[0]
+    if first == context.seat:
+        return
+    peers.ask()
+    end = time.monotonic() + COMMIT_SECONDS
+    while not context.orders.pending and context.orders.newer_than(current) is None:
+        peers.refresh()
+        if peers.is_gone(first) or first in _settled(peers, current):
+            return
+        if time.monotonic() >= end and not peers.has_notice(first):
             return
         peers.pause()
 

@@ -81,6 +81,8 @@ class GenerationEnd:
             why = self._conclude(handoff, end, ordered, seconds=seconds)
         if isinstance(why, Leaving):
             return why  # until the exit record is written, a later agent has to come to the same end
+        if context.job.spec.checkpoint.directory is not None and not context.status.has_session:
+            self._membership.await_rank_0()
         self._note_end(why)
         return None
 

@@ -41,6 +41,9 @@ from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 
+ARTIFACTS_SECONDS = 30.0
+"""How long a node that may be replaced uploads its artifacts before the next one begins."""
+
 
 class GenerationRun:
     """Runs generations on this node, one after the other."""
@@ -138,6 +141,7 @@ class GenerationRun:
             status.state = "restoring"
         self._membership.obey()
         self._courier.settle()
+        self._hand_over_artifacts()
         status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
@@ -219,6 +223,16 @@ class GenerationRun:
             ).follow()
             self._have_ended = trainer.kill()
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
+
+    def _hand_over_artifacts(self) -> None:
+        """Upload what has changed if a newcomer may take over, which fetches it as soon as it has rank 0."""
+        if 0 not in self._context.status.ranks or not self._membership.has_replacement():
+            return
+        until = self._context.orders.deadline(otherwise=time.monotonic() + ARTIFACTS_SECONDS)
+        try:
+            self._artifacts.sync(until=lambda: until)
+        except CloudspotError as error:
+            _log.warning("not all artifacts were uploaded before the next node takes over: %s", error)
 
     def _take_ranks(self, record: Generation) -> int:
         """Take this node's part in a generation; return its index among the members."""

@@ -31,6 +31,12 @@ def reclaim(seconds):
     return Reclaim(PreemptionNotice(deadline=None), now + seconds, None, now)
 
 
+def run_rank_0(life, generation):
+    """Make the agent one whose script runs, with rank 0."""
+    life.context.status.generation = life.context.memory.generation = generation
+    life.context.status.ranks = (0,)
+
+
 @pytest.fixture
 def node(bench):
     """A node that runs generation 1."""
@@ -45,9 +51,8 @@ def carry(bench, node):
 
     def start(store=None, **tables):
         life = bench.life(store=store, **tables)
-        life.context.status.generation = 1
+        run_rank_0(life, 1)
         life.context.status.handoff = life.context.node.handoff(1)
-        life.context.status.ranks = (0,)
         life.courier.start()
         return life
 
@@ -590,7 +595,7 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
     directory(node, "checkpoint-10")
     life = bench.life(checkpoint=PATTERN)
     life.courier._directories.carry(life.courier._commit)
-    life.context.status.generation = 1
+    run_rank_0(life, 1)
     life.courier._directories.carry(life.courier._commit)
     life.courier._directories._scanned_at = 0.0
     life.courier._directories.carry(life.courier._commit)
@@ -611,7 +616,7 @@ def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node
     now = 1000.0
     monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time.monotonic", lambda: now)
     life = bench.life(checkpoint={"directory": "output/*", **table})
-    life.context.status.generation = 1
+    run_rank_0(life, 1)
     uploads = life.courier._directories
     uploads.adopt()
     path = directory(node, "last", "weights")
@@ -694,7 +699,7 @@ def test_a_save_of_a_step_that_is_committed_already_is_not_uploaded(bench, carry
 def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, node, monkeypatch):
     model = directory(node, "checkpoint-10") / "model"
     life = bench.life(checkpoint=PATTERN)
-    life.context.status.generation = 1
+    run_rank_0(life, 1)
     put = bench.store.put
 
     def put_and_tear(key, data, *, if_absent=False):
@@ -721,7 +726,7 @@ def test_settling_waits_for_directories_too(bench, carry, node):
 def test_what_was_restored_is_not_uploaded_again(bench, carry, node):
     directory(node, "checkpoint-10")
     life = bench.life(checkpoint=PATTERN)
-    life.context.status.generation = 2
+    run_rank_0(life, 2)
     life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
     assert life.courier._directories.unsent() == []
     directory(node, "checkpoint-20")
@@ -747,6 +752,48 @@ def test_torn_directories_are_set_aside_and_none_that_is_in_the_bucket(bench, ca
     life.courier.set_aside_torn()
     found = sorted(path.relative_to(node.torn).as_posix() for path in node.torn.glob("*/*"))
     assert found == ["output/checkpoint-20", "output/checkpoint-20.2"]
+
+
+def test_a_newcomer_commits_nothing_that_it_has_restored_before_its_script_runs(bench, carry, node):
+    """An older checkpoint that it had restored ahead of time became the job's newest one."""
+    life = carry(checkpoint=PATTERN)
+    life.context.memory.generation, life.context.status.ranks = 0, ()
+    directory(node, "checkpoint-10")
+    assert life.courier._directories.unsent() == []
+    life.context.status.ranks = (0,)
+    assert life.courier._directories.unsent() == []
+    run_rank_0(life, 1)
+    assert [one.step for one in life.courier._directories.unsent()] == [10]
+
+
+def test_a_directory_that_is_passed_over_for_its_name_is_a_warning(bench, carry, node):
+    life = carry(checkpoint=PATTERN)
+    uploads = life.courier._directories
+    with life.courier._busy:
+        uploads.begin(Restored(None))
+        directory(node, "step_100_loss_0.53")
+        time.sleep(0.02)
+        directory(node, "step_200_loss_0.48")
+        assert [one.name for one in uploads.unsent()] == ["output/step_100_loss_0.53"]
+        (warning,) = life.context.status.warnings
+        assert warning.startswith(
+            "output/step_200_loss_0.48 was completed after output/step_100_loss_0.53 and"
+        )
+        directory(node, "step_300")
+        assert [one.name for one in uploads.unsent()] == ["output/step_300"]
+        assert life.context.status.warnings == ()
+
+
+def test_directories_without_a_step_are_committed_in_the_order_in_which_they_were_written(bench, node):
+    life = bench.life(checkpoint=PATTERN)
+    run_rank_0(life, 1)
+    for name in ("epoch=9.ckpt", "epoch=10.ckpt"):
+        directory(node, name)
+        time.sleep(0.02)
+    assert [one.name for one in life.courier._directories.unsent()] == [
+        "output/epoch=9.ckpt",
+        "output/epoch=10.ckpt",
+    ]
 
 
 @pytest.mark.parametrize("was_told", [False, True])
