@@ -232,7 +232,7 @@ class Memory:
         endings = tuple(
             KnownEnding(ending=one, known=self._left_ended.get(one, BEGUN))
             for one in self._endings(history)
-            if self._may_run(one)
+            if self._is_paid_for(one)
         )
         if not suspects and not endings:
             return None
@@ -254,8 +254,8 @@ class Memory:
             counter, _ = self._beats[seat]
             yield Suspect(seat=seat, instance_id=owner, counter=counter, silent=silent, absent=absent)
 
-    def _may_run(self, ending: Ending) -> bool:
-        """Return whether a machine of the ending may go on costing money, as a stopped one does, too."""
+    def _is_paid_for(self, ending: Ending) -> bool:
+        """Return whether a machine of the ending may still cost money, as one that was shut down does."""
         if self._instances is None:
             return ending in self._left_ended
         return any(

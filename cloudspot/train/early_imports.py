@@ -27,7 +27,7 @@ TRIED = frozenset(
     )
 )
 _NOT_TRIED = frozenset(("cloudspot.train.lightning",))
-"""Modules of those packages that import others."""
+"""Modules of those packages that import what was not tried."""
 _OF_A_START = re.compile(
     r"(CLOUDSPOT_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|(GLOO|NCCL|TP)_SOCKET_IFNAME|MASTER_(ADDR|PORT)|ROLE_NAME"
     r"|((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|(OLD)?PWD|SHLVL|_)$"

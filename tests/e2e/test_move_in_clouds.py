@@ -31,8 +31,8 @@ from cloudspot.registry import open_store
 CLOUDS = ("aws", "gcp", "aliyun")
 TO_SPOT = ('run.env.TINY_EPOCHS="160"', 'spot.policy="on-demand"')
 BETWEEN_ZONES = ('run.env.TINY_EPOCHS="240"', "nodes=2")
-# A hundred drivers or more are started and killed, one after the other, while the first of these jobs trains.
-STEP_SECONDS = {TO_SPOT: 0.2, BETWEEN_ZONES: 0.1}
+# Dozens of drivers are started and killed, one after the other, while the first of these jobs trains.
+STEP_SECONDS = {TO_SPOT: 0.3, BETWEEN_ZONES: 0.1}
 # In Compute Engine, a zone of the offers is a region.
 ZONES = {
     "aws": (

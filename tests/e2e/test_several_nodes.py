@@ -112,7 +112,7 @@ def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
 def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launcher: str, rank: int) -> None:
     """It has no session. Rank 0 saves, and asks all to leave, wherever the notice came.
 
-    All ranks leave files of their own where rank 0's checkpoint is on its node.
+    Every rank writes a file of its own to the directory of that name on its node.
     """
     num_steps = 2000
     complete = {"none": ("checkpoint.complete_file=done",), "torchrun": ()}[launcher]

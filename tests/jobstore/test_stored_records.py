@@ -61,7 +61,7 @@ def test_a_listing_may_begin_after_a_key(store):
 
 
 class WithFolder(WrappedStore):
-    """As a bucket in whose console somebody has made a folder: the page that has but its name is empty."""
+    """A bucket in whose console somebody has made a folder: a page that would hold only its name is empty."""
 
     def list_page(self, prefix, *, after=None, limit=1000):
         if limit == 1 and prefix == "a/" and after is None:

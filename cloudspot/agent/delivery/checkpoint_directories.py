@@ -191,7 +191,7 @@ class CheckpointDirectories:
         return _kinds(max(complete, key=lambda directory: directory.written_at)) if complete else frozenset()
 
     def torn(self, *, only_incomplete: bool = True) -> tuple[CheckpointDirectory, ...]:
-        """Return what the script, which has ended, has written to and (if so told) not completed."""
+        """Return what the script, which has ended, has written to; by default only what is not complete."""
         if self._memory.before is None:
             return ()
         new = filter(self.is_new, self._matching())

@@ -150,7 +150,8 @@ def _fetch(
         if target.is_dir() and _is_of_this_node(context, manifest):
             return replace(restored, directory_name=name)
         if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
-            shutil.rmtree(target)  # it came with the code, or is an older state under the same name
+            _log.info("%s came with the code or holds an older state: it is fetched anew", name)
+            shutil.rmtree(target)
         _bring(context, manifest, node.work, check)
         return replace(restored, directory_name=name)
     target, present = _place_for(context, manifest)

@@ -115,7 +115,7 @@ class DirectoryUploads:
         """
         if self._status.has_session:
             return
-        # Status 0 proves nothing where a script writes but the files of other ranks.
+        # A node without rank 0 has only files of other ranks: nothing makes a checkpoint of them.
         for torn in self._directories.torn(only_incomplete=self._has_rank_0):
             target = _free_path(self._node.torn / torn.name)
             target.parent.mkdir(parents=True, exist_ok=True)
