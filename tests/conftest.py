@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from cloudspot.host.locks import try_lock
@@ -28,6 +29,10 @@ from cloudspot.local.provisioner import LocalProvisioner
 pytest.register_assert_rewrite(
     *(f"cloudspot.testing.{kit}kit" for kit in ("job", "log", "node", "provider", "provisioner", "store"))
 )
+
+# How long an example takes says how busy the machine is; each test as a whole has its time limit.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 _forced_exits: list[str] = []

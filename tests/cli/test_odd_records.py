@@ -145,7 +145,6 @@ def given_odd_records(four_jobs, directory):
 
 
 CALM = settings(
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],  # Shrinking would take minutes.

@@ -115,7 +115,7 @@ def put_artifacts(place, texts):
     return store
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=_some_names)
 @all_escapes
 def test_artifacts_that_a_node_brings_back(places, texts):
@@ -129,7 +129,7 @@ def test_artifacts_that_a_node_brings_back(places, texts):
         assert {path.name for path in work.iterdir()} == {"artifacts"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=_some_names)
 @all_escapes
 def test_artifacts_that_the_command_line_downloads(places, texts):
@@ -147,7 +147,7 @@ def test_artifacts_that_the_command_line_downloads(places, texts):
         assert len(problems) == len(found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(members=_some_members)
 @example(members=[("../outside/keep", None)])
 @example(members=[("l", "../outside"), ("l/escape", None)])
@@ -173,7 +173,7 @@ def test_members_of_a_code_bundle(places, members):
         assert {path.name for path in place.root.iterdir()} <= {"code", "link", "file-link", "b"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=_some_names)
 @example(texts=["../outside", "escape"])
 @example(texts=["link/escape", "a"])
@@ -196,7 +196,7 @@ def test_directories_and_files_of_a_checkpoint(places, texts):
         place.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=_some_names)
 @all_escapes
 def test_keys_of_a_store_in_a_directory(places, texts):
@@ -231,5 +231,5 @@ def test_keys_of_a_store_in_a_directory(places, texts):
 )
 def test_many_more_names(places, test, strategies):
     """A failure prints its names, and the blob that repeats it."""
-    many = settings(max_examples=SOAK_EXAMPLES, deadline=None, print_blob=True)
+    many = settings(max_examples=SOAK_EXAMPLES, print_blob=True)
     many(given(**strategies)(test.hypothesis.inner_test))(places=places)

@@ -107,7 +107,7 @@ segments = st.text(alphabet="a-./0~ ", min_size=1, max_size=3)
 trees = st.lists(st.lists(segments, min_size=1, max_size=3).map("/".join), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     trees, st.text(alphabet="a-./0~ ", max_size=4), st.text(alphabet="a-./0~ ", max_size=5), st.integers(1, 4)
 )

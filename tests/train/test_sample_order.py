@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -201,7 +201,6 @@ def test_a_change_in_each_epoch_counts_from_that_epochs_beginning():
     assert all(50 <= len(each) < 53 for each in taken.values())
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.integers(1, 70),
     worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=4),

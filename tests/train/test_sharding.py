@@ -315,7 +315,7 @@ def test_what_was_not_asked_for_is_never_read(tmp_path, monkeypatch):
         Checkpoint(tmp_path).load(objects_of("fsdp-2"), world=World(0, 1, 0, 1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple),
     mesh_shape=st.sampled_from([(2,), (3,), (4,), (2, 2), (2, 3)]),

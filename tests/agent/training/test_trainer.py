@@ -120,7 +120,7 @@ MACROS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=50)  # importing torch and building its parser take a while
+@settings(max_examples=50)
 @given(st.lists(st.lists(WORDS | MACROS, max_size=4).map("".join), max_size=5))
 @example(["a$$b", "${local_rank}", "$local_rank", "$HOME", ""])
 @example(["--n=3", "--log", "5", "--rdzv", "-h", "--", "x", "--"])
