@@ -10,6 +10,7 @@ from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Exit
 from cloudspot.model import EndReason, Instance, InstanceState
+from cloudspot.story.outcomes import last_sign
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -67,12 +68,15 @@ def _certificate(
     known = (*observed.machines_of(launch), *observed.vanished)
     instance = next((one for one in known if one.id == instance_id), None)
     seat = None if rank is None else launch.claimed.get(rank)
-    claimed = launch.intent.at if seat is None or seat.instance_id != instance_id else seat.at
+    owned = rank if seat is not None and seat.instance_id == instance_id else None
+    claimed = launch.intent.at if owned is None else launch.claimed[owned].at
     launched = None if instance is None else instance.launched_at
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
     if last is not None:
         ended, reason = last.at, EndReason.SELF
+    elif instance is None and owned is not None:  # It ended before we first looked.
+        ended = min(ended, last_sign(launch, owned))
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = instance.ended_at or ended, instance.end_reason or reason
     # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.

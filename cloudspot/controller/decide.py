@@ -90,7 +90,7 @@ def _release(observed: Observed) -> tuple[Action, ...]:
 def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
     if history.stop is not None:
         return ()
-    reached = reached_limit(spec, history, now, instances=observed.instances or ())
+    reached = reached_limit(spec, history, now, instances=observed.instances)
     return () if reached is None else (RequestStop(reached.reason, reached.detail),)
 
 
@@ -115,7 +115,7 @@ def _step(
         return (_finish(number, end),)
     if history.stop is not None:
         return ()
-    if reached_limit(spec, history, now, instances=observed.instances or ()) is not None:
+    if reached_limit(spec, history, now, instances=observed.instances) is not None:
         return ()
     lacks = need(spec, history, seats, now)
     if lacks is None:

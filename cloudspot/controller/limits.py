@@ -49,7 +49,7 @@ class Reached:
 
 
 def reached_limit(
-    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] | None = None
 ) -> Reached | None:
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
     ledger = bill(history, now, instances=instances)
@@ -109,7 +109,7 @@ class Budget:
 
 
 def budget_of(
-    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] = ()
+    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] | None = None
 ) -> Budget | None:
     """Return what the job may still buy; None: it has no ``limits.max_cost``."""
     return _budget(spec, history, bill(history, now, instances=instances), now, instances)
@@ -232,7 +232,7 @@ def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
 
 
 def _budget(
-    spec: JobSpec, history: History, ledger: Ledger, now: datetime, instances: Sequence[Instance]
+    spec: JobSpec, history: History, ledger: Ledger, now: datetime, instances: Sequence[Instance] | None
 ) -> Budget | None:
     limits = spec.limits
     if limits.max_cost is None:
@@ -242,7 +242,7 @@ def _budget(
     later = bill(history, now + timedelta(seconds=seconds), instances=instances)
     currency = limits.currency or ledger.currency
     live = [one for one in history.live_launches if one.intent.offer.currency == currency]
-    unseen = sum(_unseen_cost(launch, now, start, seconds, instances) for launch in live)
+    unseen = sum(_unseen_cost(launch, now, start, seconds, instances or ()) for launch in live)
     checkpoint_bytes = history.commits[-1].size if history.commits else 0
     last_save = max((_transfer_cost(one.intent.offer, checkpoint_bytes) for one in live), default=0.0)
     return Budget(

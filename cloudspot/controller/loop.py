@@ -537,7 +537,7 @@ class Controller:
         """Write the summary for ``ps``; the protocol does not need it."""
         now = self._clock.now()
         summary = msgspec.structs.replace(
-            summarise(history, now, instances=instances or ()), driven_by=self._driver, driven_at=now
+            summarise(history, now, instances=instances), driven_by=self._driver, driven_at=now
         )
         if self._is_due(summary, is_last=history.finished is not None):
             yield "write summary"

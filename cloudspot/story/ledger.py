@@ -13,12 +13,14 @@ from typing import NamedTuple
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Seat
 from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
-from cloudspot.story.outcomes import own_beat, own_exit
+from cloudspot.story.outcomes import last_sign, own_beat, own_exit
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
 GIB = 2**30
+_NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
+"""A machine that has been silent for so long, and that no listing has, is billed no further."""
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
 """What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
@@ -97,11 +99,12 @@ def spent_in(ledger: Ledger, currency: str | None) -> float:
     return ledger.others.get(currency, 0.0)
 
 
-def bill(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Ledger:
+def bill(history: History, now: datetime, *, instances: Sequence[Instance] | None = None) -> Ledger:
     """Return the bill at ``now``.
 
     A machine that has provably ended is billed by its certificate; another one from its claim on, and more
-    exactly where ``instances`` (a listing) tells when it really started, and that it still runs.
+    exactly where ``instances`` (a listing) tells when it really started, and that it still runs. One that the
+    listing lacks, and that has been silent for longer than a listing lags, has ended with its last heartbeat.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
     currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
@@ -246,8 +249,10 @@ def _union_seconds(lines: Sequence[LedgerLine], now: datetime) -> float:
     return total
 
 
-def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) -> Iterator[LedgerLine]:
-    listed = {one.id: one for one in instances if one.launch == launch.number}
+def _lines(
+    launch: LaunchHistory, now: datetime, instances: Sequence[Instance] | None
+) -> Iterator[LedgerLine]:
+    listed = {one.id: one for one in instances or () if one.launch == launch.number}
     ranks = {slot.instance_id: rank for rank, slot in launch.claimed.items() if slot.instance_id}
     voided = {machine: slot.at for slot in launch.slots.values() for machine in slot.machines}
     for instance_id in sorted({*ranks, *listed, *launch.certificates, *voided}):
@@ -263,6 +268,9 @@ def _lines(launch: LaunchHistory, now: datetime, instances: Sequence[Instance]) 
         ended = None if instance_id in ranks else voided.get(instance_id)
         if rank is not None and (exit_record := own_exit(launch, rank)) is not None:
             ended = exit_record.at
+        elif rank is not None and instances is not None and instance is None:
+            sign = last_sign(launch, rank)
+            ended = sign if now - sign > _NEITHER_LISTED_NOR_HEARD else None
         if instance is not None:
             started = instance.launched_at or started
             if instance.state is InstanceState.ENDED:

@@ -197,6 +197,14 @@ def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
     return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
 
 
+def last_sign(launch: LaunchHistory, rank: int) -> datetime:
+    """Return when the machine that owns the rank was last heard of: its newest heartbeat, or its claim."""
+    beat = own_beat(launch, rank)
+    if beat is None:
+        return launch.slots[rank].at
+    return launch.beats_listed[rank][0] if rank in launch.beats_listed else beat.at
+
+
 def succeeded(history: History) -> bool:
     """Return whether every node of the newest generation has succeeded, since the job was last resumed."""
     newest = history.generations[-1] if history.generations else None

@@ -103,7 +103,7 @@ def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
     return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes}
 
 
-def summarise(history: History, now: datetime, *, instances: Sequence[Instance] = ()) -> Summary:
+def summarise(history: History, now: datetime, *, instances: Sequence[Instance] | None = None) -> Summary:
     """Return the small record that ``ps`` reads; with ``instances`` the bill of what runs is more exact."""
     ledger = bill(history, now, instances=instances)
     submission = history.submission

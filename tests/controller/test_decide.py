@@ -316,9 +316,22 @@ def test_a_machine_that_is_shutting_down_is_alive(records, state):
 
 def test_absence_proves_death_only_after_the_providers_figure(records):
     history = records.history(records.launch())
-    assert act(records, history, records.observed(absent_seconds={"i-1-0": 59.9})) == ()
-    (one,) = act(records, history, records.observed(absent_seconds={"i-1-0": 60.0}))
+    seen = (records.instance(),)
+    assert act(records, history, records.observed(vanished=seen, absent_seconds={"i-1-0": 59.9})) == ()
+    (one,) = act(records, history, records.observed(vanished=seen, absent_seconds={"i-1-0": 60.0}))
     assert (one.ended_at, one.end_reason) == (records.at(40), EndReason.UNKNOWN)
+
+
+def test_a_machine_that_was_gone_before_anybody_looked_has_ended_with_its_last_heartbeat(records):
+    observed = records.observed(absent_seconds={"i-1-0": 60.0})
+    for heartbeats, end in (
+        ({}, 10),
+        ({0: records.heartbeat(at=30)}, 30),
+        ({0: records.heartbeat(at=90)}, 40),
+    ):
+        history = records.history(records.launch(heartbeats=heartbeats))
+        (one,) = certified(records, history, observed)
+        assert one.ended_at == records.at(end)
 
 
 def test_a_last_word_says_when_a_machine_ended_that_is_gone_and_not_that_it_is(records):

@@ -56,6 +56,26 @@ def test_a_listing_tells_when_the_machines_really_started_and_ended(records):
     assert (line.started, line.ended, line.seconds) == (records.at(0), records.at(1800), 1800.0)
 
 
+def test_a_machine_that_nobody_lists_and_nobody_hears_is_billed_until_its_last_heartbeat(records):
+    """It died while no driver ran, and its cloud forgot it: the bill went on until the first look."""
+    beating = records.launch(heartbeats={0: records.heartbeat(at=1805.0)})
+    put = records.at(1809.0), 512
+    for launch, end in (
+        (records.launch(), 10.0),
+        (beating, 1805.0),
+        (records.change(beating, beats_listed={0: put}), 1809.0),
+    ):
+        history = records.history(launch)
+        for now, instances, ended in (
+            (end + 600.0, (), None),
+            (end + 601.0, (), records.at(end)),
+            (end + 601.0, None, None),
+            (end + 601.0, (records.instance(),), None),
+        ):
+            (line,) = bill(history, records.at(now), instances=instances).lines
+            assert line.ended == ended
+
+
 def test_a_machine_that_has_not_claimed_its_rank_costs_money_too(records):
     history = records.history(records.launch(claimed=False))
     ledger = bill(history, records.at(1805.0), instances=(records.instance(),))

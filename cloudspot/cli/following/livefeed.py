@@ -27,7 +27,7 @@ class _Seen:
     """What a view is made of; replaced as a whole, so that another thread can read it at any time."""
 
     history: History
-    instances: tuple[Instance, ...]
+    instances: tuple[Instance, ...] | None
     sights: Sights
 
 
@@ -57,7 +57,7 @@ class Feed:
         sights = Sights(points=pace.with_point(points, point), heard=hear(old.heard, history, now))
         instances = tick.instances
         if instances is None:
-            instances = () if before is None else before.instances
+            instances = None if before is None else before.instances
         self._series.know(history.generations)
         for launch in history.launches:
             for rank in launch.claimed:

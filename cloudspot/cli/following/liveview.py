@@ -122,7 +122,7 @@ def look(
     sights: Sights,
     logged: Mapping[str, float] | None = None,
     curve: Curve | None = None,
-    instances: Sequence[Instance] = (),
+    instances: Sequence[Instance] | None = None,
 ) -> View:
     """Return what to show at ``now``, by the reader's clock.
 
