@@ -187,8 +187,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     training ends, unless compression made the save before it faster."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number at the end of a name is its step. If left out, the script uses a
-    session."""
+    ``"output/checkpoint-*"``. The number at the end of a name is its step. A link in it is saved if
+    it leads to a file of the same directory, as that file. If left out, the script uses a session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
     there, the directory is complete. If it is older, or neither this nor ``incomplete_file`` is given, the

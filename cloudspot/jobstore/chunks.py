@@ -76,26 +76,36 @@ def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> It
     """Lend the verified bytes of a chunk; the buffer must hold at least one byte more.
 
     Raises:
-        CorruptData: it is missing, cut short or changed.
+        CorruptData: it is missing, cut short or changed, read twice.
     """
     with memoryview(buffer) as room:
         try:
-            # Asking for one byte more reveals a longer object without reading all of it.
-            with room[: stored.chunk.size + 1] as target:
-                size = store.get_range_into(stored.key, 0, target)
-        except ObjectMissing as error:
-            raise CorruptData(f"chunk {stored.key} is missing") from error
-        _check_size(stored, size)
-        if stored.is_compressed:
-            position = 0
-            for block in _decompressed(stored, iter((bytes(room[:size]),))):
-                room[position : position + len(block)] = block
-                position += len(block)
-            size = position
+            size = _read_into(store, stored, room)
+        except CorruptData:  # The fault may have been on the way, and would cost the whole checkpoint.
+            size = _read_into(store, stored, room)
         with room[:size] as data:
-            if xxh3_128(data) != stored.chunk.xxh3_128:
-                raise _changed(stored)
             yield data
+
+
+def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int:
+    """Put the verified bytes of a chunk into memory; return how many they are."""
+    try:
+        # Asking for one byte more reveals a longer object without reading all of it.
+        with room[: stored.chunk.size + 1] as target:
+            size = store.get_range_into(stored.key, 0, target)
+    except ObjectMissing as error:
+        raise CorruptData(f"chunk {stored.key} is missing") from error
+    _check_size(stored, size)
+    if stored.is_compressed:
+        position = 0
+        for block in _decompressed(stored, iter((bytes(room[:size]),))):
+            room[position : position + len(block)] = block
+            position += len(block)
+        size = position
+    with room[:size] as data:
+        if xxh3_128(data) != stored.chunk.xxh3_128:
+            raise _changed(stored)
+    return size
 
 
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, Data]]:

@@ -45,8 +45,8 @@ def verify(
     """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
 
     Raises:
-        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed; the
-            message names the first one found.
+        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed, read twice;
+            the message names the first one found.
     """
     check_manifest(manifest)
     store = patient(store)
@@ -54,8 +54,11 @@ def verify(
     check_sizes(store, job_id, manifest, chunks)
 
     def check(stored: StoredChunk) -> None:
-        for _, block in read_blocks(store, stored):
-            progress(len(block))
+        try:
+            size = sum(len(block) for _, block in read_blocks(store, stored))
+        except CorruptData:  # as in ``read_chunk``
+            size = sum(len(block) for _, block in read_blocks(store, stored))
+        progress(size)
 
     each(check, chunks, num_threads=NUM_THREADS)
 

@@ -274,6 +274,6 @@ def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -
     Return whether there was anything that is not spared.
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
-    for key in sorted(found, key=lambda key: "/parts/" not in key):
-        store.delete(key)
+    for is_part in (True, False):
+        each(store.delete, [key for key in found if ("/parts/" in key) is is_part])
     return bool(found)

@@ -148,6 +148,36 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
     assert not (tmp_path / "r/restore.json").exists()
 
 
+def test_a_bit_that_flips_on_its_way_once_costs_no_checkpoint(store, checkpoints, tmp_path):
+    """All would have resumed from the one before, and the whole one would have been deleted."""
+    commit = checkpoints.session(store, C, DATAS)
+    key = keys.chunk("x", SaveId(1, 10, 0), 0, 1)
+
+    class Misreading(FaultyStore):
+        bad = key
+
+        def get_range(self, key, start, length):
+            data = bytearray(super().get_range(key, start, length))
+            if key == self.bad:
+                data[0], self.bad = data[0] ^ 0x10, None
+            return bytes(data)
+
+        def get_range_into(self, key, start, buffer):
+            size = super().get_range_into(key, start, buffer)
+            if key == self.bad:
+                buffer[0], self.bad = buffer[0] ^ 0x10, None
+            return size
+
+    for act in (
+        lambda store: fetching.verify(store, "x", commit),
+        lambda store: fetching.fetch(store, "x", commit, tmp_path / "r"),
+    ):
+        misreading = Misreading(store, FaultPlan(), tmp_path)
+        act(misreading)
+        assert misreading.bad is None
+    assert [(tmp_path / f"r/part-{rank}.bin").read_bytes() for rank in range(len(DATAS))] == list(DATAS)
+
+
 def test_a_table_of_an_earlier_fetch_does_not_vouch_for_one_that_failed(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
     fetching.fetch(store, "x", commit, tmp_path / "r")

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 from datetime import datetime, timezone
 
@@ -178,6 +179,22 @@ def test_a_commit_goes_before_its_parts_and_they_before_their_chunks(store, chec
     kinds = [key.removeprefix("jobs/x/").split("/") for key in deleted]
     order = ["manifests" if kind[0] == "manifests" else kind[2] for kind in kinds]
     assert order == ["manifests", "parts", "parts", "chunks", "chunks", "chunks", "chunks"]
+
+
+def test_chunks_are_deleted_side_by_side(store, checkpoints, tmp_path):
+    """One at a time, those of large checkpoints took longer to go than the next ones took to come."""
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        checkpoints.session(store, C(1, step), [b"a" * 400], chunk_bytes=100)
+    together = threading.Barrier(4, timeout=30)
+
+    class Meeting(FaultyStore):
+        def delete(self, key):
+            if "/parts/" not in key and key.startswith(keys.checkpoints_prefix("x")):
+                together.wait()
+            super().delete(key)
+
+    assert collect(Meeting(store, FaultPlan(), tmp_path), 1) == (C(1, 10),)
 
 
 def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next_ends_it(

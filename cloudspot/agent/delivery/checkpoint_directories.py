@@ -106,9 +106,13 @@ class CheckpointDirectories:
             self._incomplete_since = {
                 each.name: self._incomplete_since.get(each.name, now)
                 for each in found
-                if self.is_new(each) and not self._is_complete(each)
+                if self.is_new(each) and not self._is_complete(each) and not self._is_remains(each)
             }
-        complete = filter(self._is_complete, found)
+        elif self._complete_file is not None:
+            self._settle(filter(self._is_complete, found))
+        # What no script here has written was restored, or came with the code.
+        written = [each for each in found if self.is_new(each) or self._is_settled(each)]
+        complete = filter(self._is_complete, written)
         return tuple(sorted(complete, key=lambda directory: (directory.step or 0, directory.written_at)))
 
     def restless(self, now: float) -> tuple[str, ...]:
@@ -194,8 +198,17 @@ class CheckpointDirectories:
         """Return what the script, which has ended, has written to; by default only what is not complete."""
         if self._memory.before is None:
             return ()
-        new = filter(self.is_new, self._matching())
-        return tuple(each for each in new if not (only_incomplete and self._is_complete(each)))
+        found = self._matching()
+        new = tuple(filter(self.is_new, found))
+        if not only_incomplete:
+            return new
+        # The script may have thinned out an older one, from which it does not resume.
+        newest = max((each.step or 0 for each in found if self._is_complete(each)), default=0)
+        return tuple(
+            each
+            for each in new
+            if not self._is_complete(each) and not (self._is_remains(each) and (each.step or 0) < newest)
+        )
 
     def _watch(self, found: Sequence[CheckpointDirectory], now: float) -> None:
         """Note how long each directory has been quiet, by a scan during the script's life."""
@@ -210,6 +223,7 @@ class CheckpointDirectories:
             each
             for each in found
             if now - since[each.name][1] >= SETTLED_SECONDS
+            or (self._complete_file is not None and self._is_complete(each))
             or (
                 now - since[each.name][1] >= KNOWN_SECONDS
                 and self._says_complete(each)
@@ -235,7 +249,7 @@ class CheckpointDirectories:
         new = {
             directory.name: directory.fingerprint
             for directory in directories
-            if self.is_new(directory) and not self._is_settled(directory)
+            if self.is_new(directory) and not self._is_settled(directory) and not self._is_remains(directory)
         }
         if not new:
             return
@@ -267,10 +281,22 @@ class CheckpointDirectories:
             marker = self._incomplete_file or INCOMPLETE_FILE
             return marker not in _names(directory) and self._is_settled(directory)
         written_at = _modified_at(directory.path / self._complete_file)
-        if written_at is None:
+        if written_at is None or self._is_remains(directory):
             return False
         # An older one is an earlier save's in a directory that is being rewritten, or other ranks came later.
         return written_at >= directory.written_at or self._is_settled(directory)
+
+    def _is_remains(self, directory: CheckpointDirectory) -> bool:
+        """Return whether it is what is left of a complete one that a script has begun to delete.
+
+        Only a complete file, which may go last, makes that a question.
+        """
+        if self._complete_file is None:
+            return False
+        memory, files = self._memory, set(directory.fingerprint)
+        return any(
+            files < set(known.get(directory.name, ())) for known in (memory.settled, memory.before or {})
+        )
 
     def _matching(self) -> list[CheckpointDirectory]:
         try:
@@ -312,7 +338,7 @@ def step_of(name: str) -> int | None:
 def fingerprint_of(path: Path) -> Fingerprint:
     """Return a value that changes when any file of the directory does; a file that vanishes is left out."""
     found = []
-    for file in files_below(path):
+    for file in sorted((*files_below(path), *links_below(path, within=True))):
         try:
             status = file.stat()
         except OSError:
@@ -338,6 +364,17 @@ def files_below(root: Path) -> list[Path]:
     return sorted(path for path in found if not path.is_symlink() and path.is_file())
 
 
+def links_below(root: Path, *, within: bool) -> list[Path]:
+    """Return the links that lead to a regular file below the same directory (``within``), or all others.
+
+    Trainers leave the former as names of their newest checkpoint: each is saved as the file that it leads to.
+    """
+    walked = ((Path(parent), (*dirs, *names)) for parent, dirs, names in os.walk(root))
+    links = [parent / name for parent, names in walked for name in names if (parent / name).is_symlink()]
+    real = root.resolve() if links else root
+    return [link for link in links if (link.is_file() and link.resolve().is_relative_to(real)) is within]
+
+
 def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[File, ...]] | None:
     """Hard-link the files, so that the script may delete them while they are uploaded.
 
@@ -351,7 +388,7 @@ def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[Fi
         for name, size, _ in sorted(directory.fingerprint, key=lambda file: file[2]):
             source, target = directory.path / name, root / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link(source, target)
+            _link(source.resolve(), target)
             files.append(File(path=name, size=size, mode=source.stat().st_mode & 0o777))
     except OSError:  # gone, not readable, or no room to copy
         return None

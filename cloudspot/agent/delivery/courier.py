@@ -72,6 +72,8 @@ class Courier:
         """The kinds of the seals that were read, by their numbers."""
         self._begun: dict[tuple[int, ...], dict[int, Chunk]] = {}
         """The chunks that uploads of this agent have put of what is not whole yet, by the seals' numbers."""
+        self._served: frozenset[str] = frozenset()
+        """The hand-offs of ended generations in which there is no seal: some nodes run hundreds."""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._busy = threading.Lock()
@@ -98,7 +100,10 @@ class Courier:
 
     def begin(self, generation: Generation, restored: Restored) -> None:
         """Serve a new generation: write its tuning, and note what need not be uploaded again."""
+        handoff = self._node.handoff(generation.number)
         with self._busy:
+            left = {seal.path.parent.parent.name for seal in self._pending()}
+            self._served = _names_in(handoff.parent) - left - {handoff.name}
             self._kinds.clear()
             self._begun.clear()
             self._may_seal = True
@@ -108,7 +113,7 @@ class Courier:
             self._status.committed = restored.checkpoint or self._status.committed
             if self._directories is not None:
                 self._directories.begin(restored)
-        self._write_tuning(self._node.handoff(generation.number))
+        self._write_tuning(handoff)
 
     def adopt(self) -> None:
         """Serve a generation that an earlier agent has begun and whose trainer still runs."""
@@ -214,10 +219,12 @@ class Courier:
         is worth less. Then come those that were taken already, then the others by step.
         """
         found = []
-        for path in self._node.directory.glob("generations/*/seals/*.json"):
-            name = files.parse_seal_name(path.name)
-            if name is not None:
-                found.append(_Seal(path, name, is_last=self._is_last(path, name)))
+        handoffs = self._node.directory / "generations"
+        for handoff in sorted(_names_in(handoffs) - self._served):
+            for path in files.seals_directory(handoffs / handoff).glob("*.json"):
+                name = files.parse_seal_name(path.name)
+                if name is not None:
+                    found.append(_Seal(path, name, is_last=self._is_last(path, name)))
         return sorted(
             found,
             key=lambda s: (not s.is_last, not s.name.taken, s.name.number),
@@ -433,3 +440,11 @@ def _read_seal(path: Path) -> bytes:
         if os.fstat(file.fileno()).st_size > MAX_SEAL_BYTES:
             raise CorruptData(f"{path.name} is longer than {MAX_SEAL_BYTES} bytes")
         return file.read(MAX_SEAL_BYTES)
+
+
+def _names_in(directory: Path) -> frozenset[str]:
+    try:
+        with os.scandir(directory) as found:
+            return frozenset(entry.name for entry in found)
+    except FileNotFoundError:
+        return frozenset()

@@ -16,6 +16,7 @@ from cloudspot.agent.delivery.checkpoint_directories import (
     CheckpointDirectory,
     Fingerprint,
     fingerprint_of,
+    links_below,
     stage,
 )
 from cloudspot.agent.delivery.checkpoint_restore import Restored
@@ -205,6 +206,7 @@ class DirectoryUploads:
         if staged is None:
             raise TransientError(f"{directory.name} cannot be staged now")
         root, table = staged
+        self._status.warn("links", _links_left_out(directory))
         taken_at = time.time()
 
         def check() -> None:
@@ -267,6 +269,19 @@ class DirectoryUploads:
     def _stands(self, save: SaveId) -> bool:
         key = keys.part(self._node.job_id, save, 0)
         return find_meta(self._store, key) is not None
+
+
+def _links_left_out(directory: CheckpointDirectory) -> str | None:
+    """Return a warning about what is in the directory and in no checkpoint of it."""
+    names = sorted(
+        link.relative_to(directory.path).as_posix() for link in links_below(directory.path, within=False)
+    )
+    if not names:
+        return None
+    return (
+        f"the checkpoints of {directory.name} lack {', '.join(names[:3])}{', ...' if names[3:] else ''}: "
+        "a link is saved only if it leads to a file of the same directory"
+    )
 
 
 def _free_path(path: Path) -> Path:

@@ -59,23 +59,16 @@ def bring(
             pause(0.0)
             add(num_bytes)
 
-        def fetch() -> tuple[int, int]:
-            return insist(
+        try:
+            num_bytes, num_here = insist(
                 lambda: fetch_ranges(store, job_id, manifest, directory, ranges, progress=progress),
                 sleep=pause,
             )
-
-        try:
-            num_bytes, num_here = fetch()
-        except CorruptData:
-            # The fault may have been on the way: the note would keep all nodes from it.
-            try:
-                num_bytes, num_here = fetch()
-            except CorruptData as error:
-                reason = str(error)
-                if insist(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
-                    insist(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
-                raise
+        except CorruptData as error:
+            reason = str(error)
+            if insist(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
+                insist(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
+            raise
     _log.info(
         "%s %d of the %d bytes of checkpoint %s; %d of them were here",
         what, num_bytes, manifest.size, manifest.id, num_here,

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
 from cloudspot.agent.delivery.checkpoint_directories import (
     RESTLESS_SECONDS,
     CheckpointDirectories,
     CheckpointDirectory,
+    links_below,
     stage,
     step_of,
 )
@@ -264,6 +267,47 @@ def test_a_complete_file_needs_no_waiting(tmp_path: Path) -> None:
     assert [d.name for d in directories.ready(100.1, alive=False)] == ["output/checkpoint-10"]
 
 
+def test_what_is_left_of_a_directory_that_is_being_deleted_is_not_complete(tmp_path: Path) -> None:
+    """Its complete file may go last: the remains were committed, and were the answer to a notice."""
+    directories = watch(tmp_path, "done")
+    directories.begin_script()
+    path = checkpoint(tmp_path, 10)
+    (path / "optimizer.bin").write_text("state")
+    (path / "done").touch()
+    whole = directories.ready(100.0, alive=True)
+    directories.ask()
+    (path / "model.bin").unlink()
+    for each in (directories, watch(tmp_path, "done")):
+        assert each.ready(101.0, alive=True) == each.ready(120.0, alive=True) == ()
+        assert each.restless(101.0 + RESTLESS_SECONDS) == ()
+        assert [torn.name for torn in each.torn()] == ["output/checkpoint-10"]
+    (checkpoint(tmp_path, 20) / "done").touch()
+    assert [each.step for each in directories.ready(130.0, alive=True)] == [20]
+    assert directories.torn() == ()
+    shutil.rmtree(tmp_path / "output" / "checkpoint-20")
+    directories.begin_script()
+    (path / "optimizer.bin").unlink()
+    assert directories.ready(200.0, alive=False) == ()
+    checkpoint(tmp_path, 10, "new weights")
+    assert directories.ready(201.0, alive=True) == ()
+    (path / "done").touch()
+    (again,) = directories.ready(202.0, alive=True)
+    assert again.fingerprint != whole[0].fingerprint
+
+
+def test_a_directory_that_came_with_the_code_is_no_work_of_the_script(tmp_path: Path) -> None:
+    for complete_file in ("done", None):
+        work = tmp_path / str(complete_file)
+        path = checkpoint(work, 1000)
+        (path / "done").touch()
+        directories = watch(work, complete_file)
+        directories.begin_script()
+        checkpoint(work, 10)
+        (work / "output" / "checkpoint-10" / "done").touch()
+        directories.ready(100.0, alive=True)
+        assert [each.step for each in directories.ready(110.0, alive=True)] == [10]
+
+
 def test_an_earlier_complete_file_does_not_complete_what_is_being_rewritten(tmp_path: Path) -> None:
     """A directory rewritten in place was committed in the middle: new weights beside old ones."""
     directories = watch(tmp_path, "done")
@@ -350,14 +394,26 @@ def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path
     assert stage(ready, tmp_path / "staging") is None
 
 
-def test_links_are_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+def test_a_link_is_saved_as_the_file_of_the_directory_that_it_leads_to(tmp_path: Path) -> None:
+    """As Lightning's ``last.ckpt`` with ``save_last="link"``; a new machine had none, and began at step 0."""
+    work = tmp_path / "work"
+    directories = watch(work)
+    path = checkpoint(work, 10)
+    (path / "last.bin").symlink_to("model.bin")
+    for name, target in (("secret", tmp_path / "secret"), ("around", path), ("gone", path / "gone")):
+        (path / name).symlink_to(target)
     (tmp_path / "secret").write_text("outside")
-    directories = watch(tmp_path / "work")
-    path = checkpoint(tmp_path / "work", 10)
-    (path / "link").symlink_to(tmp_path / "secret")
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
-    assert [name for name, _, _ in ready.fingerprint] == ["model.bin"]
+    assert [name for name, _, _ in ready.fingerprint] == ["last.bin", "model.bin"]
+    assert {link.name for link in links_below(path, within=False)} == {"secret", "around", "gone"}
+    root, _files = stage(ready, tmp_path / "staging") or pytest.fail("it was not staged")
+    assert (root / "last.bin").read_text() == "weights"
+    assert not (root / "last.bin").is_symlink()
+    (path / "other.bin").write_text("other weights")
+    (path / "last.bin").unlink()
+    (path / "last.bin").symlink_to("other.bin")
+    assert directories.ready(21.0, alive=True) == ()
 
 
 def test_what_a_dead_script_left_half_written_is_not_complete_because_the_next_one_lives(

@@ -162,6 +162,21 @@ def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, nod
     assert list(node.directory.glob("generations/*/seals/*")) == []
 
 
+def test_where_no_seal_is_left_none_is_looked_for_in_later_generations(bench, node):
+    """A node that outlives hundreds of generations looked through all their directories, 50 times a second."""
+    life = bench.life()
+    left = bench.seal(node, bench.id(1, 10))
+    life.courier.begin(bench.start(2), Restored(None))
+    bench.seal(node, bench.id(2, 20))
+    assert [seal.name.step for seal in life.courier._pending()] == [10, 20]
+    left.unlink()
+    life.courier.begin(bench.start(3), Restored(None))
+    bench.seal(node, bench.id(1, 11))
+    bench.seal(node, bench.id(3, 30))
+    assert [seal.name.step for seal in life.courier._pending()] == [20, 30]
+    assert [seal.name.step for seal in bench.life().courier._pending()] == [11, 20, 30]
+
+
 def test_taken_seals_come_first_then_by_step(bench, node):
     life = bench.life()
     bench.seal(node, bench.id(1, 10))
