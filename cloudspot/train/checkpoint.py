@@ -72,6 +72,33 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
             )
 
 
+def check_own_state(objects: Mapping[str, Any]) -> None:
+    """Check that each module that adds to its parameters and buffers what it saves can load that, too.
+
+    Raises:
+        SessionError: nothing could resume from its checkpoints.
+    """
+    for name, tracked in objects.items():
+        inner = unwrap(tracked)
+        if not isinstance(inner, torch.nn.Module):
+            continue
+        state = inner.state_dict()
+        known = (
+            *inner.named_parameters(remove_duplicate=False),
+            *inner.named_buffers(remove_duplicate=False),
+        )
+        if all(key.endswith("_extra_state") for key in state.keys() - {key for key, _ in known}):
+            continue
+        try:
+            inner.load_state_dict(state)
+        except Exception as error:  # a module may raise anything
+            raise SessionError(
+                f"session({name}=...) does not load the state that it saves, so nothing could resume from its"
+                " checkpoints. Track only what is trained, such as the adapter of a quantized model:"
+                f" {error}"
+            ) from error
+
+
 def take(objects: Mapping[str, Any]) -> State:
     """Describe the objects' state without copying a tensor.
 

@@ -43,6 +43,8 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
             _open_handoffs.add(directory)
     restore = os.environ.get(handoff.RESTORE)
     restored = Checkpoint(Path(restore)) if restore else None
+    if restored is None:
+        checkpoint.check_own_state(tracked)
     session = Session(tracked, dataloader=dataloader, world=world, restored=restored)
     if directory is not None:
         session.connect(Path(directory))

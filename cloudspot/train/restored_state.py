@@ -34,10 +34,15 @@ class RestoredState:
         if restored.world_size == world.world_size:
             self._rank_state = rebuild("state of this rank", restored.rank_state(world.rank))
         elif world.rank == 0:
+            loader = (
+                ", and the dataloader begins again with its first sample; run.batches(dataloader) would go on"
+                " in the middle of an epoch"
+            )
             _log.warning(
-                "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew",
+                "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew%s",
                 restored.world_size,
                 world.world_size,
+                loader if "dataloader" in restored.rank_state(0) else "",
             )
 
     @property

@@ -282,6 +282,7 @@ class Feed:
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
+        self._length = _length(self._loader)  # batches of equal numbers of tokens are not as many in each
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)

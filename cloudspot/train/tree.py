@@ -122,6 +122,8 @@ class _Flattening:
                 f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}:"
                 " only dense tensors with values can be saved"
             )
+        if value.is_conj() or value.is_neg():  # a view that shares the memory and not the values
+            value = value.resolve_conj().resolve_neg()
         name = dtype_name(value.dtype)
         if name not in DTYPES or not (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)):
             raise SessionError(f"{path} is a {kind.__name__} of {value.dtype}, which cannot be saved")

@@ -19,7 +19,8 @@ from torch.utils.data import (
 )
 
 import cloudspot.train as spot
-from cloudspot.train import randomness
+from cloudspot.train import handoff, opening, randomness
+from cloudspot.train.distributed import World
 from cloudspot.train.resumable_batches import Feed
 
 NUM_SAMPLES = 22
@@ -41,6 +42,14 @@ class Plain(Dataset):
 
     def __getitem__(self, index):
         return float(index)
+
+
+class Buckets(BatchSampler):
+    def __init__(self):
+        super().__init__(range(NUM_SAMPLES), 5, drop_last=False)
+
+    def set_epoch(self, epoch):
+        self.batch_size = 5 - epoch
 
 
 class Stream(IterableDataset):
@@ -72,6 +81,7 @@ def stateful(dataset, **options):
 
 
 LOADERS = {
+    "buckets": lambda: DataLoader(Plain(), batch_sampler=Buckets()),
     "plain": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True),
     "drop last": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True, drop_last=True),
     "in order": lambda: DataLoader(Augmented(), batch_size=4),
@@ -202,6 +212,38 @@ def test_a_tracked_loader_in_a_loop_over_steps_goes_on_where_it_was(
     first = list(results)
     assert first == undisturbed[: len(first)]
     assert loop(courier.carry()) == undisturbed[len(first) :]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_another_number_of_ranks_is_told_that_a_loop_over_steps_begins_its_data_again(
+    open_session, courier, until_held, monkeypatch, caplog
+):
+    def session(environment):
+        loader = stateful(Plain(), batch_size=4)
+        return open_session(environment, model=torch.nn.Linear(1, 1), dataloader=loader)
+
+    run = session(courier.begin())
+    batches = iter(run.dataloader)
+    with pytest.raises(SystemExit):
+        for step in run.steps(5):
+            next(batches)
+            if step == 2:
+                courier.drain()
+                until_held(run)
+    monkeypatch.setattr(opening, "current_world", lambda: World(0, 2, 0, 2))
+    resumed = session({handoff.RESTORE: str(courier.carry())})
+    assert resumed.resumed
+    assert "the dataloader begins again with its first sample" in caplog.text
+
+
+def test_epochs_may_have_different_numbers_of_batches(open_session):
+    """As where batches have equal numbers of tokens; the last ones of longer epochs never came."""
+    run = open_session({}, model=torch.nn.Linear(1, 1))
+    seen = consume(run, LOADERS["buckets"](), epochs=3)
+    assert [epoch for _, epoch, *_ in seen] == 5 * [0] + 6 * [1] + 8 * [2]
+    run = open_session({}, model=torch.nn.Linear(1, 1))
+    loader = LOADERS["buckets"]()
+    assert [len(list(run.batches(loader))) for _ in run.epochs(3)] == [5, 6, 8]
 
 
 def test_epochs_are_told_to_the_sampler(open_session):

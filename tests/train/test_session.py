@@ -67,7 +67,7 @@ def test_importing_the_package_imports_no_torch():
 
 def test_without_an_agent_a_session_counts_steps_and_starts_nothing(open_session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     objects = make_objects()
     run = open_session({}, **objects)
     seen = []
@@ -77,7 +77,7 @@ def test_without_an_agent_a_session_counts_steps_and_starts_nothing(open_session
     assert seen == [(0, 0, False), (1, 1, False), (2, 2, False)]
     assert run.step == 3
     assert (run.rank, run.world_size, run.resumed, run.epoch) == (0, 1, False, 0)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
     assert list(tmp_path.iterdir()) == []
     assert run.artifacts.samefile(tmp_path / "artifacts")
 
@@ -588,6 +588,31 @@ def test_state_that_cannot_be_saved_is_refused_when_the_session_opens(open_sessi
 
     with pytest.raises(spot.SessionError, match=r"odd/when is a builtins\.object"):
         open_session({}, odd=Odd())
+
+
+def test_a_model_that_does_not_load_what_it_saves_is_refused_when_the_session_opens(open_session):
+    """As one whose weights bitsandbytes has quantized to 4 bits; its job ended at its first notice."""
+
+    class Quantized(torch.nn.Linear):
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[prefix + "weight.absmax"] = torch.ones(2)
+
+    class Counting(torch.nn.Linear):
+        loads = 0
+
+        def get_extra_state(self):
+            return {"seen": 3}
+
+        def set_extra_state(self, state):
+            Counting.loads += 1
+
+    with pytest.raises(
+        spot.SessionError, match=r"does not load the state that it saves.*(?s:.)*weight.absmax"
+    ):
+        open_session({}, model=torch.nn.Sequential(Quantized(2, 2)))
+    open_session({}, model=torch.nn.Sequential(Counting(2, 2)))
+    assert Counting.loads == 0
 
 
 def test_a_checkpoint_of_other_objects_is_refused(train, courier, open_session):

@@ -101,6 +101,20 @@ def test_tied_weights_are_one_item():
     assert back["head"] is tensors["model/embed"]
 
 
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_conjugate_is_no_tied_weight_though_it_shares_its_memory(inline):
+    weight = torch.tensor([1 + 2j])
+    state = {"weight": weight, "conjugate": weight.conj(), "negative": weight.conj().imag}
+    tensors = None if inline else {}
+    tree = flatten("state", state, tensors)
+    back = rebuild("state", tree) if inline else rebuild("state", tree, lambda name, _: tensors[name])
+    assert {name: each.tolist() for name, each in back.items()} == {
+        "weight": [1 + 2j],
+        "conjugate": [1 - 2j],
+        "negative": [-2.0],
+    }
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -28,13 +28,15 @@ def guard_of(deadline: float, *, now: float, upload_seconds: float) -> float:
     return deadline - min(1.5 * upload_seconds + 1.0, 0.6 * max(0.0, deadline - now))
 
 
-def drain_at(deadline: float, *, now: float, save_seconds: float) -> float:
+def drain_at(deadline: float, *, now: float, save_seconds: float, step_seconds: float = 0.0) -> float:
     """Return the monotonic moment at which to start the drain.
 
     A notice of up to a minute drains at once. A longer one is trained through until three times a
-    measured save and upload are left, and at least a minute.
+    measured save and upload are left, and at least a minute; with long steps, two of them and the save, since
+    one has just begun when the order comes.
     """
-    return max(now, deadline - max(LONG_NOTICE_SECONDS, 3.0 * save_seconds))
+    last_step = 2.0 * step_seconds + 1.5 * save_seconds + 1.0
+    return max(now, deadline - max(LONG_NOTICE_SECONDS, 3.0 * save_seconds, last_step))
 
 
 def join_is_due(now: float, *, began_at: float, training_began_at: float) -> bool:
@@ -102,12 +104,20 @@ class DrainSchedule:
         status = self._context.status
         return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
 
+    def _step_seconds(self, now: float) -> float:
+        """How long a step of a session takes on the average, in this generation."""
+        status, began_at = self._context.status, self._context.memory.training_began_at
+        steps = status.progress()[0] - status.restored_step
+        return (now - began_at) / steps if status.has_session and began_at and steps > 0 else 0.0
+
     def _before(
         self, deadline: float, *, seen: float, now: float, is_replaced: bool = False
     ) -> files.Drain | None:
         """Return the drain before a machine goes, once it is due."""
         status = self._context.status
-        start = drain_at(deadline, now=seen, save_seconds=self._save_seconds)
+        start = drain_at(
+            deadline, now=seen, save_seconds=self._save_seconds, step_seconds=self._step_seconds(now)
+        )
         if is_replaced:
             start = min(start, now)
         if self.tells_script and status.stall_seconds is None:

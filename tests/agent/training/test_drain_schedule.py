@@ -54,6 +54,21 @@ def test_five_minutes_are_trained_through_until_three_saves_and_uploads_are_left
     assert node.starts_after() == starts_after
 
 
+def test_before_a_long_step_that_would_not_end_in_time_the_drain_is_ordered(bench, monkeypatch):
+    """With two minutes' notice, steps of 75 s and a drain in the last minute, two in five came too late."""
+    node = Node(bench, notice_seconds=120.0)
+    node.measure(stall=0.0, upload=10.0)
+    assert node.starts_after() == 60
+    status = node.context.status
+    status.ranks, status.handoff = (0,), node.context.node.handoff(1)
+    status.handoff.mkdir(parents=True)
+    files.progress_path(status.handoff, 0).touch()
+    monkeypatch.setattr(status, "progress", lambda: (20, None))
+    for step_seconds, starts_after in ((10.0, 60), (45.0, 14), (75.0, 0)):
+        node.context.memory.training_began_at = SEEN - 20 * step_seconds
+        assert abs(node.starts_after() - starts_after) <= 2
+
+
 def test_where_no_save_was_measured_the_last_minute_is_left(bench):
     assert Node(bench, notice_seconds=300.0).starts_after() == 240
 
