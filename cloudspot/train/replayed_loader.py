@@ -66,7 +66,7 @@ class ReplayedLoader:
     def _fresh(self) -> Iterator[Any]:
         self._start = {
             "random": randomness.capture(),
-            "generators": [each.get_state() for each in owned_generators(self._loader)],
+            "generators": generator_states(self._loader),
             "keeps_workers": sample_order.keeps_workers(self._loader),
         }
         self._moments = []
@@ -151,6 +151,11 @@ def owned_generators(loader: Any) -> list[Any]:
         if hasattr(owner, "set_epoch") and type(getattr(owner, "initial_seed", None)) is int:
             found[id(owner)] = _InitialSeed(owner)
     return list(found.values())
+
+
+def generator_states(loader: Any) -> list[Any]:
+    """Return the states of the generators that a loader and its samplers have of their own."""
+    return [generator.get_state() for generator in owned_generators(loader)]
 
 
 def restore_generators(loader: Any, states: list[Any]) -> None:

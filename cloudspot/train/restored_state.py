@@ -55,6 +55,11 @@ class RestoredState:
         """The state of the tracked loader in a loop over steps, or None."""
         return self._rank_state.get("dataloader")
 
+    @property
+    def loader_generators(self) -> Any:
+        """The states of the generators that this loader owns, or None."""
+        return self._rank_state.get("loader_generators")
+
     def position(self) -> dict[str, Any]:
         """Return where the loop over batches stood: see ``Checkpoint.position``.
 

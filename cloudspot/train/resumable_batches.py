@@ -13,7 +13,7 @@ from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.replayed_loader import (
     ReplayedLoader,
     fetches_ahead,
-    owned_generators,
+    generator_states,
     restore_generators,
     set_epoch,
 )
@@ -122,7 +122,7 @@ class Feed:
         together took; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
         ``order`` is the epoch's order, where it is known.
         """
-        rank_position: dict[str, Any] = {"generators": self._generators()}
+        rank_position: dict[str, Any] = {"generators": generator_states(self._loader)}
         epoch, batch, base = self.epoch, self._batch, self._base
         if self._length is not None:
             length = self._length if self._share is None else len(self._share)
@@ -278,7 +278,7 @@ class Feed:
 
     def _mark_start(self) -> None:
         self._start = randomness.capture(self._devices)
-        self._start["generators"] = self._generators()
+        self._start["generators"] = generator_states(self._loader)
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
@@ -289,19 +289,23 @@ class Feed:
         self._order = sample_order.find_order(self._loader, world_size=self._world_size)
         return iter(self._loader)
 
-    def _generators(self) -> list[Any]:
-        return [generator.get_state() for generator in owned_generators(self._loader)]
-
 
 class ResumedLoader:
     """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
 
     def __init__(
-        self, loader: Any, *, resumed: bool, devices: tuple[int, ...], on_iter: Callable[[], None]
+        self,
+        loader: Any,
+        *,
+        resumed: bool,
+        restored_generators: Any,
+        devices: tuple[int, ...],
+        on_iter: Callable[[], None],
     ) -> None:
-        """``on_iter`` is called after each ``iter``."""
+        """Call ``on_iter`` after each ``iter``; ``restored_generators``: see ``generator_states``."""
         self._loader = loader
         self._resumed = resumed
+        self._restored_generators = restored_generators
         self._devices = devices
         self._on_iter = on_iter
         self.has_fetched = False
@@ -337,6 +341,8 @@ class ResumedLoader:
             return iter(self._loader)
         finally:
             randomness.restore(state, self._devices)
+            if self._restored_generators is not None:
+                restore_generators(self._loader, self._restored_generators)
 
     def __len__(self) -> int:
         return len(self._loader)

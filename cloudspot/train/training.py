@@ -19,6 +19,7 @@ from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.loop_exit import LoopExit
+from cloudspot.train.replayed_loader import generator_states
 from cloudspot.train.restored_state import RestoredState
 from cloudspot.train.resumable_batches import Feed, ResumedLoader, is_stateful
 from cloudspot.train.service import Service
@@ -332,6 +333,7 @@ class Session:
             # The place of another framework's loop, which has moved on when an evaluation asks for it.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
             return Description(shared, rank_state)
+        rank_state["loader_generators"] = generator_states(self._tracked_loader)
         return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
 
     # --- resuming -------------------------------------------------------------------------------
@@ -344,8 +346,13 @@ class Session:
             if getattr(loader, "num_workers", 0):
                 sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._world.rank)
             loader.load_state_dict(state)
+        generators = None if self._restored is None else self._restored.loader_generators
         return ResumedLoader(
-            loader, resumed=state is not None, devices=self._devices, on_iter=self._watch_randomness
+            loader,
+            resumed=state is not None,
+            restored_generators=generators,
+            devices=self._devices,
+            on_iter=self._watch_randomness,
         )
 
     def _feed_of(self, loader: Any, *, epochs: int, first: int = 0) -> Feed:

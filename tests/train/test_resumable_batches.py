@@ -181,12 +181,14 @@ def test_with_worker_processes_too(open_session, courier, name, stop):
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("owns", [True, False])
 def test_a_tracked_loader_in_a_loop_over_steps_goes_on_where_it_was(
-    open_session, courier, until_held, num_workers, early
+    open_session, courier, until_held, num_workers, early, owns
 ):
     def loop(restore, stop=None, agent=True):
         torch.manual_seed(11)
-        loader = stateful(Plain(), batch_size=4, shuffle=True, num_workers=num_workers)
+        generator = torch.Generator().manual_seed(14) if owns else None
+        loader = stateful(Plain(), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator)
         environment = courier.begin(restore) if agent else {}
         run = open_session(environment, model=torch.nn.Linear(1, 1), dataloader=loader)
         seen = []
