@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -23,6 +23,7 @@ from cloudspot.jobstore.records import (
     Damage,
     Heartbeat,
     JournalRecord,
+    Manifest,
     SaveId,
     new_nonce,
 )
@@ -108,8 +109,8 @@ def collect(
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
     interrupts this, no manifest lacks a chunk; the next call finishes the work. Chunks that a checkpoint that
-    stays shares are kept; while a save that may still be committed may name chunks of one that goes, no chunk
-    is deleted. Safe to run anywhere, any number of times at once.
+    stays shares are kept, and those that a save may name that may still be committed; where these are not
+    known, no chunk is deleted. Safe to run anywhere, any number of times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
@@ -133,12 +134,20 @@ def collect(
     doomed = [checkpoint for checkpoint in manifests if checkpoint not in kept and checkpoint < newest]
     if doomed and _somebody_may_resume(store, job_id, manifests[newest].modified_at):
         return ()
+    commits = {one.id: one for one in records if isinstance(one, Commit)}
+    # A node that is a save ahead may name chunks of the commit before. Where more than one is kept, that one
+    # stays, and this listing is saved.
+    ahead = _marked(store, job_id, newest).intersection(doomed, commits) if keep == 1 else ()
+    lent = [
+        manifest
+        for manifest in each(partial(committed_manifest, store, job_id), [commits[one] for one in ahead])
+        if manifest is not None
+    ]
     for checkpoint in doomed:
         store.delete(keys.manifest(job_id, checkpoint.generation, checkpoint.step))
     for checkpoint in damaged:
         if checkpoint in doomed or checkpoint not in manifests:
             store.delete(keys.damage(job_id, checkpoint))
-    commits = {one.id: one for one in records if isinstance(one, Commit)}
     contents = {_contents_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
         useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
@@ -147,10 +156,11 @@ def collect(
         return ()
     # After the journal was read: a save that has put its mark by then is listed here, and one that puts it
     # later reads of the newest commit, and names no chunk of what goes.
-    is_named = not _marked(store, job_id, newest) <= kept
+    is_named = not _marked(store, job_id, newest) <= kept.union(manifest.id for manifest in lent)
     spared = None if is_named else _shared(store, job_id, [commits[one] for one in kept if one in commits])
     if spared is None:
         return tuple(sorted(doomed))
+    spared |= _chunk_keys(job_id, lent)
     gone = {one for prefix, one in contents.items() if _delete_contents(store, prefix, spared)}
     return tuple(sorted(gone.difference(manifests).union(doomed)))
 
@@ -212,7 +222,11 @@ def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozense
     standing = [manifest for manifest in found if manifest is not None]
     if len(standing) < len(found):
         return None
-    return frozenset(stored.key for manifest in standing for stored in stored_chunks(job_id, manifest))
+    return _chunk_keys(job_id, standing)
+
+
+def _chunk_keys(job_id: str, manifests: Iterable[Manifest]) -> frozenset[str]:
+    return frozenset(stored.key for manifest in manifests for stored in stored_chunks(job_id, manifest))
 
 
 def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> bool:

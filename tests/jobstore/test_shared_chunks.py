@@ -195,6 +195,21 @@ def test_no_chunk_goes_while_a_save_that_may_be_committed_may_name_it(store, che
     fetching.verify(store, "x", third)
 
 
+def test_of_a_checkpoint_that_goes_what_a_node_that_is_a_save_ahead_may_name_stays_and_the_rest_goes(
+    store, checkpoints
+):
+    """With keep = 1, nothing was deleted as long as one node was always ahead of another."""
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 5), "xyz")
+    put(store, checkpoints, C(1, 10), "abc")
+    put(store, checkpoints, C(1, 30), "abc", commit=False)
+    put(store, checkpoints, C(1, 20), "abd")
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 5), C(1, 10))
+    assert [key.split("/checkpoints/")[1][:19] for key in chunk_keys(store)] == 3 * [
+        "000001-000000000010"
+    ] + ["000001-000000000020"]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_commit_whose_manifest_a_deletion_has_not_listed_keeps_its_chunks(keep, store, checkpoints):
     """A drain's save may be whole at the same time as the interval save before it."""
