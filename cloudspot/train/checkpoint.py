@@ -73,7 +73,7 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
 
 
 def check_own_state(objects: Mapping[str, Any]) -> None:
-    """Check that each module that adds to its parameters and buffers what it saves can load that, too.
+    """Check that each module that saves more than its parameters and buffers, or less, can load that, too.
 
     Raises:
         SessionError: nothing could resume from its checkpoints.
@@ -83,11 +83,10 @@ def check_own_state(objects: Mapping[str, Any]) -> None:
         if not isinstance(inner, torch.nn.Module):
             continue
         state = inner.state_dict()
-        known = (
-            *inner.named_parameters(remove_duplicate=False),
-            *inner.named_buffers(remove_duplicate=False),
-        )
-        if all(key.endswith("_extra_state") for key in state.keys() - {key for key, _ in known}):
+        parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+        buffers = {name for name, _ in inner.named_buffers(remove_duplicate=False)}
+        added = {key for key in state.keys() - parameters - buffers if not key.endswith("_extra_state")}
+        if not added and parameters <= state.keys():
             continue
         try:
             inner.load_state_dict(state)

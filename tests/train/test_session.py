@@ -611,6 +611,13 @@ def test_a_model_that_does_not_load_what_it_saves_is_refused_when_the_session_op
         spot.SessionError, match=r"does not load the state that it saves.*(?s:.)*weight.absmax"
     ):
         open_session({}, model=torch.nn.Sequential(Quantized(2, 2)))
+
+    class Adapted(torch.nn.Linear):
+        def state_dict(self, **options):
+            return {"bias": super().state_dict(**options)["bias"]}
+
+    with pytest.raises(spot.SessionError, match=r"Missing key\(s\) in state_dict: \"weight\""):
+        open_session({}, model=Adapted(2, 2))
     open_session({}, model=torch.nn.Sequential(Counting(2, 2)))
     assert Counting.loads == 0
 
