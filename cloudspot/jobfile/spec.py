@@ -191,7 +191,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     it leads to a file of the same directory, as that file. If left out, the script uses a session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
-    there, the directory is complete. If it is older, or neither this nor ``incomplete_file`` is given, the
+    there, the directory is complete; but one that has only lost files since it was complete is being deleted,
+    and is not saved again. If it is older, or neither this nor ``incomplete_file`` is given, the
     directory is complete when it has not changed for 10 s while the script was running (for 2 s, if it holds
     what the Hugging Face Trainer, ms-swift, Accelerate or Lightning write last), or when the script ended
     with exit status 0 and did not have to leave."""

@@ -92,9 +92,9 @@ def check_own_state(objects: Mapping[str, Any]) -> None:
             inner.load_state_dict(state)
         except Exception as error:  # a module may raise anything
             raise SessionError(
-                f"session({name}=...) does not load the state that it saves, so nothing could resume from its"
-                " checkpoints. Track only what is trained, such as the adapter of a quantized model:"
-                f" {error}"
+                f"session({name}=...) is a {type(inner).__name__} that does not load its own state_dict, so"
+                " nothing could resume from its checkpoints. Track only what is trained, such as the adapter"
+                f" of a quantized model: {error}"
             ) from error
 
 

@@ -338,7 +338,7 @@ def step_of(name: str) -> int | None:
 def fingerprint_of(path: Path) -> Fingerprint:
     """Return a value that changes when any file of the directory does; a file that vanishes is left out."""
     found = []
-    for file in sorted((*files_below(path), *links_below(path, within=True))):
+    for file in files_below(path, with_links=True):  # each link is saved as the file that it leads to
         try:
             status = file.stat()
         except OSError:
@@ -355,24 +355,28 @@ def _modified_at(path: Path) -> int | None:
         return None
 
 
-def files_below(root: Path) -> list[Path]:
-    """Return the regular files below the directory, sorted, without links.
+def files_below(root: Path, *, with_links: bool = False) -> list[Path]:
+    """Return the regular files below the directory, sorted; ``with_links``: also the links that lead to one.
 
     The script may be writing and deleting there; rglob would raise when a directory disappears.
     """
     found = [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
-    return sorted(path for path in found if not path.is_symlink() and path.is_file())
+    return sorted(
+        path
+        for path in found
+        if path.is_file() and (not path.is_symlink() or (with_links and _leads_within(path, root)))
+    )
 
 
-def links_below(root: Path, *, within: bool) -> list[Path]:
-    """Return the links that lead to a regular file below the same directory (``within``), or all others.
+def other_links(root: Path) -> list[Path]:
+    """Return the links below the directory that do not lead to a regular file there, sorted."""
+    walked = [(Path(parent), (*dirs, *names)) for parent, dirs, names in os.walk(root)]
+    found = [parent / name for parent, names in walked for name in names]
+    return sorted(path for path in found if path.is_symlink() and not _leads_within(path, root))
 
-    Trainers leave the former as names of their newest checkpoint: each is saved as the file that it leads to.
-    """
-    walked = ((Path(parent), (*dirs, *names)) for parent, dirs, names in os.walk(root))
-    links = [parent / name for parent, names in walked for name in names if (parent / name).is_symlink()]
-    real = root.resolve() if links else root
-    return [link for link in links if (link.is_file() and link.resolve().is_relative_to(real)) is within]
+
+def _leads_within(link: Path, root: Path) -> bool:
+    return link.is_file() and link.resolve().is_relative_to(root.resolve())
 
 
 def stage(directory: CheckpointDirectory, staging: Path) -> tuple[Path, tuple[File, ...]] | None:

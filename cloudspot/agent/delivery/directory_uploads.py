@@ -16,7 +16,7 @@ from cloudspot.agent.delivery.checkpoint_directories import (
     CheckpointDirectory,
     Fingerprint,
     fingerprint_of,
-    links_below,
+    other_links,
     stage,
 )
 from cloudspot.agent.delivery.checkpoint_restore import Restored
@@ -273,9 +273,7 @@ class DirectoryUploads:
 
 def _links_left_out(directory: CheckpointDirectory) -> str | None:
     """Return a warning about what is in the directory and in no checkpoint of it."""
-    names = sorted(
-        link.relative_to(directory.path).as_posix() for link in links_below(directory.path, within=False)
-    )
+    names = [link.relative_to(directory.path).as_posix() for link in other_links(directory.path)]
     if not names:
         return None
     return (
