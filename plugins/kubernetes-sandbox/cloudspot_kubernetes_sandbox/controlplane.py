@@ -92,6 +92,8 @@ class ControlPlane:
             *("--service-account-private-key-file", self._path("accounts.key")),
             # A node that is silent is given up after half a minute, and its pods with it.
             *("--node-monitor-grace-period", "20s", "--pod-eviction-timeout", "10s"),
+            # A claim that comes before its volume is known waits for the next look, by default for 15 s.
+            *("--pvclaimbinder-sync-period", "1s"),
         )
         scheduler = self._configured(_SCHEDULER)
         self._run("kube-scheduler", *shared, *scheduler, "--secure-port", str(self._schedule))

@@ -55,6 +55,7 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         spec = {**claimed, "volumeName": "volume", "resources": {"requests": {"storage": "1Gi"}}}
         claims = f"{namespace}/persistentvolumeclaims"
         plane.request("POST", claims, {"metadata": {"name": "data"}, "spec": spec})
+        wait_until(lambda: plane.get(f"{claims}/data")["status"]["phase"] == "Bound")
         options = KubernetesOptions(
             kubeconfig=cloud.environment()["KUBECONFIG"],
             image="image",
