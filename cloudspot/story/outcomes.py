@@ -148,11 +148,12 @@ def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
 def end_by_nodes(history: History) -> End | None:
     """Return the end that needs nobody's judgement; None: not yet.
 
-    Success needs the word of all members of the newest generation. A stop, or a failure that no other
-    machine would mend, is the end once no claimed seat is live.
+    Success needs the word of all members of the newest generation, after equally many steps. A stop, or a
+    failure that no other machine would mend, is the end once no claimed seat is live.
     """
     if succeeded(history):
-        return End("succeeded", _left_early(history), 0)
+        unequal = _unequal(history)
+        return End("failed", unequal, 1) if unequal else End("succeeded", _left_early(history), 0)
     if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
         return None
     if history.stop is not None:
@@ -162,6 +163,15 @@ def end_by_nodes(history: History) -> End | None:
     found = (permanent_failure(launch) for launch in reversed(history.current_launches))
     permanent = next((one for one in found if one is not None), None)
     return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
+
+
+def _unequal(history: History) -> str:
+    """Return that the nodes came to the end after different numbers of steps; empty if they did not."""
+    finals = [last.final for last in member_exits(history) if last is not None and last.final is not None]
+    steps = {one.step for one in finals if one.step is not None}
+    if len(steps) < 2:
+        return ""
+    return f"the nodes made {min(steps)} to {max(steps)} steps: the last state is in no checkpoint"
 
 
 def _left_early(history: History) -> str:

@@ -188,6 +188,15 @@ def test_a_script_that_leaves_its_loop_by_itself_has_finished_there(bench, is_he
     assert (record.final.step, record.final.left_early, record.final.planned) == (7, True, 100)
 
 
+def test_ranks_that_come_to_the_end_after_different_numbers_of_steps_are_no_success(bench):
+    other = "files.progress_path(handoff, 1).write_bytes(files.PROGRESS.pack({0}, {0}, {0}))\n"
+    other += "files.ended_loop_path(handoff, 1).touch()\n"
+    bench.life(SESSION + other.format(101) + "finish(100)\n", procs_per_node=2).run()
+    record = bench.exit_record()
+    assert (record.outcome, record.exit_code, record.permanent) == ("failed", 1, True)
+    assert record.detail == "its ranks made 100 to 101 steps: the last state is in no checkpoint"
+
+
 def test_a_script_that_leaves_its_loop_to_end_with_another_status_has_failed(bench):
     script = SESSION + "if start == 0:\n    seal(4)\nbegin(7)\nleave(7, is_held=True)\nsys.exit(3)\n"
     bench.life(script).run()

@@ -1,4 +1,7 @@
-from cloudspot.jobstore.records import Phase
+import pytest
+
+from cloudspot.jobstore.records import Final, Phase
+from cloudspot.story.outcomes import End, end_by_nodes
 from cloudspot.story.states import ended_at, held_generations, is_over, job_state
 
 
@@ -68,6 +71,24 @@ def test_a_job_has_succeeded_when_its_nodes_say_so_though_no_controller_lives(re
 def test_one_node_of_two_is_not_the_job(records):
     launch = records.launch(intent=records.intent(num_nodes=2), exits={0: records.exit("succeeded")})
     assert job_state(records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))) == "running"
+
+
+@pytest.mark.parametrize(
+    ("second", "end"),
+    [
+        (20, End("succeeded", "", 0)),
+        (None, End("succeeded", "", 0)),  # it has no session
+        (21, End("failed", "the nodes made 20 to 21 steps: the last state is in no checkpoint", 1)),
+    ],
+)
+def test_nodes_that_come_to_the_end_after_different_numbers_of_steps_are_no_success(records, second, end):
+    first, other = (Final(step=step, weights_sha256=None, metrics={}) for step in (20, second))
+    exits = {0: records.exit("succeeded", final=first)}
+    exits[1] = records.exit("succeeded", rank=1, instance_id="i-1-1", final=other)
+    launch = records.launch(intent=records.intent(num_nodes=2), exits=exits)
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
+    assert end_by_nodes(history) == end
+    assert (job_state(history), is_over(history)) == (end.outcome, True)
 
 
 def test_a_job_is_stopped_when_its_nodes_obeyed_though_no_controller_lives(records):

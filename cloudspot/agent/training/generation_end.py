@@ -104,7 +104,7 @@ class GenerationEnd:
         if end.code == 0 and not any(drained):
             loop = loop_state(handoff, ranks)
             if loop is LoopState.ENDED:
-                return self._succeeded(handoff)
+                return self._unequal(handoff) or self._succeeded(handoff)
             if ordered is not None:
                 # It may have saved and left because of the order, as trainers do that handle SIGTERM.
                 return ordered
@@ -145,6 +145,15 @@ class GenerationEnd:
         context = self._context
         is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
         return is_told and self._membership.someone_leaves()
+
+    def _unequal(self, handoff: Path) -> Leaving | None:
+        """Return the failure of local ranks that came to the end after different numbers of steps."""
+        found = (files.read_progress(handoff, rank) for rank in self._context.status.ranks)
+        steps = {one.step for one in found if one is not None}
+        if len(steps) < 2:
+            return None
+        detail = f"its ranks made {min(steps)} to {max(steps)} steps: the last state is in no checkpoint"
+        return Leaving("failed", detail, exit_code=1, permanent=True, log_tail=self._tail())
 
     def _succeeded(self, handoff: Path) -> Leaving:
         status = self._context.status
