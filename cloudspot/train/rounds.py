@@ -24,6 +24,7 @@ the loop early says in ``left/<rank>`` after how many steps, and waits until all
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from cloudspot.train.presiding import Presiding
 from cloudspot.train.rewind import Rewind, Rewindable
 from cloudspot.train.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder, read_order
 from cloudspot.train.step_seconds import StepSeconds
+
+_log = logging.getLogger("cloudspot")
 
 POLL_SECONDS = 0.025
 """Between two looks while no round is open."""
@@ -149,7 +152,7 @@ class Rounds:
                     return self._order
                 is_late = self._clock() > self._round_guard + _GRACE_SECONDS
                 if looks_left <= 0 and is_late and self._limit is None:
-                    self._lose()
+                    self._lose("they do not answer")
                 else:
                     looks_left -= 1
                     self._changed.wait(_WAIT_SECONDS)
@@ -312,10 +315,10 @@ class Rounds:
         try:
             while self._advance():
                 pass
-        except (RuntimeError, OSError):
+        except (RuntimeError, OSError) as error:
             # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
-                self._lose()
+                self._lose(str(error).partition("\n")[0])
         # An interval save that is decided may be ahead for long, while the script evaluates.
         is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
         return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
@@ -485,7 +488,12 @@ class Rounds:
 
     # --- when a peer is lost --------------------------------------------------------------------
 
-    def _lose(self) -> None:
+    def _lose(self, why: str) -> None:
+        if not self._finished:
+            _log.warning(
+                "rank %d can agree with the others on no save until the training starts again: %s",
+                *(self._rank, why),
+            )
         self._lost = True
         self._limit = None
         if self._order is None:

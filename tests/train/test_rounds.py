@@ -764,7 +764,7 @@ class BrokenStore(HashStore):
         return super().check(keys)
 
 
-def test_when_the_store_is_gone_the_training_goes_on():
+def test_when_the_store_is_gone_the_training_goes_on_and_says_that_nothing_is_saved(caplog):
     store = BrokenStore()
     zero, one = pair(store)
     zero.request_interval()
@@ -772,6 +772,11 @@ def test_when_the_store_is_gone_the_training_goes_on():
     store.broken = True
     settle(zero, one)
     assert zero.is_lost
+    assert caplog.messages == [
+        f"rank {rank} can agree with the others on no save until the training starts again: "
+        "Connection reset by peer"
+        for rank in (0, 1)
+    ]
     assert try_begin(zero, 0) is True
     assert try_begin(one, 0) is True
 
