@@ -2,9 +2,9 @@
 
 That saves each start of the training the seconds that, for instance, transformers takes. It must make no
 other difference. So only those imports count with which the script begins, before it does anything else, and
-only those of packages with which this was tried: when they are imported, they start no thread of Python's,
-open no device, and read no variable that differs from rank to rank. (Lightning does.) The fork server seeds
-anew the random generators that they make from what differs in each process.
+only those of packages with which this was tried, where pip has installed them: when they are imported, they
+start no thread of Python's, open no device, and read no variable that differs from rank to rank. (Lightning
+does.) The fork server seeds anew the random generators that they make from what differs in each process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -26,6 +27,8 @@ TRIED = frozenset(
         *("safetensors", "scipy", "sklearn", "torch", "torchdata", "tqdm", "transformers"),
     )
 )
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+"""The distribution, where it has another name."""
 _NOT_TRIED = frozenset(("cloudspot.train.lightning",))
 """Modules of those packages that import what was not tried."""
 _OF_A_START = re.compile(
@@ -59,6 +62,8 @@ def import_early(script: Path, own: Collection[str]) -> EarlyImports:
         return EarlyImports()
     if any(map(_is_elsewhere_too, own)):
         return EarlyImports()  # an import might find that one, where the script's own comes first
+    if any(map(_is_another, TRIED - sys.modules.keys())):
+        return EarlyImports()  # the job's own, perhaps, which may read what differs from rank to rank
     before = dict(os.environ)
     modules = []
     with contextlib.suppress(Exception):  # as above
@@ -107,3 +112,16 @@ def _is_elsewhere_too(name: str) -> bool:
     with contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(name) is not None
     return False
+
+
+def _is_another(name: str) -> bool:
+    """Return whether the module of that name is not the one that the package of that name has installed."""
+    try:
+        spec = importlib.util.find_spec(name)
+        distribution = importlib.metadata.distribution(_DISTRIBUTIONS.get(name, name)) if spec else None
+    except (ImportError, ValueError):  # among them that there is no such package
+        return True
+    if spec is None or distribution is None:
+        return False
+    places = map(os.path.realpath, spec.submodule_search_locations or ())
+    return os.path.realpath(str(distribution.locate_file(name))) not in places

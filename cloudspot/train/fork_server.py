@@ -35,6 +35,7 @@ from pathlib import Path
 
 from cloudspot.train.early_imports import EarlyImports, import_early
 from cloudspot.train.fork_client import ANSWER, GO
+from cloudspot.train.own_code import READ_EARLY, obstacle
 
 MARK = "CLOUDSPOT_FORK_SERVER"
 """The variable by which the server is found; its value is the path of the socket."""
@@ -54,11 +55,8 @@ IMPORTED = (
 _COMPILER = "torch._dynamo"
 """As large as torch itself; DistributedDataParallel imports it when it is constructed, for instance."""
 _USES_COMPILER = re.compile(rb"DistributedDataParallel|\bDDP\b|\bcompile\b|fully_shard|\bFSDP|[Aa]ccelerat")
-_READ_EARLY = "OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|CUDA_|TORCH|PYTORCH_"
-_EARLY = re.compile(f"(?!TORCHELASTIC_|TORCH_NCCL_)(PYTHON|LD_|MALLOC_|{_READ_EARLY})")
+_EARLY = re.compile(f"PYTHON|LD_|MALLOC_|{READ_EARLY}")
 """Variables that Python, torch and its libraries read when they are loaded."""
-_SETS_EARLY = re.compile(rf"environ\b.*({_READ_EARLY})".encode())
-"""A script's line that sets such a variable, as it may before it imports torch itself."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _REQUEST_SECONDS = 5.0
 
@@ -110,9 +108,11 @@ def serve(listener: socket.socket, script: Path) -> Program:
     gc.disable()  # looking for garbage would take a fifth of the imports' time
     for name in IMPORTED:
         importlib.import_module(name)
-    if any(map(_USES_COMPILER.search, _lines(script))):
-        importlib.import_module(_COMPILER)
+    with contextlib.suppress(OSError):
+        if _USES_COMPILER.search(script.read_bytes()):
+            importlib.import_module(_COMPILER)
     early = import_early(script, _modules_in(str(script.parent)))
+    obstacle(script.resolve())  # read before the first program comes
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
     gc.enable()
@@ -251,20 +251,11 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, earl
     if device:
         return f"{device} is in use here, and a forked process could not use it"
     if program.module is None:
-        lines = _lines(Path(os.fsdecode(program.directory), program.arguments[0]))
-        if any(map(_SETS_EARLY.search, lines)):
-            return "it sets a variable that is read before it starts"
-        if any(b"setsid" in line for line in lines):
-            return "it may begin a session of its own, which the leader of a process group cannot"
+        found = obstacle(Path(os.fsdecode(program.directory), program.arguments[0]).resolve())
+        if found:
+            return found
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
     return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
-
-
-def _lines(script: Path) -> Sequence[bytes]:
-    try:
-        return script.read_bytes().splitlines()
-    except OSError:
-        return ()
 
 
 def _modules_in(directory: str) -> set[str]:

@@ -54,7 +54,9 @@ def test_the_scripts_own_modules_end_them():
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
     """``packages``: one that was "tried", ``tqdm``, with a module of its own, and sets a variable."""
-    (tmp_path / "found" / "tqdm").mkdir(parents=True)
+    (tmp_path / "found" / "tqdm-9.dist-info").mkdir(parents=True)
+    (tmp_path / "found" / "tqdm-9.dist-info" / "METADATA").write_text("Name: tqdm\nVersion: 9\n")
+    (tmp_path / "found" / "tqdm").mkdir()
     (tmp_path / "found" / "tqdm" / "__init__.py").write_text("import os\nos.environ['SET_HERE'] = 'x'\n")
     (tmp_path / "found" / "tqdm" / "auto.py").write_text("")
     (tmp_path / "found" / "elsewhere.py").write_text("")
@@ -95,6 +97,17 @@ def test_nothing_is_imported_where_the_script_has_a_module_that_is_elsewhere_too
     """What is imported might find the other one, and the script would then find that as well."""
     assert import_early(script(packages, "import tqdm\n"), {"train", "elsewhere"}) == EarlyImports()
     assert "tqdm" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["datasets", "transformers"])
+def test_nothing_is_imported_where_the_job_has_a_package_of_such_a_name(packages, monkeypatch, name):
+    """Imported here, it would take every rank for rank 0, also if a package that was tried imports it."""
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    (packages / "own" / name).mkdir(parents=True)
+    (packages / "own" / name / "__init__.py").write_text("import os\nRANK = os.environ.get('RANK')\n")
+    monkeypatch.syspath_prepend(packages / "own")
+    assert import_early(script(packages, "import tqdm\n"), {"train"}) == EarlyImports()
 
 
 def test_only_variables_of_a_start_may_be_others():

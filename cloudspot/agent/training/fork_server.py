@@ -15,6 +15,8 @@ from cloudspot.train import fork_client
 from cloudspot.train.fork_server import MARK, PADDING, PADDING_BYTES
 
 _log = logging.getLogger(__name__)
+CLIENT = str(Path(fork_client.__file__).resolve())
+"""What stands in for each program; a container has the package at its real place alone."""
 _WORDS_BYTES = 8 << 10
 _START = """
 import sys
@@ -53,8 +55,7 @@ class ForkServer:
         if not self._is_used:
             return ()
         python = sys.executable if self._runtime.inherits_files else self._runtime.python
-        # Resolved, as a container has the package at its real place alone.
-        return (python, "-IS", str(Path(fork_client.__file__).resolve()), self._socket)
+        return (python, "-IS", CLIENT, self._socket)
 
     def start(self) -> None:
         """Start it if it does not run yet, without waiting until it can fork."""

@@ -15,11 +15,11 @@ from pathlib import Path, PurePath
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.container import ENGINES
+from cloudspot.agent.training.fork_server import CLIENT
 from cloudspot.agent.training.trainer import OWN_SHELLS
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.process_marks import marked_processes, signal_process
 from cloudspot.jobfile.spec import SIGNALS
-from cloudspot.train import fork_client
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _LAUNCHERS = {
     "accelerate",
     "deepspeed",
     "deepspeed.launcher.launch",
-    fork_client.__file__,
+    CLIENT,
 }
 """Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""
 _LAUNCHER_WORDS = 4

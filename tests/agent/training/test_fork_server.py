@@ -89,6 +89,7 @@ def start(server):
         work = server.node.work
         (work / directory).mkdir(exist_ok=True)
         for name, text in [("train.py", script), *files]:
+            (work / directory / name).parent.mkdir(parents=True, exist_ok=True)
             (work / directory / name).write_text(text)
         path = work / directory / "train.py" if cwd != "." else f"{directory}/train.py"
         words = [sys.executable, "-u", str(path), *arguments]
@@ -226,10 +227,20 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
         ("its environment is too large", {"LARGE": "x" * 100_000}),
         ("it starts in another directory", {"cwd": "plain"}),
         (
-            "it sets a variable that is read before it starts",
+            "train.py may set a variable that is read before it starts",
             {"script": f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{IS_FORKED}"},
         ),
-        ("it may begin a session of its own", {"script": f"import os\nos.setsid()\n{IS_FORKED}"}),
+        (
+            "settings.py may set a variable that is read before it starts",
+            {
+                "script": f"import package.settings\n{IS_FORKED}",
+                "directory": "setting",
+                "files": [
+                    ("package/settings.py", "import os\nos.environ.update({\n'OMP_NUM_THREADS': '1'\n})")
+                ],
+            },
+        ),
+        ("train.py may begin a session of its own", {"script": f"import os\nos.setsid()\n{IS_FORKED}"}),
         ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
     ],
 )
@@ -241,6 +252,8 @@ def test_what_would_not_run_the_same_is_started(server, start, why, given):
 
 def test_what_the_script_imports_first_is_imported_once(tmp_path):
     """And what its imports have set is set, unless a program is given another value."""
+    (tmp_path / "safetensors-9.dist-info").mkdir()
+    (tmp_path / "safetensors-9.dist-info" / "METADATA").write_text("Name: safetensors\nVersion: 9\n")
     (tmp_path / "safetensors").mkdir()
     (tmp_path / "safetensors" / "__init__.py").write_text(
         "import os\nprint('imported')\nos.environ.update(SET_HERE='x', GIVEN='x')\n"
@@ -266,6 +279,19 @@ def test_what_the_script_imports_first_is_imported_once(tmp_path):
         log = server.node.fork_server_log.read_text()
         assert log.count("imported\n") == 1
         assert "HOME may have been read by safetensors, torch" in log
+
+
+def test_what_has_to_be_imported_before_torch_is(tmp_path):
+    """Comet sees nothing of a training whose torch was there before it."""
+    (tmp_path / "comet_ml.py").write_text("import sys\nprint('torch' in sys.modules)\n")
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    with serving(tmp_path / "there", "import comet_ml, torch\n", PYTHONPATH=path) as server:
+        words = [*server.own.prefix, sys.executable, "-u", "train.py"]
+        done = subprocess.run(
+            words, cwd=server.node.work, env=server.environment, capture_output=True, check=True, text=True
+        )
+        assert done.stdout == "False\n"
+        assert "comet_ml is installed" in server.node.fork_server_log.read_text()
 
 
 def test_torchrun_is_forked_without_a_warning(server):

@@ -11,6 +11,7 @@ import pytest
 from cloudspot.agent.training.script_notice import Process, ScriptNotice, processes_of, receivers, withdraw
 from cloudspot.agent.training.trainer import OWN_SHELLS
 from cloudspot.host.process_marks import kill_marked
+from cloudspot.train import fork_client
 from cloudspot.train import handoff as files
 
 TERM = signal.SIGTERM
@@ -57,6 +58,25 @@ def tree(*lines):
 )
 def test_the_uppermost_process_that_handles_it_is_told(lines, told):
     assert receivers(tree(*lines), TERM) == tuple(told)
+
+
+THROUGH_A_LINK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from cloudspot.agent.training.script_notice import Process, receivers
+from cloudspot.train import fork_client
+assert fork_client.__file__.startswith(sys.argv[1])
+client, rank = (sys.executable, "-IS", sys.argv[2]), ("python", "train.py")
+handles = frozenset({15})
+assert receivers({10: Process(1, client, handles), 11: Process(10, rank, handles)}, 15) == (11,)
+"""
+
+
+def test_who_stands_in_for_a_forked_program_is_not_told_where_the_agent_lies_behind_a_link(tmp_path):
+    """Such as the ``lib64`` of a virtual environment. It passes the signal on, so the script had it twice."""
+    here = Path(fork_client.__file__).resolve()
+    (tmp_path / "lib64").symlink_to(here.parents[2])
+    subprocess.run([sys.executable, "-c", THROUGH_A_LINK, tmp_path / "lib64", here], check=True)
 
 
 HANDLES = """
