@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from datetime import datetime, timezone
 
 from cloudspot.cli.config import named_store
@@ -16,6 +17,7 @@ from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, resumption
 from cloudspot.jobstore.copying import CopyPlan, DamagedCheckpoint, copy, describe_copy, plan_copy, reserve
+from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
@@ -133,6 +135,14 @@ def _reasons(plan: CopyPlan) -> str:
     return "; ".join(found) or "their manifests are gone"
 
 
+def _plan_with_checkpoint(job: Job, history: History, damaged: Collection[CheckpointId] = ()) -> CopyPlan:
+    plan = plan_copy(job.store, job.id, damaged=damaged)
+    if plan.checkpoint is None and history.head is not None:
+        reasons = _reasons(plan)
+        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it could go on nowhere: {reasons}")
+    return plan
+
+
 def _is_repeated(job: Job, target: ObjectStore) -> bool:
     return job.history().moved_to == target.canonical_url
 
@@ -146,10 +156,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         CorruptData: there were checkpoints, and none is whole.
     """
     history = job.history()
-    plan = plan_copy(job.store, job.id)
-    if plan.checkpoint is None and history.head is not None:
-        reasons = _reasons(plan)
-        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it could go on nowhere: {reasons}")
+    plan = _plan_with_checkpoint(job, history)
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))
@@ -157,7 +164,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     adopt(target, provider, job.id, history.submission_sha256)
     damaged: set[CheckpointId] = set()
     while True:
-        plan = plan_copy(job.store, job.id, damaged=damaged)
+        plan = _plan_with_checkpoint(job, history, damaged)
         for one in plan.skipped:
             output.warn(f"checkpoint {one.checkpoint} is left out: {one.reason}")
         try:

@@ -286,6 +286,12 @@ class _Carrier:
 
     def carry(self, one: CopiedObject) -> None:
         """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
+        try:
+            self._carry(one)
+        except DamagedCheckpoint:
+            self._carry(one)  # the fault may have been on the way, and would cost the whole checkpoint
+
+    def _carry(self, one: CopiedObject) -> None:
         if one.key in self._standing:
             try:
                 self._compare(one, self._standing[one.key], _Told(one, self._tell))
@@ -295,7 +301,7 @@ class _Carrier:
                 # The job was here before, and has written the file again since.
                 self._target.delete(one.key)
                 del self._standing[one.key]
-                self.carry(one)
+                self._carry(one)
         elif one.size <= BLOCK_BYTES:
             data = b"".join(self._blocks(one))
             if create(self._target, one.key, data) is not None:

@@ -53,10 +53,13 @@ class FrameworkLoop:
         """
         self.run.check()
 
-    def end(self) -> None:
-        """End the loop where the framework has ended it; the state then is the last one."""
+    def end(self, *, in_step: bool) -> None:
+        """End the loop where the framework has ended it; the state then is the last one.
+
+        ``in_step`` says whether the framework has made the step that ``begin_step`` has begun last.
+        """
         if not self.is_over:
-            self._advance(leaves=not self.is_last_step)
+            self._advance(leaves=not (in_step and self.is_last_step))
 
     def _advance(self, *, leaves: bool = False) -> None:
         # All of it in one function: LoopExit takes this for the script's loop.

@@ -206,7 +206,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         """Save the last state."""
         if self._loop is not None:
             self._place.switches = None
-            self._loop.end()
+            self._loop.end(in_step=not self._has_passed)
             self._loop = None
 
     def _pass_boundary_before_evaluation(self, control: Any) -> None:

@@ -52,6 +52,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """The session, once ``fit`` has begun."""
         self._loop: FrameworkLoop | None = None
         self._has_passed = True
+        self._changes_at_end = False
 
     # --- resuming -------------------------------------------------------------------------------
 
@@ -123,6 +124,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
                 ' CombinedLoader of the mode "min_size": Lightning iterates shorter ones several times'
             )
         self._loop = FrameworkLoop(self.run, _num_batches(trainer))
+        self._changes_at_end = any(map(_may_change_at_end, (pl_module, *trainer.callbacks)))
         if self._loop.is_over and not self._place.is_before_validation:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
@@ -163,10 +165,11 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             self._place.end_batch()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Pass the next boundary before the validation."""
+        """Pass the next boundary before the validation, unless the last state is yet to come."""
         if self._loop is not None:
             self._place.begin_validation()
-            self._pass_boundary()
+            if not (self._changes_at_end and self._loop.is_last_step):
+                self._pass_boundary()
 
     def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Hear a notice in a validation."""
@@ -190,7 +193,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if self._loop is not None:
             # Some ranks may have had more to do at the end than others wait for.
             trainer.strategy.barrier()
-            self._loop.end()
+            self._place.is_before_validation = False
+            self._loop.end(in_step=not self._has_passed)
             self._loop = None
 
     def _pass_boundary(self) -> None:
@@ -198,6 +202,13 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if not self._has_passed:
             self._has_passed = True
             self._loop.begin_step()
+
+
+def _may_change_at_end(owner: Any) -> bool:
+    """Return whether a callback or the module may change the model when the training has ended."""
+    kind = next(each for each in type(owner).__mro__ if "on_train_end" in vars(each))
+    is_known = kind.__module__.startswith(("cloudspot.", "lightning.", "pytorch_lightning."))
+    return not is_known or "Averaging" in kind.__name__
 
 
 class _TrainerStates:

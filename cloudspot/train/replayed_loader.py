@@ -27,6 +27,10 @@ class ReplayedLoader:
     def __init__(self, loader: Any, *, ahead: int = 0) -> None:
         """``ahead`` is how many batches may be out of the loader and unused when a save comes."""
         self._loader = loader
+        inner: Any = getattr(loader, "base_dataloader", None)
+        if hasattr(inner, "load_state_dict"):
+            # Accelerate has asked for its state, so that in each process the first epoch would draw no seed.
+            inner.load_state_dict({})
         self._ahead = ahead
         self._num_fetched = 0
         self._start: dict[str, Any] = {}

@@ -389,6 +389,22 @@ def test_a_damaged_checkpoint_gives_way_to_the_next_best(source, target):
     fetching.verify(target, JOB, manifests.read_manifest(target, JOB, OLD))
 
 
+@pytest.mark.parametrize("block_bytes", [copying.BLOCK_BYTES, 512])
+def test_a_bit_that_flips_on_its_way_costs_no_checkpoint(source, target, monkeypatch, block_bytes):
+    chunk, get_range = keys.chunk(JOB, SaveId(2, 20, 0), 0, 1), source.get_range
+    flips = [True]
+
+    def with_a_flip(key, start, length):
+        data = get_range(key, start, length)
+        return bytes([data[0] ^ 1]) + data[1:] if key == chunk and flips and flips.pop() else data
+
+    monkeypatch.setattr(source, "get_range", with_a_flip)
+    monkeypatch.setattr(copying, "BLOCK_BYTES", block_bytes)
+    copy(plan_copy(source, JOB), source, target)
+    assert flips == []
+    fetching.verify(target, JOB, manifests.read_manifest(target, JOB, NEW))
+
+
 def test_a_checkpoint_that_lacks_a_chunk_is_not_planned(source):
     source.delete(keys.chunk(JOB, SaveId(2, 20, 0), 0, 1))
     plan = plan_copy(source, JOB)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
-from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train.checkpoint import Checkpoint, weights_sha256
 from cloudspot.train.replayed_loader import ReplayedLoader
 from cloudspot.train.resumable_batches import Feed
 
@@ -184,6 +184,18 @@ def test_early_stopping_counts_over_a_resume(compare, tmp_path):
     assert (final["step"], final["left_early"], final["planned"]) == (9, True, 33)
 
 
+def test_a_step_that_early_stopping_left_out_is_not_counted(compare, tmp_path):
+    """It would have been the last one, and began for the session with the evaluation before it."""
+    import transformers
+
+    def patience():
+        return transformers.EarlyStoppingCallback(1, early_stopping_threshold=10.0)
+
+    arguments = {"metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 3, "max_steps": 7}
+    final = compare(*hf_main(tmp_path, callbacks=[patience], **arguments), [2, 11])
+    assert (final["step"], final["left_early"], final["planned"]) == (6, True, 7)
+
+
 def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, tmp_path):
     import transformers
 
@@ -344,6 +356,29 @@ def test_what_is_set_at_the_beginning_of_an_epoch_is_set_again(compare, argument
     compare(*lightning_main(**arguments), [15])
 
 
+def exporting():
+    import lightning
+
+    class Export(lightning.Callback):
+        def on_train_end(self, trainer, pl_module):
+            for parameter in pl_module.parameters():
+                parameter.data.mul_(0.5)
+
+    return [Export()]
+
+
+@pytest.mark.parametrize("own", [exporting, averaging])
+def test_the_last_state_is_what_is_left_at_the_end_of_the_training(framework_training, courier, own):
+    """Also if there was a validation after the last step."""
+    main, hooks = lightning_main(own=own)
+    training = framework_training(hooks)
+    assert training.run(main)
+    checkpoint = Checkpoint(courier.carry(courier.final()["step"]))
+    model = torch.nn.ModuleDict({"net": net()})
+    model.load_state_dict({name: checkpoint.item(f"model/{name}") for name in model.state_dict()})
+    assert weights_sha256(model) == training.result[0]
+
+
 def test_weights_that_the_repeated_beginning_of_an_epoch_changes_are_warned_of(
     framework_training, courier, caplog
 ):
@@ -445,8 +480,11 @@ def test_another_number_of_ranks_is_refused(framework_training, courier):
 # --- Accelerate --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("every", "data"), [(1, Noisy), (4, Noisy), (1, Stream)])
-def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
+@pytest.mark.parametrize(
+    ("every", "data", "is_stateful"),
+    [(1, Noisy, False), (4, Noisy, False), (1, Stream, False), (1, Noisy, True)],
+)
+def test_prepared_loaders_resume_at_the_very_batch(compare, every, data, is_stateful):
     import accelerate
 
     from cloudspot.train import accelerate as spot_accelerate
@@ -458,7 +496,10 @@ def test_prepared_loaders_resume_at_the_very_batch(compare, every, data):
     def main():
         accelerate.state.AcceleratorState._reset_state(True)
         torch.manual_seed(0)
-        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=every)
+        loading = accelerate.DataLoaderConfiguration(use_stateful_dataloader=is_stateful)
+        accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=every, dataloader_config=loading
+        )
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), 0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)

@@ -179,6 +179,8 @@ def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
     has written and not completed is set aside by now.
     """
     memory = context.memory
+    if memory.generation == 0:
+        return False  # nothing has run here, and a fork's checkpoint is of generation 0 as well
     if memory.generation == manifest.generation:
         return memory.first_rank == 0
     generations = generations_of(context.journal.known)

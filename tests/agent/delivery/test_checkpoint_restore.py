@@ -319,15 +319,17 @@ def test_a_job_that_has_resumed_never_starts_from_the_beginning_for_want_of_a_ch
     assert restore_newest(bench.life().context).checkpoint == bench.id(2, 60)
 
 
-def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench):
-    put_directory(bench, bench.id(1, 10), "output/checkpoint-10", "the job's")
+@pytest.mark.parametrize("generation", [0, 1], ids=["of the job that was forked", "of this job"])
+def test_a_directory_that_came_with_the_code_is_not_taken_for_the_checkpoint(bench, generation):
+    put_directory(bench, bench.id(generation, 10), "output/checkpoint-10", "the job's")
     life = bench.life(checkpoint={"directory": "output/*"})
     ours = life.context.node.work / "output" / "checkpoint-10"
     ours.mkdir(parents=True)
     (ours / "model").write_text("of a try on the laptop")
     (ours / "more").touch()
     restored = restore_newest(life.context)
-    assert (restored.checkpoint, restored.directory_name) == (bench.id(1, 10), "output/checkpoint-10")
+    expected = bench.id(generation, 10), "output/checkpoint-10"
+    assert (restored.checkpoint, restored.directory_name) == expected
     assert [(path.name, path.read_text()) for path in ours.iterdir()] == [("model", "the job's")]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
+from cloudspot.errors import CorruptData
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.copying import plan_copy, reserve
@@ -81,6 +82,20 @@ def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
     assert list_jobs(other) == ()
     jobs.run(*words, typed="y\n")
     assert history(other).submission.resumption == 1
+
+
+def test_a_job_whose_checkpoints_are_all_damaged_is_not_copied_without_one(jobs, other):
+    """Only the copy finds out, when the job has left. When the store has it whole again, the copy goes on."""
+    jobs.stopped()
+    (chunk,) = (meta.key for meta in jobs.store.list_objects("") if "/chunks/" in meta.key)
+    whole = jobs.store.get(chunk)
+    jobs.store.put(chunk, bytes(len(whole)))
+    result = move(jobs, other, status=CorruptData.exit_code)
+    assert f"no checkpoint of job {JOB} is whole, so it could go on nowhere: 1-40: " in result.stderr
+    assert keys.spec(JOB) not in {meta.key for meta in other.list_objects("")}
+    jobs.store.put(chunk, whole)
+    move(jobs, other)
+    assert checkpoints(other) == (CheckpointId(1, 40),)
 
 
 def test_where_it_was_it_is_resumed_no_more(jobs, other):
