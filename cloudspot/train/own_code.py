@@ -47,7 +47,7 @@ def _obstacle(script: Path, _modified: int, _size: int) -> str:
 
 
 def own_modules(script: Path) -> list[Path]:
-    """Return the script, and what it imports, one by the other, of what is not installed."""
+    """Return the files of the script and of what it imports, directly or not, where that is not installed."""
     directories = (script.parent, *_own_directories())
     found, left = set[Path](), [script]
     while left:
@@ -67,10 +67,9 @@ def _imported(path: Path, directories: Sequence[Path]) -> Iterator[Path]:
     for one in statements:
         places, module = directories, ""
         if isinstance(one, ast.ImportFrom):
-            places, module = (
-                (path.parents[one.level - 1 : one.level] if one.level else places),
-                one.module or "",
-            )
+            module = one.module or ""
+            if one.level:
+                places = path.parents[one.level - 1 : one.level]
         elif not isinstance(one, ast.Import):
             continue
         for place in places:
