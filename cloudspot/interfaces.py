@@ -598,7 +598,13 @@ class Provider(ABC):
     has_images: ClassVar[bool] = False
     """Whether ``image_host`` returns one."""
     is_this_computer: ClassVar[bool] = False
-    """Its machines are processes of the computer that drives them, and end when that is switched off."""
+    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
+    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
+    what runs there."""
+    driver_options: ClassVar[frozenset[str]] = frozenset()
+    """The options that name something of the computer that drives, such as a profile, a file with credentials
+    or variables. A driver takes them from its own note of the job or its own config file, never because a
+    stored job names them; on a node they have their defaults."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
@@ -635,28 +641,6 @@ class Provider(ABC):
             SpecError: an option is wrong or missing.
         """
         return {}
-
-    def adopt(self, job_id: str, *, store_url: str, sha256: str) -> None:
-        """Note that this user wants the job driven from this computer, with this very submission.
-
-        Called before a submitted job exists, and by ``attach --adopt``. ``store_url`` is what the job's
-        InstanceGroups will have, ``sha256`` the hash of what was submitted, code included. By default
-        nothing is noted; see ``check_adopted``.
-        """
-        return None
-
-    def check_adopted(self, job_id: str, *, store_url: str, sha256: str, is_resumed: bool = False) -> None:
-        """Refuse to drive the job from this computer unless it was adopted; called by each driver of it.
-
-        For a provider whose machines are the driver's own computer: whoever can write to a store would
-        otherwise choose what runs here. Released, the job runs here again only if it is adopted anew;
-        ``is_resumed`` asks whether it ran here before. By default all jobs are driven, since their machines
-        are elsewhere.
-
-        Raises:
-            NotAdopted: the job was not adopted here, or with another submission.
-        """
-        return None
 
     def function_host(self) -> FunctionHost:
         """Return where a driver can run as a function, for jobs that nobody is awake to drive.

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -58,10 +58,11 @@ def provider_class(name: str) -> type[Provider]:
     return _provider_class(_find(hookspecs.PROVIDER_GROUP, name, _provider_missing))
 
 
-def open_provider(name: str, spec: JobSpec | None) -> Provider:
+def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any] | None = None) -> Provider:
     """Return the provider with the options of the job's ``[providers.NAME]``, without I/O.
 
-    Without a job, options have their defaults.
+    Without a job, options have their defaults. ``configured`` has options of this computer's user, for those
+    that the job leaves out.
 
     Raises:
         PluginError: as ``provider_class``.
@@ -70,8 +71,11 @@ def open_provider(name: str, spec: JobSpec | None) -> Provider:
     class_ = provider_class(name)
     options: msgspec.Struct
     if spec is None:
-        options = convert({}, class_.options_type, at=("providers", name))
+        options = convert({**(configured or {})}, class_.options_type, at=("providers", name))
     else:
+        if configured:
+            table = {**configured, **spec.providers.get(name, {})}
+            spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
         if spec.run.image is not None and not class_.can_run_containers:
             raise SpecError(
                 f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
@@ -79,6 +83,19 @@ def open_provider(name: str, spec: JobSpec | None) -> Provider:
             )
         options = decode_options(spec, name, class_.options_type)
     return _called(f'provider "{name}"', lambda: class_(options), may_raise=CloudspotError)
+
+
+def with_driver_options(spec: JobSpec, name: str, options: Mapping[str, Any]) -> JobSpec:
+    """Return the job file with these values of the provider's ``driver_options``, and no others.
+
+    Raises:
+        PluginError: as ``provider_class``.
+    """
+    named = provider_class(name).driver_options
+    table = {option: value for option, value in spec.providers.get(name, {}).items() if option not in named}
+    if name not in spec.providers and not options:
+        return spec
+    return msgspec.structs.replace(spec, providers={**spec.providers, name: {**table, **options}})
 
 
 def open_store(url: str) -> ObjectStore:

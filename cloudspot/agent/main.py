@@ -25,7 +25,7 @@ from cloudspot.jobstore.reader import job_file_of
 from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.submission import read_submission_of
 from cloudspot.model import NodeIdentity
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_provider, open_store, with_driver_options
 
 _log = logging.getLogger("cloudspot.agent")
 
@@ -84,7 +84,8 @@ def _live(node: Node, pipe: NoticePipe) -> None:
             deadline=time.monotonic() + START_SECONDS,
         )
         spec = job_file_of(submission)
-        provider = open_provider(node.provider, spec)
+        # What names something of the submitter's computer means nothing here.
+        provider = open_provider(node.provider, with_driver_options(spec, node.provider, {}))
     except (CorruptData, SpecError) as error:
         refuse(node, store, error)
         return

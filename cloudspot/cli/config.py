@@ -1,25 +1,29 @@
-"""The user's config file: stores by name, the default one, and whom jobs tell of what happens."""
+"""The user's config file: stores by name, whom jobs tell of what happens, and options of this computer."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from cloudspot.cli.invocation import ChosenStore
 from cloudspot.errors import SpecError
+from cloudspot.interfaces import Provider
 from cloudspot.jobfile.notify import NotifySpec, check_notify
-from cloudspot.jobfile.spec import check_store_url
+from cloudspot.jobfile.spec import JobSpec, check_store_url
 from cloudspot.jobfile.tables import FieldError, convert
 from cloudspot.jobfile.toml import read_toml
+from cloudspot.registry import open_provider, provider_class
 
 CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
 
 
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``config.toml``: where the user's stores are, and whom the user's jobs tell of what happens."""
+    """``config.toml``: the user's stores, whom jobs tell of what happens, and options of this computer."""
 
     default_store: str | None = None
     """The store to use when nothing else names one: a name from ``[stores]``, or a URL."""
@@ -28,6 +32,9 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     notify: NotifySpec = NotifySpec()
     """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file that has none.
     It becomes a part of the job."""
+    providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """``[providers.NAME]``: options of a provider that name something of this computer, such as a kubeconfig.
+    They hold for your job files that leave them out, and for stored jobs that you drive."""
 
 
 def config_path() -> Path | None:
@@ -88,6 +95,34 @@ def named_store(text: str, origin: str) -> ChosenStore:
         f'{origin}: "{text}" is neither a URL such as file:///data/jobs '
         f"nor a store in {config_path()}; {advice}"
     )
+
+
+def configured_options(name: str) -> Mapping[str, Any]:
+    """Return the provider's options in the user's file; raises as ``load_config`` does.
+
+    Raises:
+        PluginError: the provider cannot be used.
+        SpecError: an option is not one of the provider's ``driver_options``.
+    """
+    found = load_config().providers.get(name, {})
+    if found:
+        allowed = provider_class(name).driver_options
+        for option in found:
+            if option not in allowed:
+                known = f"only {', '.join(sorted(allowed))} can stand here" if allowed else "it has none"
+                raise SpecError(
+                    f"{config_path()}: providers.{name}.{option} names nothing of this computer ({known}); "
+                    "set it in the job file"
+                )
+    return found
+
+
+def open_configured(name: str, spec: JobSpec | None) -> Provider:
+    """Open the provider for the user's own job file, or for none, with the options of the user's file.
+
+    Raises as ``registry.open_provider`` and ``configured_options`` do.
+    """
+    return open_provider(name, spec, configured_options(name))
 
 
 def default_store() -> ChosenStore | None:

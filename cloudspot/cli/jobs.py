@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cloudspot.cli.config import default_store
+from cloudspot.cli.config import configured_options, default_store
 from cloudspot.cli.invocation import (
     DEFAULT_PROVIDER,
     ChosenStore,
@@ -18,6 +18,7 @@ from cloudspot.cli.invocation import (
     current_outbox,
     driver_name,
 )
+from cloudspot.controller.ownership import with_own_options
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -28,7 +29,7 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Submission
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.store_probe import store_time
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_provider, open_store, with_driver_options
 
 if TYPE_CHECKING:
     from cloudspot.controller.loop import Controller
@@ -139,6 +140,11 @@ class Job:
         """Return what was submitted, as it was first read."""
         return self._opened[:2]
 
+    @property
+    def submission_sha256(self) -> str | None:
+        """Return the hash of what was submitted, as it was first read."""
+        return self._opened[2]
+
     @cached_property
     def spec(self) -> JobSpec:
         """Return the job file as it was submitted."""
@@ -146,8 +152,10 @@ class Job:
 
     @cached_property
     def provider(self) -> Provider:
-        """Open the provider that the job was submitted to, or resumed on."""
-        return open_provider(self.submitted[0].provider, self.spec)
+        """Open the provider that the job was submitted to, or resumed on, with this computer's options."""
+        submission, spec = self.submitted
+        spec = with_own_options(self.store, submission, spec, configured_options)
+        return open_provider(submission.provider, spec)
 
     def controller(
         self, *, sleep: Callable[[float], None] = time.sleep, known: History | None = None
@@ -158,14 +166,14 @@ class Job:
         """
         from cloudspot.controller.loop import Controller  # which few of the commands need
 
-        provider, sha256 = self.provider, self._opened[2]
+        provider = self.provider
         return Controller(
             self.store,
             self.id,
             provider,
             sleep=sleep,
             reader=self.reader,
-            opened_for=sha256,
+            opened_for=self.submission_sha256,
             known=known,
             driver=driver_name(),
             outbox=current_outbox(),
@@ -174,7 +182,11 @@ class Job:
     @cached_property
     def log_sink(self) -> LogSink:
         """Return where the job's log lines are."""
-        return self.provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
+        submission, spec = self.submitted
+        # Reading takes nothing of this computer that the record names, and needs nothing of it.
+        spec = with_driver_options(spec, submission.provider, configured_options(submission.provider))
+        provider = open_provider(submission.provider, spec)
+        return provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
 
     def check_not_moved(self) -> None:
         """CloudspotError if the job goes on in another store: what drives or stops it belongs there."""

@@ -12,7 +12,8 @@ from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import STORE_VARIABLE
-from cloudspot.controller.ownership import adopt, store_label
+from cloudspot.cli.trust import noting
+from cloudspot.controller.ownership import store_label
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore import keys, resumption
@@ -36,6 +37,7 @@ def find_resumable(
 
     Raises:
         JobNotFound: it is in neither store.
+        CloudspotError: it is in ``--store``, and was moved from there to another store.
         SpecError: ``--from`` was given without ``--store``.
     """
     target = open_named_store(store_url)
@@ -58,18 +60,12 @@ def find_resumable(
         return Job(source, find_job(source, text)), target
     if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
         return job, None
-    # It was here before, and comes back.
-    source = open_named_store(elsewhere)
-    try:
-        job = Job(source, find_job(source, job.id))
-        job.history()
-    except JobNotFound:
-        here = target.url
-        raise CloudspotError(
-            f"job {job.id} is on its way from {here} to {elsewhere}; first finish that with: "
-            f"cloudspot resume {job.id} --from {here} --store {elsewhere}"
-        ) from None
-    return job, target
+    # Only the user says which store is opened, and not a record.
+    raise CloudspotError(
+        f"job {job.id} was moved to {elsewhere}; to bring it back: "
+        f"cloudspot resume {job.id} --from {elsewhere} --store {target.url}; or, if the copy was cut short: "
+        f"cloudspot resume {job.id} --from {target.url} --store {elsewhere}"
+    )
 
 
 def _usual_store() -> ObjectStore:
@@ -161,7 +157,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))
     # As in the other store: a job of this computer stays one.
-    adopt(target, provider, job.id, history.submission_sha256)
+    noting(target, provider)(history.submission, history.submission_sha256)
     damaged: set[CheckpointId] = set()
     while True:
         plan = _plan_with_checkpoint(job, history, damaged)

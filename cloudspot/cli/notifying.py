@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -22,10 +22,11 @@ def with_notify(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, notify=load_config().notify)
 
 
-def check_messages(notify: NotifySpec) -> None:
+def check_messages(notify: NotifySpec, environ: Mapping[str, str]) -> None:
     """Check that messages can be sent, as far as this can be known without sending one.
 
-    Warns of a URL that holds a credential in clear. URLs with secrets that are not set are not looked at.
+    Warns of a URL that holds a credential in clear. URLs with secrets that are not in ``environ`` are not
+    looked at.
 
     Raises:
         PluginError: the notifier is missing or broken.
@@ -39,9 +40,9 @@ def check_messages(notify: NotifySpec) -> None:
             ZoneInfo(notify.timezone)
         except (KeyError, ValueError, OSError):
             raise SpecError(f'notify.timezone: "{notify.timezone}" is not a time zone known here') from None
-    if not os.environ.keys() >= set(notify.secret_names):
+    if not environ.keys() >= set(notify.secret_names):
         return
-    for (name, url), written in zip(notify.resolved(os.environ).items(), notify.urls, strict=True):
+    for (name, url), written in zip(notify.resolved(environ).items(), notify.urls, strict=True):
         try:
             holds_credential = notifier.holds_credential(url)
         except SpecError as error:

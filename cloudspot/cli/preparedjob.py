@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
+from cloudspot.cli.config import open_configured
 from cloudspot.cli.image_digest import with_digest
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
@@ -28,7 +29,7 @@ from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_digests, code_files
 from cloudspot.jobstore.forking import code_of
 from cloudspot.jobstore.submission import check_secrets
-from cloudspot.registry import driver_distributions, open_provider, open_store, plugin_distributions
+from cloudspot.registry import driver_distributions, open_store, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
@@ -78,11 +79,11 @@ def open_pinned(
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest; a log-in's secret is in ``environ``. A market policy of a
-    plugin is opened too, and the messages that the job will send are checked.
+    The tag of an image is replaced by its digest; a log-in's secret is in ``environ``, and those of messages
+    are. A market policy of a plugin is opened too, and the messages that the job will send are checked.
     """
-    check_messages(spec.notify)
-    provider = open_provider(provider_name, spec)
+    check_messages(spec.notify, environ)
+    provider = open_configured(provider_name, spec)
     if spec.run.image is not None:
 
         def secret(name: str) -> str:
@@ -105,7 +106,7 @@ def open_pinned(
         return spec, provider
     table = {**spec.providers.get(provider_name, {}), **pinned}
     spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
-    return spec, open_provider(provider_name, spec)
+    return spec, open_configured(provider_name, spec)
 
 
 def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
@@ -119,8 +120,9 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
 
 
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with the job's secrets: stored ones, those that are set, or what is typed."""
-    found = {**stored, **os.environ}
+    """Return the job's secrets and no other variable: those that are set, stored ones, or what is typed."""
+    known = {**stored, **os.environ}
+    found = {name: known[name] for name in spec.secret_names if name in known}
     for name in spec.secret_names:
         if name not in found and output.can_ask():
             found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)

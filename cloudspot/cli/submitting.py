@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparedjob import PreparedJob, agent_archive
 from cloudspot.cli.screen.progressbar import transfer
-from cloudspot.controller.ownership import adopt
+from cloudspot.cli.trust import noting
 from cloudspot.errors import JobExists
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import submit
@@ -30,7 +29,7 @@ def submit_prepared(prepared: PreparedJob, name: str | None, *, bakes: bool = Fa
                 environ=os.environ,
                 job_id=job_id,
                 agent=agent,
-                adopt=partial(adopt, prepared.store, prepared.provider, job_id),
+                adopt=noting(prepared.store, prepared.provider),
                 open_progress=transfer,
                 bakes=bakes,
             )

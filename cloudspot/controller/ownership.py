@@ -1,16 +1,25 @@
-"""Which store a machine belongs to, and which jobs of a store are driven from this computer.
+"""Which store a machine belongs to, and which jobs of a store are this computer's own.
 
-Two stores in one account may hold jobs of the same id. A provider whose machines are this very computer
-drives only what was submitted from here, or adopted.
+Two stores in one account may hold jobs of the same id. A job that was not submitted from this computer, or
+not as its record says now, is driven all the same, but with nothing of this computer that the record names.
+Where machines are this very computer, it is not driven.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore import own_jobs
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.state_home import state_home
 from cloudspot.model import Instance, InstanceState
+from cloudspot.registry import provider_class, with_driver_options
 
 MAX_LABEL = 128
 """Characters. A plugin whose cloud allows fewer in a tag's value keeps the label elsewhere."""
@@ -25,20 +34,91 @@ def store_label(store: ObjectStore) -> str:
     return f"{url[: MAX_LABEL - len(digest) - 1]}~{digest}"
 
 
-def adopt(store: ObjectStore, provider: Provider, job_id: str, sha256: str) -> None:
-    """Have the provider note that the job, with this submission, is driven from this computer."""
-    provider.adopt(job_id, store_url=store_label(store), sha256=sha256)
+def adopt(store: ObjectStore, submission: Submission, sha256: str) -> None:
+    """Note on this computer that its user wants the job, with this very submission; see ``own_jobs``."""
+    own_jobs.note_job(submission, store_url=store_label(store), sha256=sha256)
+
+
+def is_own(store: ObjectStore, history: History) -> bool:
+    """Return whether the job, as it is submitted now, was submitted from this computer, or adopted.
+
+    Notes that others may have written count for nothing, and so do those that cannot be read.
+    """
+    return history.submission_sha256 in _noted(store, history.submission.job_id)
 
 
 def check_adopted(store: ObjectStore, provider: Provider, history: History) -> None:
-    """Refuse to drive a job that has not ended and that this computer should not run.
+    """Refuse to drive a job that has not ended and whose machines would be this computer, unless it is own.
+
+    One that the provider has released runs here again only if it is resumed from here.
 
     Raises:
-        NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
+        NotAdopted: nobody submitted or adopted it here, or only with another submission.
+        SpecError: the notes are open to others, or cannot be read.
     """
-    if history.finished is None:
-        job_id = history.submission.job_id
-        provider.check_adopted(job_id, store_url=store_label(store), sha256=history.submission_sha256)
+    if not provider.is_this_computer or history.finished is not None:
+        return
+    job_id, label = history.submission.job_id, store_label(store)
+    note = own_jobs.find_note(job_id, store_url=label)
+    if note is None:
+        found = "was not submitted from here"
+    elif history.submission_sha256 not in note.submissions:
+        found = "is not as it was submitted from here"
+    elif note.has_ended:
+        found = "has ended here, and was not resumed from here"
+    else:
+        return
+    raise NotAdopted(
+        f"job {job_id!r} in {label} {found} (state home {state_home()}), and machines of provider "
+        f"{provider.name!r} are processes of the computer that drives them; if you trust its code, run it "
+        f"here with: cloudspot attach --adopt {job_id} --store {label}"
+    )
+
+
+def with_own_options(
+    store: ObjectStore, submission: Submission, spec: JobSpec, configured: Callable[[str], Mapping[str, Any]]
+) -> JobSpec:
+    """Return the recorded job file with the provider's ``driver_options`` that this computer goes by.
+
+    They name something of the computer that drives, such as a kubeconfig, so the record's word does not
+    count. A value of the record stands if this computer has noted it for the job. Otherwise that of
+    ``configured``, which returns the table ``[providers.NAME]`` of whoever drives, takes its place.
+
+    Raises:
+        SpecError: the record names such an option, and it is neither noted nor configured here.
+        PluginError: the provider cannot be used.
+    """
+    name = submission.provider
+    named = provider_class(name).driver_options
+    if not named:
+        return spec
+    table, own = spec.providers.get(name, {}), configured(name)
+    noted = [
+        content["spec"].get("providers", {}).get(name, {})
+        for content in _noted(store, submission.job_id).values()
+        if content["provider"] == name
+    ]
+    options = {**own}
+    for option in sorted(named & table.keys()):
+        if not table[option]:
+            continue
+        if any(one.get(option) == table[option] for one in noted):
+            options[option] = table[option]
+        elif option not in own:
+            raise SpecError(
+                f"job {submission.job_id}: its record names providers.{name}.{option}, which is for this "
+                "computer's user to say, as the job was not submitted from here; set it in the table "
+                f"[providers.{name}] of your config file"
+            )
+    return with_driver_options(spec, name, options)
+
+
+def _noted(store: ObjectStore, job_id: str) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        note = own_jobs.find_note(job_id, store_url=store_label(store))
+    except SpecError:
+        return {}
+    return {} if note is None else note.submissions
 
 
 def is_of_another_store(instance: Instance, label: str) -> bool:

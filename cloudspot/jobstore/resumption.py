@@ -83,7 +83,7 @@ def resume(
     provider: str,
     environ: Mapping[str, str],
     agent: AgentArchive | None = None,
-    adopt: Callable[[str], None] = lambda _sha256: None,
+    adopt: Callable[[Submission, str], None] = lambda _submission, _sha256: None,
     open_progress: OpenProgress = no_progress,
 ) -> Submission:
     """Let the job go on by this job file, on this provider; return the submission that counts from now on.
@@ -115,7 +115,7 @@ def resume(
         standing = create(store, keys.submission(job_id, sha256), data)
         submission = codec.decode(standing or data, Submission)
         put_secrets(store, submission, environ)
-        adopt(sha256)
+        adopt(submission, sha256)
         _check_existence(store, job_id)  # agents are large, and people slow
         # As in a first submission, the mark comes last before the record: who drives all live jobs finds it.
         mark_live(store, job_id, submission.writer)

@@ -64,7 +64,7 @@ def submit(
     job_id: str,
     agent: AgentArchive | None = None,
     max_bundle_bytes: int = MAX_BYTES,
-    adopt: Callable[[str], None] = lambda _sha256: None,
+    adopt: Callable[[Submission, str], None] = lambda _submission, _sha256: None,
     open_progress: OpenProgress = no_progress,
     bakes: bool = False,
 ) -> Submission:
@@ -100,7 +100,7 @@ def submit_bundle(
     bundle: Bundle,
     environ: Mapping[str, str],
     agent: AgentArchive | None,
-    adopt: Callable[[str], None] = lambda _sha256: None,
+    adopt: Callable[[Submission, str], None] = lambda _submission, _sha256: None,
     open_progress: OpenProgress = no_progress,
     bring: Callable[[], None] = lambda: None,
 ) -> Submission:
@@ -109,7 +109,7 @@ def submit_bundle(
     Errors on this side are found before anything is stored. The job exists when its record does, which is
     put last: a submission that is cut short leaves the reserved id and at worst objects that nothing reads.
     ``environ`` has the secrets. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is
-    called with the hash of the submission before that is put. ``open_progress`` hears of bundling and
+    called with the submission and its hash before that is put. ``open_progress`` hears of bundling and
     uploading. ``bring`` puts what else the job needs, once its id is reserved.
 
     Raises:
@@ -140,7 +140,7 @@ def submit_bundle(
         bring()
         put_secrets(store, submission, environ)
         data = codec.encode(submission)
-        adopt(hash_of(data))
+        adopt(submission, hash_of(data))
         note_recent(store, submission)
         # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
         mark_live(store, submission.job_id, submission.writer)
@@ -163,9 +163,13 @@ def hash_of(data: bytes) -> str:
 
     By it drivers and nodes know what was submitted, and a dry run gives the same as the submission itself.
     """
-    said = decode(data, dict[str, Any])
-    content = {name: value for name, value in said.items() if name not in {"at", "writer"}}
-    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(content_of(data), order="deterministic")).hexdigest()
+
+
+def content_of(data: bytes) -> dict[str, Any]:
+    """Return the values that ``hash_of`` covers, by the names of the record's fields."""
+    said: dict[str, Any] = decode(data, dict[str, Any])
+    return {name: value for name, value in said.items() if name not in {"at", "writer"}}
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:

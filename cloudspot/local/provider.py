@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.local import own_jobs
-from cloudspot.local.home import HOME, state_home
+from cloudspot.jobstore.state_home import HOME, state_home
 from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
@@ -27,6 +26,7 @@ class LocalProvider(Provider):
 
     name: ClassVar[str] = "local"
     is_this_computer: ClassVar[bool] = True
+    driver_options: ClassVar[frozenset[str]] = frozenset({"pass_environment"})
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:
@@ -89,12 +89,6 @@ class LocalProvider(Provider):
             CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
             for name, ok, detail, remedy in found
         )
-
-    def adopt(self, job_id: str, *, store_url: str, sha256: str) -> None:
-        own_jobs.note_job(job_id, store_url=store_url, sha256=sha256)
-
-    def check_adopted(self, job_id: str, *, store_url: str, sha256: str, is_resumed: bool = False) -> None:
-        own_jobs.check_job(job_id, store_url=store_url, sha256=sha256, is_resumed=is_resumed)
 
     def default_store(self) -> str | None:
         """Return a directory beside the machines."""

@@ -20,8 +20,8 @@ from cloudspot.decoding import NodeCount, convert, decode
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.interfaces import Provisioner
-from cloudspot.local import own_jobs
-from cloudspot.local.home import account, state_home
+from cloudspot.jobstore import own_jobs
+from cloudspot.jobstore.state_home import account, state_home
 from cloudspot.local.machine_records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions

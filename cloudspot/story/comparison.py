@@ -48,8 +48,13 @@ def _code_file(member: Member) -> CodeFile:
 
 
 def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
-    """Return the fields of the job files that differ: ``field``, ``a`` and ``b`` (None: not set)."""
-    first, second = dict(_flat("", a.submission.spec)), dict(_flat("", b.submission.spec))
+    """Return the fields of the job files that differ, as ``field_differences`` does."""
+    return field_differences(a.submission.spec, b.submission.spec)
+
+
+def field_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the leaves of the tables that differ: ``field``, ``a`` and ``b`` (None: not set)."""
+    first, second = dict(_flat("", a)), dict(_flat("", b))
     return [
         {"field": name, "a": first.get(name), "b": second.get(name)}
         for name in sorted({*first, *second})

@@ -57,7 +57,6 @@ from cloudspot.jobstore.records import (
 from cloudspot.jobstore.submission import _Secrets, hash_of, request_stop, submit
 from cloudspot.jobstore.suspicions import write_suspicions
 from cloudspot.local.filestore import FileStore
-from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot.story.report import summarise
@@ -121,7 +120,7 @@ class Jobs:
         if minutes is not None:
             submission = msgspec.structs.replace(submission, at=at(minutes))
             self.put(keys.spec(job_id), submission)
-        adopt(self.store, LocalProvider(), job_id, hash_of(codec.encode(submission)))
+        adopt(self.store, submission, hash_of(codec.encode(submission)))
 
     def put(self, key: str, record) -> None:
         """Put a record of a node."""

@@ -5,8 +5,8 @@ import pytest
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.errors import SpecError
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.state_home import state_home
 from cloudspot.local.filestore import FileStore
-from cloudspot.local.home import state_home
 
 
 def test_an_id_is_the_name_and_a_random_suffix():

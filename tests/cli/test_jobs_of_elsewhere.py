@@ -4,10 +4,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import keys, own_jobs
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.local import own_jobs
-from cloudspot.local.home import HOME
+from cloudspot.jobstore.state_home import HOME
 
 STRANGE = "strange-1"
 
@@ -18,6 +17,10 @@ def strange(jobs, monkeypatch, tmp_path):
     jobs.running(STRANGE)
     monkeypatch.setenv(HOME, str(tmp_path / "another-home"))
     return STRANGE
+
+
+def sha256_of(jobs, job_id):
+    return HistoryReader(jobs.store, job_id).read().submission_sha256
 
 
 def silence(jobs, monkeypatch):
@@ -59,7 +62,9 @@ def test_it_is_adopted_only_when_its_nodes_are_silent(jobs, strange, monkeypatch
     result = jobs.run("attach", "--adopt", strange, status=1)
     assert f"error: a node of job {strange} reported " in result.stderr
     silence(jobs, monkeypatch)
-    result = jobs.run("attach", "--adopt", strange)
+    refused = jobs.run("attach", "--adopt", strange, status=2).stderr
+    assert f"to adopt it as shown, give: --trust {sha256_of(jobs, strange)}\n" in refused
+    result = jobs.run("attach", "--adopt", strange, "--trust", sha256_of(jobs, strange))
     assert f"adopted job {strange}: from now on, this computer runs it" in result.stdout
     assert followed == [strange]
     # Once is enough, and one's own job needs no adoption.
@@ -69,7 +74,7 @@ def test_it_is_adopted_only_when_its_nodes_are_silent(jobs, strange, monkeypatch
 def test_an_adopted_job_is_driven_as_it_was_adopted(jobs, strange, monkeypatch):
     silence(jobs, monkeypatch)
     monkeypatch.setattr("cloudspot.cli.commands.attach.follow", lambda job, is_plain: 0)
-    jobs.run("attach", "--adopt", strange)
+    jobs.run("attach", "--adopt", strange, "--trust", sha256_of(jobs, strange))
     jobs.run("stop", strange)
     jobs.run("reconcile", "--job", strange)
 
@@ -94,7 +99,8 @@ def test_force_removes_no_job_that_is_driven_here(jobs):
 def test_a_job_that_was_submitted_here_is_noted_before_it_exists(jobs, monkeypatch):
     noted = []
 
-    def note(job_id, *, store_url, sha256):
+    def note(submission, *, store_url, sha256):
+        job_id = submission.job_id
         noted.append((job_id, [meta.key for meta in jobs.store.list_objects(keys.job_prefix(job_id))]))
         raise RuntimeError
 

@@ -10,15 +10,15 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from odd_values import odd_bytes
+from own_notes import note
 from record_kinds import HEALTHY, ODD, kind_of
 
 from cloudspot.cli.main import program
-from cloudspot.controller.ownership import adopt
+from cloudspot.controller.ownership import store_label
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Removal, SettledLaunches
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
-from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LogRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:constrained_layout not applied")
@@ -43,7 +43,7 @@ class OddStore:
         self.job_id = key.split("/")[1]
         self.other = next(one for one in ODD if one != self.job_id)
         for job_id in (*ODD, *HEALTHY):
-            adopt(self.store, LocalProvider(), job_id, hash_of(self.store.get(keys.spec(job_id))))
+            note(job_id, store_url=store_label(self.store), sha256=hash_of(self.store.get(keys.spec(job_id))))
         self.store.put(key, data)
         if key.startswith(keys.journal_prefix(self.job_id)):
             self.store.delete(keys.journal_copy(self.job_id))  # else the record is not read

@@ -120,7 +120,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
         "providers": {"local": {"capacity": {"local-a": 0, "local-b": 0}}},
     }
     submission = submitted(records, store, provider="local", spec=spec, agent=None)
-    adopt(store, LocalProvider(), JOB, hash_of(codec.encode(submission)))
+    adopt(store, submission, hash_of(codec.encode(submission)))
     intent = forged_launch(records, mark, signature=signature)
     store.put(keys.journal(JOB, 1), codec.encode(intent))
     (done,) = Reconciler(store, open_provider).run_pass()
@@ -142,7 +142,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
 def test_ones_own_job_is_not_driven_here_with_another_submission(records, local_home: Path, change):
     store = InMemoryStore()
     submission = submitted(records, store, provider="local", spec=SPEC)
-    adopt(store, LocalProvider(), JOB, hash_of(codec.encode(submission)))
+    adopt(store, submission, hash_of(codec.encode(submission)))
     store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, **change)))
     (done,) = Reconciler(store, open_provider).run_pass()
     assert isinstance(done.error, NotAdopted)
@@ -153,7 +153,7 @@ def test_ones_own_job_is_not_driven_here_with_another_submission(records, local_
 def test_ones_own_job_in_another_store_is_another_job(records, local_home: Path):
     store, copy = InMemoryStore(), InMemoryStore("memory://copy")
     submission = submitted(records, store, provider="local", spec=SPEC)
-    adopt(store, LocalProvider(), JOB, hash_of(codec.encode(submission)))
+    adopt(store, submission, hash_of(codec.encode(submission)))
     submitted(records, copy, provider="local", spec=SPEC)
     (done,) = Reconciler(copy, open_provider).run_pass()
     assert isinstance(done.error, NotAdopted)
@@ -162,7 +162,7 @@ def test_ones_own_job_in_another_store_is_another_job(records, local_home: Path)
 def test_a_job_that_has_ended_is_forgotten_and_settled_without_a_note(records, local_home: Path):
     store = InMemoryStore()
     submission = submitted(records, store, provider="local", spec=SPEC)
-    adopt(store, LocalProvider(), JOB, hash_of(codec.encode(submission)))
+    adopt(store, submission, hash_of(codec.encode(submission)))
     store.put(keys.journal(JOB, 1), codec.encode(records.finished()))
     for _ in range(2):
         (done,) = Reconciler(store, open_provider).run_pass()

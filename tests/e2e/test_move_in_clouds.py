@@ -23,7 +23,7 @@ from test_replacement import pauses
 
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.local.home import state_home
+from cloudspot.jobstore.state_home import state_home
 from cloudspot.local.machine_records import ReclaimRequest
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.registry import open_store

@@ -22,7 +22,7 @@ from isolated_machines import needs_isolated_machines
 from unattended_clouds import CLOUDS
 
 from cloudspot.jobstore.standing_drivers import list_drivers
-from cloudspot.local.home import state_home
+from cloudspot.jobstore.state_home import state_home
 from cloudspot.registry import open_store
 
 RUNNING_CLOUDS = [

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from groups import group_of
+from own_notes import note
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
-from cloudspot.local.own_jobs import note_job
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import Instance, LaunchRequest, Market, Resources
 
@@ -18,7 +18,7 @@ class Host:
 
     def __init__(self, home: Path, wait_until: Callable[..., None]) -> None:
         self.home = home
-        note_job("job", store_url="", sha256="5" * 64)
+        note("job", store_url="")
         self.wait_until = wait_until
 
     def render(

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
+from own_notes import note
 
 from cloudspot.host.locks import try_lock
 from cloudspot.local.metadata import METADATA
@@ -28,6 +29,9 @@ class LocalAccount(Account):
 
     def provider(self):
         return LocalProvider(LocalOptions(capacity=self.capacity))
+
+    def reserve(self, group):
+        note(group.job_id, store_url=group.store_url)
 
     def limit(self, num_machines):
         self.capacity = {} if num_machines is None else {"local-a": num_machines}

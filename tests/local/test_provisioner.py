@@ -12,15 +12,15 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+from own_notes import note
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.local.home import HOME
+from cloudspot.jobstore.state_home import HOME
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
-from cloudspot.local.own_jobs import note_job
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
@@ -32,7 +32,8 @@ NUM_NODES = 3
 CREATOR = """\
 import os, signal, sys
 import msgspec
-from cloudspot.local import home, machines, provisioner
+from cloudspot.jobstore import state_home as home
+from cloudspot.local import machines, provisioner
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LaunchRequest
 
@@ -102,7 +103,7 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
 def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, tmp_path):
     first = host.launch(BOOT_ONCE)[0]
     monkeypatch.setenv(HOME, str(tmp_path / "another"))
-    note_job("job", store_url="", sha256="5" * 64)
+    note("job", store_url="")
     provisioner = LocalProvider().provisioner()
     second = provisioner.create(host.render(BOOT_ONCE), token="token")[0]
     assert first.id != second.id
@@ -346,3 +347,12 @@ def test_a_variable_that_is_not_set_is_named_and_no_machine_comes(host):
     with pytest.raises(AuthError, match="pass_environment: LAB_NOWHERE is not set in the environment"):
         host.launch(BOOT_ONCE, options=LocalOptions(pass_environment=("LAB_NOWHERE",)))
     assert LocalProvider().provisioner().instances() == ()
+
+
+def test_a_request_that_was_made_here_is_granted_and_one_that_was_changed_is_not(host):
+    request = host.render("true")
+    body = {**request.body, "user_data": "touch mark"}
+    with pytest.raises(ProvisionError, match="was not requested from here"):
+        LocalProvider().provisioner().create(msgspec.structs.replace(request, body=body), token="token")
+    stored = msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest)
+    assert len(LocalProvider().provisioner().create(stored, token="token")) == 1

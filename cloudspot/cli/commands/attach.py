@@ -10,8 +10,9 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
+from cloudspot.cli.trust import check_trusted, trust_option
 from cloudspot.controller.ownership import adopt, check_adopted
-from cloudspot.errors import NotAdopted
+from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.retrying import doubling, retry, until
 
 WAIT_SECONDS = 60.0
@@ -26,10 +27,18 @@ WAIT_SECONDS = 60.0
     is_flag=True,
     help="Run a job of the provider local here that was submitted elsewhere. Trust its code first.",
 )
+@trust_option
 @plain_option
 @store_option
 @click.pass_context
-def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, store_url: str | None) -> None:
+def attach(
+    ctx: click.Context,
+    job_id: str,
+    is_adopted: bool,
+    trust: str | None,
+    is_plain: bool,
+    store_url: str | None,
+) -> None:
     """Follow and drive a job that is already submitted.
 
     The second half of `run`: relaunches after a reclaim, prints events and the log, and exits when the
@@ -42,8 +51,10 @@ def attach(ctx: click.Context, job_id: str, is_adopted: bool, is_plain: bool, st
     minutes after a node of it last reported, since the job must not run twice.
     """
     job = _find(store_url, job_id)
+    if trust is not None and not is_adopted:
+        raise SpecError("--trust needs --adopt: a job that is only driven needs no trust")
     if is_adopted:
-        _adopt(job)
+        _adopt(job, trust)
     ctx.exit(follow(job, is_plain=is_plain))
 
 
@@ -61,11 +72,12 @@ def _find(store_url: str | None, job_id: str) -> Job:
     )
 
 
-def _adopt(job: Job) -> None:
+def _adopt(job: Job, trust: str | None) -> None:
     history = job.first_history
     try:
         check_adopted(job.store, job.provider, history)
     except NotAdopted:
         job.check_silence()
-        adopt(job.store, job.provider, job.id, history.submission_sha256)
+        check_trusted(job, history, trust=trust, action="adopt", sends=None)
+        adopt(job.store, history.submission, history.submission_sha256)
         output.echo(f"adopted job {job.id}: from now on, this computer runs it")

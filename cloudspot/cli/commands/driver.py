@@ -6,6 +6,7 @@ import click
 
 from cloudspot.boot.functionarchive import make_function_archive
 from cloudspot.cli import exit_codes
+from cloudspot.cli.config import open_configured
 from cloudspot.cli.function import EVERY, NAME, PROVIDER
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
@@ -15,7 +16,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.model import DriverFunction
 from cloudspot.plugin.driverinventory import driver_name
-from cloudspot.registry import driver_distributions, open_provider
+from cloudspot.registry import driver_distributions
 
 DEFAULT_EVERY = "2m"
 
@@ -45,7 +46,7 @@ def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: st
     installed here, with its plugins, and runs once before this command ends. Its role has what a driver
     needs and no more.
     """
-    store, host = open_named_store(store_url), open_provider(provider_name, None).function_host()
+    store, host = open_named_store(store_url), open_configured(provider_name, None).function_host()
     seconds = parse_duration(every)
     archive = make_function_archive(driver_distributions(provider_name, store.url))
     name = _name(store)
@@ -85,7 +86,7 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
     Exits with 1 if there is none.
     """
     store = open_named_store(store_url)
-    found = open_provider(provider_name, None).function_host().status(_name(store))
+    found = open_configured(provider_name, None).function_host().status(_name(store))
     if found is None:
         output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
     else:
@@ -111,7 +112,7 @@ def remove(provider_name: str, store_url: str | None) -> None:
     The jobs are left as they are; nothing but another driver relaunches them from then on.
     """
     store = open_named_store(store_url)
-    removed = open_provider(provider_name, None).function_host().remove(_name(store))
+    removed = open_configured(provider_name, None).function_host().remove(_name(store))
     for one in removed:
         output.echo(f"removed {one}")
     if not removed:

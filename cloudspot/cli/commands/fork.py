@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -16,13 +15,14 @@ from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, wi
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
+from cloudspot.cli.trust import check_trusted, noting, trust_option
 from cloudspot.controller.launchrequest import find_offers
-from cloudspot.controller.ownership import adopt
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import JobSpec, change_job, check_files
 from cloudspot.jobstore.bundle import Bundle, make_bundle
 from cloudspot.jobstore.forking import bring_checkpoint, code_of
 from cloudspot.jobstore.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.reader import job_file_of
 from cloudspot.jobstore.records import Origin
 from cloudspot.jobstore.submission import new_submission, submit_bundle
 
@@ -48,6 +48,7 @@ from cloudspot.jobstore.submission import new_submission, submit_bundle
     shell_complete=complete_providers,
     help="Where to run the new job. Default: where the other one ran.",
 )
+@trust_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
 @plain_option
@@ -61,6 +62,7 @@ def fork(
     overrides: tuple[str, ...],
     code_directory: Path | None,
     provider_name: str | None,
+    trust: str | None,
     detach: bool,
     as_json: bool,
     is_plain: bool,
@@ -71,6 +73,9 @@ def fork(
     The new job has the other one's job file (change it with --set) and code (or that of --code), and a copy
     of the checkpoint in the same store: it needs the other job no longer. Its bill begins at 0. The other
     job may still run. Exits as `run` does.
+
+    If the other job's record is not as it was submitted from this computer, the command shows how it differs
+    and which variables would be sent where, and asks. --trust answers where there is no terminal.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -81,10 +86,12 @@ def fork(
     if not candidates:
         raise SpecError(f"job {job.id} has no checkpoint to begin from")
     checkpoint = candidates[0]
-    submission = job.first_history.submission
-    spec = change_job(job.spec, overrides)
+    history = job.first_history
+    submission, before = history.submission, job_file_of(history.submission)
+    spec = change_job(before, overrides)
+    check_trusted(job, history, trust=trust, action="fork", sends=spec)
     if code_directory is None:
-        check_code(job, job.spec, spec)
+        check_code(job, before, spec)
         bundle = code_of(job.store, submission)
     else:
         bundle = _bundle(spec, code_directory)
@@ -115,7 +122,7 @@ def fork(
         bundle=bundle,
         environ=environ,
         agent=agent,
-        adopt=partial(adopt, job.store, provider, forked.job_id),
+        adopt=noting(job.store, provider),
         open_progress=transfer,
         bring=bring,
     )

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from cloudspot.cli.config import open_configured
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.preparedjob import PreparedJob, prepare_job
@@ -36,7 +37,6 @@ from cloudspot.jobstore.records import SetupReady
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import Instance, InstanceState, MachineImage
-from cloudspot.registry import open_provider
 from cloudspot.retrying import retry
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
@@ -167,7 +167,7 @@ def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
     raw: dict[str, Any] = {"name": "image", "run": {"command": ["true"]}}
     for one in overrides:
         apply_override(raw, one, JobSpec)
-    return open_provider(provider_name, spec_from_json(raw)).image_host()
+    return open_configured(provider_name, spec_from_json(raw)).image_host()
 
 
 class _Baking:
@@ -319,4 +319,4 @@ def _for_setup(prepared: PreparedJob) -> PreparedJob:
         limits=msgspec.structs.replace(spec.limits, max_runtime=runtime),
         providers={**spec.providers, name: {**spec.providers[name], "setup_key": None}},
     )
-    return replace(prepared, spec=spec, provider=open_provider(name, spec))
+    return replace(prepared, spec=spec, provider=open_configured(name, spec))

@@ -15,6 +15,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import job_argument, store_option
+from cloudspot.cli.trust import check_trusted, trust_option
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
@@ -37,6 +38,7 @@ _MAX_TRIES = 10
 @click.option(
     "--market", type=click.Choice([one.value for one in Market]), help="Spot or on-demand. Default: as now."
 )
+@trust_option
 @click.option("--detach", is_flag=True, help="Return as soon as the machines are requested.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
@@ -47,6 +49,7 @@ def move(
     zone: str | None,
     instance_type: str | None,
     market: str | None,
+    trust: str | None,
     detach: bool,
     yes: bool,
     store_url: str | None,
@@ -61,18 +64,23 @@ def move(
     The rest of the move needs no command: whatever drives the job completes it.
 
     For another provider or store, stop the job and resume it there.
+
+    If the job's record is not as it was submitted from this computer, the command shows how it differs, and
+    asks. --trust answers where there is no terminal.
     """
     if zone is None and instance_type is None and market is None:
         raise SpecError("say where to move: give --zone, --type or --market")
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()
+    history = job.first_history
+    check_trusted(job, history, trust=trust, action="move", sends=None)
     offers = _offers(job)
-    launch = _plan(job, job.first_history, offers, target)
+    launch = _plan(job, history, offers, target)
     _echo_plan(launch)
     if not yes:
         click.confirm("move it", abort=True)
-    controller = job.controller(known=job.first_history)
+    controller = job.controller(known=history)
     launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
         _look(controller)

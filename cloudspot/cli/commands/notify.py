@@ -43,7 +43,7 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
     if not found.is_wanted:
         raise SpecError(f"neither {path} nor {config_path()} has [notify] with urls and events")
     check_secrets(found.secret_names, os.environ)
-    check_messages(found)
+    check_messages(found, os.environ)
     urls = found.resolved(os.environ)
     message = Message(
         job_id=job,

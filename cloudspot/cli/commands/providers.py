@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from cloudspot.cli.completers import complete_providers
-from cloudspot.cli.config import default_store
+from cloudspot.cli.config import default_store, open_configured
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.jobfile.spec import load_job
-from cloudspot.registry import list_providers, open_provider, open_store
+from cloudspot.registry import list_providers, open_store
 
 
 @click.group(invoke_without_command=True)
@@ -60,7 +60,7 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()
-    results = list(open_provider(name, spec).check(resources=resources))
+    results = list(open_configured(name, spec).check(resources=resources))
     chosen = default_store()
     url = store_url or (spec and spec.store) or (chosen and chosen.url)
     if url:

@@ -13,7 +13,7 @@ import msgspec
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_providers, complete_stores
-from cloudspot.cli.config import named_store
+from cloudspot.cli.config import named_store, open_configured
 from cloudspot.cli.invocation import DEFAULT_PROVIDER, current_invocation
 from cloudspot.cli.jobs import unnamed_store
 from cloudspot.cli.screen import output
@@ -26,7 +26,7 @@ from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_store
 
 HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")
 
@@ -106,7 +106,7 @@ def reap(
     """
     stores = [open_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
-    providers = [open_provider(name, None) for name in dict.fromkeys(provider_names)]
+    providers = [open_configured(name, None) for name in dict.fromkeys(provider_names)]
     inventories = [one for provider in providers for one in provider.inventories(all_regions=all_regions)]
     for store in stores:
         inventories += [

@@ -10,6 +10,7 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
+from cloudspot.cli.config import configured_options
 from cloudspot.cli.invocation import current_invocation, current_outbox, driver_name
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
@@ -95,7 +96,14 @@ def reconcile(
     seconds = NOTE_SECONDS if watch else every_seconds
     every = None if seconds is None else timedelta(seconds=seconds)
     outbox = current_outbox()
-    reconciler = Reconciler(store, open_provider, outbox=outbox, driver=driver or driver_name(), every=every)
+    reconciler = Reconciler(
+        store,
+        open_provider,
+        configured=configured_options,
+        outbox=outbox,
+        driver=driver or driver_name(),
+        every=every,
+    )
     rounds = _Rounds(store, wanted, reconciler, outbox)
     if not watch:
         rounds.run_one()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 import click
@@ -21,18 +20,18 @@ from cloudspot.cli.prospects import anyway_option, hopeless, refuse
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
+from cloudspot.cli.trust import check_trusted, noting, trust_option
 from cloudspot.controller.launchrequest import allowed_offers
 from cloudspot.controller.limits import budget_of, check_affordable, reached_limit
 from cloudspot.controller.measured import seconds_to_end, start_seconds
-from cloudspot.controller.ownership import adopt, store_label
-from cloudspot.errors import CloudspotError, CorruptData, NotAdopted, SpecError
+from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore import resumption
 from cloudspot.jobstore.forking import code_of
 from cloudspot.jobstore.history import History
-from cloudspot.jobstore.reader import write_summary
+from cloudspot.jobstore.reader import job_file_of, write_summary
 from cloudspot.jobstore.submission import check_secrets, read_secrets
 from cloudspot.model import Offer
 from cloudspot.story.ledger import bill, spent_in
@@ -51,9 +50,7 @@ from cloudspot.story.states import is_over
 )
 @overrides_option
 @anyway_option
-@click.option(
-    "--adopt", "is_adopted", is_flag=True, help="Run it on this computer, though it was submitted elsewhere."
-)
+@trust_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
 @click.option(
@@ -73,7 +70,7 @@ def resume(
     provider_name: str | None,
     overrides: tuple[str, ...],
     anyway: bool,
-    is_adopted: bool,
+    trust: str | None,
     detach: bool,
     as_json: bool,
     source_url: str | None,
@@ -90,30 +87,32 @@ def resume(
     Secrets were deleted at the job's end. They come from the environment again, or are asked for.
 
     If --store names another store than the job's, the job moves there first, after a question.
+
+    If the job's record is not as it was submitted from this computer, the command shows how it differs and
+    which variables would be sent where, and asks. --trust answers where there is no terminal.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
     job, target = find_resumable(job_id, store_url, source_url)
     history = _ended(job, target)
-    before = job.spec
+    before = job_file_of(history.submission)
     changed = change_job(before, overrides)
+    check_trusted(job, history, trust=trust, action="resume", sends=changed)
     # Until the job has ended, its secrets are in the store.
     number = history.submission.resumption
     stored = read_secrets(job.store, job.id, changed.secret_names, resumption=number)
     environ = with_secrets(changed, stored)
     spec, provider = open_pinned(
         changed,
-        provider_name or job.provider.name,
+        provider_name or history.submission.provider,
         lambda: code_of(job.store, history.submission).digests(),
         environ=environ,
     )
     check_code(job, before, spec)
     find_inputs(spec, provider)
-    if not is_adopted:
-        _check_adopted(job, provider, history)
     _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)
     check_secrets(spec.secret_names, environ)
-    is_elsewhere = provider.name != job.provider.name or _options(spec, provider) != _options(
+    is_elsewhere = provider.name != history.submission.provider or _options(spec, provider) != _options(
         before, provider
     )
     if target is not None:
@@ -134,7 +133,7 @@ def resume(
         provider=provider.name,
         environ=environ,
         agent=agent_archive(provider, job.store, spec),
-        adopt=partial(adopt, job.store, provider, job.id),
+        adopt=noting(job.store, provider),
         open_progress=transfer,
     )
     if not as_json:
@@ -164,18 +163,6 @@ def _ended(job: Job, target: ObjectStore | None) -> History:
     if target is None or history.moved_to != target.canonical_url:
         resumption.check_resumable(job.store, history)
     return history
-
-
-def _check_adopted(job: Job, provider: Provider, history: History) -> None:
-    sha256 = history.submission_sha256
-    try:
-        provider.check_adopted(job.id, store_url=store_label(job.store), sha256=sha256, is_resumed=True)
-    except NotAdopted as error:
-        raise NotAdopted(
-            f"job {job.id!r} in {job.store.url} did not run on this computer, and machines of provider "
-            f"{provider.name!r} are processes of it; if you trust its code, run: "
-            f"{job.command('resume')} --adopt --provider {provider.name}"
-        ) from error
 
 
 def _check_limits(spec: JobSpec, history: History, offers: Sequence[Offer], *, anyway: bool) -> None:

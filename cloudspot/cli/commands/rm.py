@@ -12,6 +12,7 @@ import msgspec
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
+from cloudspot.cli.config import configured_options, open_configured
 from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
@@ -29,7 +30,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore import codec, keys, own_jobs
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
@@ -37,7 +38,7 @@ from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.removal import measure, remove_job
 from cloudspot.jobstore.stored_records import read_record
 from cloudspot.model import InstanceState, LogPiece
-from cloudspot.registry import open_provider
+from cloudspot.registry import open_provider, with_driver_options
 from cloudspot.story.states import is_over
 
 LONGEST_SUBMISSION = timedelta(hours=1)
@@ -99,6 +100,8 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is only partly deleted; finish with: {job.command('rm')}")
             raise
+        with suppress(SpecError):  # The note is of no use to anybody else.
+            own_jobs.forget_job(job.id, store_url=store_label(store))
         output.echo(f"deleted job {job.id}")
 
 
@@ -217,7 +220,13 @@ def _providers(job: Job) -> Sequence[Provider]:
     resumed = (meta.key for meta in job.store.list_objects(keys.submissions_prefix(job.id)))
     try:
         submissions = [read_record(job.store, key, _Named) for key in (keys.spec(job.id), *resumed)]
-        return [open_provider(one.provider, spec_from_json(one.spec)) for one in submissions]
+        return [
+            open_provider(
+                one.provider,
+                with_driver_options(spec_from_json(one.spec), one.provider, configured_options(one.provider)),
+            )
+            for one in submissions
+        ]
     except PluginError as error:
         output.warn(f"cannot tell whether job {job.id} has machines: {error}")
         return []
@@ -228,7 +237,7 @@ def _providers(job: Job) -> Sequence[Provider]:
         with suppress(CorruptData, ObjectMissing, PluginError, SpecError):
             record = codec.decode_journal(job.store.get(meta.key), key=meta.key)
             if isinstance(record, Intent):
-                providers[record.request.provider] = open_provider(record.request.provider, None)
+                providers[record.request.provider] = open_configured(record.request.provider, None)
     where = f"with default options: {', '.join(providers)}" if providers else "nowhere, as none is known"
     output.warn(f"job {job.id}: its provider's options are malformed; machines are looked for {where}")
     return list(providers.values())

@@ -155,14 +155,14 @@ class Cluster:
         settings = client.Configuration()
         # The SDK reads the variable when it is imported.
         path = self._options.kubeconfig or os.environ.get("KUBECONFIG") or None
-        wanted = self._options.context
+        wanted = self._options.context or None
         try:
             config.load_kube_config(path, context=wanted, client_configuration=settings, persist_config=False)
             contexts, current = config.list_kube_config_contexts(path)
             chosen = next((one for one in contexts if one["name"] == wanted), current)
             self._context_namespace = chosen["context"].get("namespace", "")
         except config.ConfigException as error:
-            if wanted is not None or self._options.kubeconfig is not None:
+            if wanted is not None or self._options.kubeconfig:
                 raise field_error("context", _one_line(str(error))) from error
             self._load_service_account(settings, error)
         return client.ApiClient(settings)

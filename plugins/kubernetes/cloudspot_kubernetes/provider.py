@@ -23,6 +23,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
     can_run_containers = False
+    driver_options: ClassVar[frozenset[str]] = frozenset({"kubeconfig", "context"})
 
     def preemption_source(self) -> PreemptionSource:
         options = self._options

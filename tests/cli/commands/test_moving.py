@@ -6,6 +6,7 @@ import pytest
 
 from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
+from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore import keys
@@ -119,6 +120,8 @@ def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
     move(jobs, third, "--from", other.url)
     refusal = move(jobs, home, status=1).stderr
     assert "copying" not in refusal
+    assert f"was moved to {other.canonical_url}; to bring it back: " in refusal  # the record is not followed
+    refusal = move(jobs, home, "--from", other.url, status=1).stderr
     assert f"was moved to {third.url}, and goes on there only" in refusal
     jobs.run("stop", JOB, "--wait", "--store", third.url, status=10)
     move(jobs, home, "--from", third.url)
@@ -136,7 +139,8 @@ def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other)
     assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
     refusal = move(jobs, jobs.store, status=1).stderr
     hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
-    assert f"is on its way from {jobs.store.url} to {other.canonical_url}; first finish that" in refusal
+    assert f"was moved to {other.canonical_url}; to bring it back: " in refusal
+    assert f"if the copy was cut short: {hint}" in refusal
     jobs.run(*hint.split()[1:], "--yes")
 
 
@@ -320,6 +324,5 @@ def copied(store, url):
 
 
 def adopt_here(jobs):
-    resume_module.adopt(
-        jobs.store, resume_module.Job(jobs.store, JOB).provider, JOB, history(jobs.store).submission_sha256
-    )
+    found = history(jobs.store)
+    adopt(jobs.store, found.submission, found.submission_sha256)

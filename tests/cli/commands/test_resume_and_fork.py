@@ -6,7 +6,6 @@ from jobclock import at
 from cloudspot.cli.commands import fork as fork_module
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.screen import output
-from cloudspot.controller.ownership import store_label
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.journal import Journal
@@ -15,7 +14,6 @@ from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, SaveId, Suspended, new_nonce
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.submission import delete_secrets, read_secrets
-from cloudspot.local import own_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -109,18 +107,6 @@ def test_another_number_of_ranks_is_said_to_be_inexact(jobs):
     result = jobs.run("resume", jobs.stopped(), "--set", "procs_per_node=2", "--set", "nodes=2")
     assert "nodes and procs_per_node changed" in result.stderr
     assert "not bit for bit" in result.stderr
-
-
-def test_a_job_of_another_computer_runs_here_only_if_it_is_adopted(jobs, tmp_path, monkeypatch):
-    jobs.stopped()
-    monkeypatch.setenv("CLOUDSPOT_LOCAL_HOME", str(tmp_path / "another-computer"))
-    result = jobs.run("resume", "digits-1", status=1)
-    assert "if you trust its code, run: cloudspot resume digits-1" in result.stderr
-    assert "--adopt" in result.stderr
-    assert history(jobs, "digits-1").finished is not None
-    jobs.run("resume", "digits-1", "--adopt")
-    resumed = history(jobs, "digits-1")
-    own_jobs.check_job("digits-1", store_url=store_label(jobs.store), sha256=resumed.submission_sha256)
 
 
 def test_a_fork_begins_with_a_copy_of_the_checkpoint_and_of_the_code(jobs):

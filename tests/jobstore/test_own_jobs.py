@@ -1,0 +1,62 @@
+"""This computer's notes of its user's jobs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from own_notes import note
+
+from cloudspot.errors import SpecError
+from cloudspot.jobstore import own_jobs
+
+JOB, URL = "digits-1", "memory://test"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770])
+def test_notes_that_others_may_have_written_count_for_nothing(local_home: Path, mode):
+    note(JOB, store_url=URL)
+    assert own_jobs.find_note(JOB, store_url=URL) is not None
+    (local_home / "own-jobs").chmod(mode)
+    with pytest.raises(SpecError, match=rf"own-jobs has mode {mode:o}, not 700"):
+        own_jobs.find_note(JOB, store_url=URL)
+
+
+def test_what_is_noted_is_for_the_user_alone_whatever_the_umask(local_home: Path):
+    before = os.umask(0)
+    try:
+        note(JOB, store_url=URL)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (local_home / "own-jobs").iterdir()} == {0o600}
+
+
+def test_a_note_has_each_submission_the_newest_last(local_home: Path):
+    first = note(JOB, store_url=URL, sha256="1" * 64, secret_names=("TOKEN",))
+    note(JOB, store_url=URL, sha256="2" * 64, code_sha256="d" * 64)
+    found = own_jobs.find_note(JOB, store_url=URL)
+    assert list(found.submissions) == ["1" * 64, "2" * 64]
+    assert found.newest["code_sha256"] == "d" * 64
+    assert found.submissions["1" * 64]["secret_names"] == ["TOKEN"]
+    assert found.submissions["1" * 64]["spec"] == first.spec
+    assert own_jobs.find_note(JOB, store_url="memory://other") is None
+
+
+def test_an_end_stands_until_the_job_is_submitted_again_and_a_removal_forgets_all(local_home: Path):
+    own_jobs.end_job(JOB, store_url=URL)
+    assert own_jobs.find_note(JOB, store_url=URL) is None
+    note(JOB, store_url=URL, sha256="1" * 64)
+    for _ in range(2):
+        own_jobs.end_job(JOB, store_url=URL)
+        assert own_jobs.find_note(JOB, store_url=URL).has_ended
+    note(JOB, store_url=URL, sha256="2" * 64)
+    assert not own_jobs.find_note(JOB, store_url=URL).has_ended
+    for _ in range(2):
+        own_jobs.forget_job(JOB, store_url=URL)
+        assert own_jobs.find_note(JOB, store_url=URL) is None
+
+
+def test_a_note_of_an_earlier_version_is_none(local_home: Path):
+    note(JOB, store_url=URL)
+    (path,) = (one for one in (local_home / "own-jobs").iterdir() if len(one.name) == 64)
+    path.write_bytes(b"5" * 64 + b"\nended")
+    assert own_jobs.find_note(JOB, store_url=URL) is None
