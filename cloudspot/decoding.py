@@ -12,42 +12,54 @@ from __future__ import annotations
 import functools
 import threading
 from datetime import datetime, timezone
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
 _lock = threading.Lock()
-_decoders: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def decode(data: bytes | str, type_: Any, *, strict: bool = True) -> Any:
-    """Return the JSON value as a ``type_``.
+class Metrics(dict[str, float]):
+    """What a training reports by name: the only numbers that may be no finite ones.
 
-    With ``strict`` off, a number may also be written as a string.
+    JSON has none of these, so there they are the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
+    """
+
+
+def decode(data: bytes | str, type_: Any) -> Any:
+    """Return the JSON value as a ``type_``; no value is made to fit, such as a string that holds a number.
 
     Raises:
         msgspec.DecodeError: ``data`` is not JSON; as a ValidationError: it is not a ``type_``.
         UnicodeDecodeError: ``data`` is not text.
     """
-    return _decoder(type_, strict=strict).decode(data)
+    return _decoder(type_).decode(data)
 
 
 def convert(value: Any, type_: Any) -> Any:
-    """Return a value of dicts, lists and scalars as a ``type_``.
+    """Return a value of dicts, lists and scalars as a ``type_``; as strict as ``decode``.
 
     Raises:
         msgspec.ValidationError: it is not one.
     """
-    _decoder(type_, strict=True)
-    return msgspec.convert(value, type_)
+    _decoder(type_)
+    return msgspec.convert(value, type_, dec_hook=_decode_metrics)
 
 
-def _decoder(type_: Any, *, strict: bool) -> msgspec.json.Decoder[Any]:
-    known = _decoders.get((type_, strict))
+def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+    known = _decoders.get(type_)
     if known is not None:
         return known
     with _lock:
-        return _decoders.setdefault((type_, strict), msgspec.json.Decoder(type_, strict=strict))
+        return _decoders.setdefault(type_, msgspec.json.Decoder(type_, dec_hook=_decode_metrics))
+
+
+def _decode_metrics(type_: Any, value: Any) -> Metrics:
+    if type_ is not Metrics:
+        raise NotImplementedError(f"{type_} is not a type of any record")
+    found = convert(value, dict[str, float | Literal["nan", "inf", "-inf"]])
+    return Metrics({name: float(one) for name, one in found.items()})
 
 
 # --- bounds ---------------------------------------------------------------------------------------

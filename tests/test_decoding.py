@@ -4,7 +4,7 @@ import sys
 import msgspec
 import pytest
 
-from cloudspot.decoding import convert, decode
+from cloudspot.decoding import Metrics, convert, decode
 from cloudspot.jobstore.records import CheckpointId
 
 # Fresh types each round, whose parts the threads meet for the first time at once. With msgspec's own
@@ -66,7 +66,15 @@ def test_a_value_is_of_the_type_that_was_asked_for():
     wanted = CheckpointId(2, 30)
     assert decode(b'{"generation": 2, "step": 30}', CheckpointId) == wanted
     assert convert({"generation": 2, "step": 30}, CheckpointId) == wanted
-    assert decode('{"generation": "2", "step": 30}', CheckpointId, strict=False) == wanted
+    assert decode('{"generation": 2, "step": 30}', CheckpointId) == wanted
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_only_what_a_training_reports_may_be_no_finite_number(loss):
+    (found,) = decode(f'{{"loss": "{loss}"}}', Metrics).values()
+    assert str(found) == loss
+    with pytest.raises(msgspec.ValidationError):
+        decode(f'{{"loss": "{loss}"}}', dict[str, float])
 
 
 @pytest.mark.parametrize(
@@ -75,8 +83,9 @@ def test_a_value_is_of_the_type_that_was_asked_for():
         lambda: decode(b'{"generation": "2", "step": 30}', CheckpointId),
         lambda: decode(b"nonsense", CheckpointId),
         lambda: convert({}, CheckpointId),
+        lambda: convert({"generation": 2, "step": "30"}, CheckpointId),
     ],
-    ids=["another type", "no JSON", "a field is missing"],
+    ids=["another type", "no JSON", "a field is missing", "a number in a string"],
 )
 def test_a_value_of_another_type_is_an_error(read):
     with pytest.raises(msgspec.DecodeError):

@@ -10,6 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
+from cloudspot.decoding import Metrics, convert
 from cloudspot.jobstore.records import (
     CheckpointId,
     Failed,
@@ -81,7 +84,7 @@ class Status:
         self._failed: Failed | None = None
         self._idle: Idle | None = None
         self._is_regrouping = False
-        self._metrics: dict[str, float] = {}
+        self._metrics = Metrics()
         self._metrics_read = (Path(), 0)
 
     @property
@@ -201,11 +204,11 @@ class Status:
         handoff = self.handoff
         return handoff is not None and any(files.progress_path(handoff, r).exists() for r in self.ranks)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return the newest value of each metric that rank 0 has logged, if rank 0 is here."""
         handoff = self.handoff
         if handoff is None or 0 not in self.ranks:
-            return {}
+            return Metrics()
         path = files.metrics_path(handoff, 0)
         offset = self._metrics_read[1] if self._metrics_read[0] == path else 0
         try:
@@ -218,7 +221,8 @@ class Status:
         if len(data) == MAX_METRICS_BYTES and end == 0:
             end = len(data)  # no line of the session's: it is left out
         for line in data[:end].splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # the trainer wrote it: it ends no agent
-                self._metrics.update(json.loads(line)["values"])
+            # The trainer wrote it: it ends no agent, and spoils no heartbeat.
+            with suppress(ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
+                self._metrics.update(convert(json.loads(line)["values"], Metrics))
         self._metrics_read = (path, offset + end)
-        return dict(self._metrics)
+        return Metrics(self._metrics)

@@ -20,9 +20,10 @@ MAX_FAULT_LENGTH = 300
 def encode(record: msgspec.Struct) -> bytes:
     """Return the record as one line of JSON; equal records give equal bytes.
 
-    A float that is not finite, such as the loss of a training that diverged, is kept as a string.
+    A float that is not finite, such as the loss of a training that diverged, becomes a string, which only
+    ``Metrics`` read back.
     """
-    # JSON has no NaN and msgspec would write null, which no float field reads back.
+    # JSON has no NaN and msgspec would write null.
     data = msgspec.json.encode(record)
     if b"null" not in data or _is_finite(record):
         return data
@@ -36,11 +37,7 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
         CorruptData: ``data`` is not such a record; the message names ``key``.
     """
     try:
-        try:
-            record: Record = decoding.decode(data, record_type)
-        except msgspec.ValidationError:
-            # A number that is not finite is a string; only the lax decoder reads it as a float.
-            record = decoding.decode(data, record_type, strict=False)
+        record: Record = decoding.decode(data, record_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"{key} is malformed: {str(error)[:MAX_FAULT_LENGTH]}") from error
     return record

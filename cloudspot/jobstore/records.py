@@ -25,6 +25,7 @@ from cloudspot.decoding import (
     ExitStatus,
     InstanceId,
     KeyWord,
+    Metrics,
     NodeCount,
     Ordinal,
     OrdinalOrZero,
@@ -469,7 +470,7 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     steps_total: Tally | None
     has_session: bool = True
     """Whether the script has opened a session in this generation; without one, steps are not counted."""
-    metrics: dict[str, float]
+    metrics: Metrics
     committed: CheckpointId | None
     stall_seconds: Seconds | None
     """How long the last save held up the training."""
@@ -528,7 +529,7 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     weights_sha256: str | None
     are_weights_sharded: bool = False
     """Whether there is no hash because no rank held all of the weights."""
-    metrics: dict[str, float]
+    metrics: Metrics
     left_early: bool = False
     """Whether the script has left its loop before the end."""
     planned: Tally | None = None
@@ -707,7 +708,7 @@ class Summary(Dated, frozen=True, kw_only=True):
     spent: Amount
     currency: str
     submitted_at: datetime
-    metrics: dict[str, float]
+    metrics: Metrics
     detail: str
     at: datetime
     others: dict[str, Amount] = msgspec.field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.decoding import Metrics
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import (
     Commit,
@@ -120,7 +121,7 @@ def summarise(history: History, now: datetime, *, instances: Sequence[Instance] 
         currency=ledger.currency,
         others=_rounded(ledger.others),
         submitted_at=history.first_submission.at,
-        metrics=metrics(history),
+        metrics=Metrics(metrics(history)),
         detail=detail(history),
         idle=idleness(history),
         at=now,

@@ -1,6 +1,9 @@
 """What the agent reads of a training's progress."""
 
 import json
+import math
+
+import pytest
 
 from cloudspot.agent.status import MAX_METRICS_BYTES, Status
 from cloudspot.train import handoff as files
@@ -16,3 +19,19 @@ def test_metrics_are_read_piece_by_piece_and_a_line_of_any_length_is_passed_over
         file.write("x" * (2 * MAX_METRICS_BYTES + 10) + "\n")
         file.write(json.dumps({"values": {"loss": 1.0}}) + "\n")
     assert [status.metrics() for _ in range(3)] == [{"loss": 2.0}, {"loss": 2.0}, {"loss": 1.0}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"values": {"loss": "0.5"}}', '{"values": {"loss": null}}', '{"values": {"loss": [1]}}', '{"values": []}',
+        '{"values": {"loss": 1%s}}' % ("0" * 400), "[]", "{}", "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_a_training_writes_that_is_no_metric_comes_into_no_heartbeat(tmp_path, line):
+    """A script may write to the file itself. No reader would take such a heartbeat."""
+    status = Status()
+    status.handoff, status.ranks = tmp_path, (0,)
+    path = files.metrics_path(tmp_path, 0)
+    path.write_text(f'{{"values": {{"loss": -Infinity}}}}\n{line}\n')
+    assert status.metrics() == {"loss": -math.inf}

@@ -10,7 +10,7 @@ from made_records import Records
 from msgspec import inspect
 from record_kinds import KINDS
 
-from cloudspot.decoding import Dated
+from cloudspot.decoding import Dated, Metrics
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.codec import decode, decode_journal, encode
 from cloudspot.jobstore.records import (
@@ -107,6 +107,10 @@ PROOF = Certificate(
 )  # fmt: skip
 INTENT = Records().intent(1, num_nodes=2, stands_in_for=[None, (3, 1)])
 FINISHED = Finished(outcome="succeeded", detail="", exit_code=0, at=AT, writer="w")
+BEAT = Heartbeat(
+    counter=1, instance_id="i", address="a", port=1, state="running", generation=1, restored_step=0, step=1,
+    steps_total=None, metrics=Metrics(loss=math.nan), committed=None, stall_seconds=None, upload_seconds=None, at=AT,
+)  # fmt: skip
 LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
 
 
@@ -137,6 +141,23 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
         (CheckpointId(1, 2), "generation", -1),
         (CheckpointId(1, 2), "step", -1),
         (CheckpointId(1, 2), "step", 10**30),
+        (CheckpointId(1, 2), "step", "2"),
+        (CheckpointId(1, 2), "step", 2.5),
+        (FINISHED, "exit_code", "0"),
+        (FINISHED, "at", AT.timestamp()),
+        (FINISHED, "detail", 7),
+        (INTENT, "stands_in_for", [["3", 1]]),
+        (INTENT, "num_nodes", True),
+        (BEAT, "step", "7"),
+        (BEAT, "has_session", "true"),
+        (BEAT, "has_session", 1),
+        (BEAT, "stall_seconds", "nan"),
+        (BEAT, "metrics", {"loss": "0.5"}),
+        (BEAT, "metrics", {"loss": "NaN"}),
+        (BEAT, "metrics", {"loss": "infinity"}),
+        (BEAT, "metrics", {"loss": None}),
+        (BEAT, "metrics", {"loss": True}),
+        (BEAT, "metrics", [["loss", 0.5]]),
         (Lasting(seconds=1.0, until=None), "seconds", "nan"),
         (Lasting(seconds=1.0, until=None), "seconds", "inf"),
         (Lasting(seconds=1.0, until=None), "seconds", -1),
@@ -177,6 +198,20 @@ def is_of(info, kind):
 
 
 ALL_STRUCTS = {info.cls: info for _, kind in KINDS for info in structs_in(inspect.type_info(kind))}
+
+
+@pytest.mark.parametrize("struct", sorted(ALL_STRUCTS, key=lambda one: one.__name__))
+def test_no_number_and_no_truth_of_any_record_is_read_out_of_a_string(struct):
+    """With a record that holds a loss that is not finite, all strings were read as numbers."""
+    for field in ALL_STRUCTS[struct].fields:
+        kinds = getattr(field.type, "types", (field.type,))
+        if any(isinstance(one, (inspect.StrType, inspect.AnyType)) for one in kinds):
+            continue
+        place = ALL_STRUCTS[struct].fields.index(field)
+        for text in ("7", "0.5", "nan", "true", "null"):
+            value = [1] * place + [text] if struct is Seat else {field.encode_name: text}
+            with pytest.raises(CorruptData, match=r"Expected|Invalid"):
+                decode(json.dumps(value).encode(), struct)
 
 
 @pytest.mark.parametrize("struct", sorted(ALL_STRUCTS, key=lambda one: one.__name__))

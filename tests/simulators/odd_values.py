@@ -5,6 +5,8 @@ import json
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from cloudspot.decoding import Metrics
+
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2066\b\b\r\x7f\x85"
 """Text that tries whatever a terminal obeys."""
 TEXTS = ["", "x", HOSTILE, "../../x", "/etc/passwd", "a\0b", "%2e%2e%2f", "9" * 40, "x" * 5000, "🙂\n\tb"]
@@ -39,8 +41,10 @@ def fitting(info: inspect.Type) -> st.SearchStrategy:
         case inspect.FloatType():
             low = -1e300 if info.ge is None else info.ge
             high = 1e300 if info.le is None else info.le
-            unbounded = st.sampled_from(["nan", "inf", "-inf"]) if info.ge is None else st.nothing()
-            return st.sampled_from([low, high]) | st.floats(low, high) | unbounded
+            return st.sampled_from([low, high]) | st.floats(low, high)
+        case inspect.CustomType() if info.cls is Metrics:
+            values = st.sampled_from(["nan", "inf", "-inf"]) | st.floats(-1e300, 1e300)
+            return st.dictionaries(st.sampled_from(TEXTS), values, max_size=3)
         case inspect.StrType():
             return st.sampled_from(TEXTS) | st.text(max_size=10)
         case inspect.DateTimeType():
