@@ -7,6 +7,7 @@ from cloudspot.controller.memory import Memory
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.history import History
+from cloudspot.jobstore.job_lists import mark_live
 from cloudspot.jobstore.records import Suspicions
 from cloudspot.jobstore.suspicions import delete_suspicions, last_written, read_suspicions, write_suspicions
 
@@ -61,6 +62,9 @@ class BetweenPasses:
             elif suspicions is not None and not self._has_left:
                 write_suspicions(self._store, self._job_id, suspicions)
                 self._stands = suspicions
+                # In this order: a driver that settles the job meanwhile takes back its mark and then what was
+                # left. If this came later, another pass has to look.
+                mark_live(self._store, self._job_id, history.submission.writer)
         except TransientError as error:
             return str(error)
         self._has_left = True

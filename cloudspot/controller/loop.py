@@ -43,6 +43,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
 from cloudspot.jobstore.records import Summary
 from cloudspot.jobstore.settled_launches import settled_launches, write_settled
+from cloudspot.jobstore.suspicions import delete_suspicions
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Market, Offer
 from cloudspot.story.events import Event, EventKind, diff
@@ -366,13 +367,21 @@ class Controller:
         return dataclasses.replace(tick, events=(*tick.events, *told))
 
     def _unmark(self, tick: Tick) -> Tick:
-        """Take the settled job from the list of live ones; it is settled only once that has succeeded."""
+        """Take the settled job from the list of live ones; it is settled only once that has succeeded.
+
+        Nobody looks at it after that, so what drivers that pass have left for each other goes too, whoever
+        has settled the job.
+        """
         assert tick.history is not None, "a job is settled by its records"
         try:
+            delete_suspicions(self._store, self._job_id)
             first = tick.history.first_submission.writer
             unmark_live(self._store, self._job_id, first)
             for number in range(1, tick.history.submission.resumption + 1):
                 unmark_live(self._store, self._job_id, resumed_writer(first, number))
+            # Again: a pass that saw the last machine may have left something meanwhile. One that leaves it
+            # after this puts the mark again.
+            delete_suspicions(self._store, self._job_id)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
         return tick

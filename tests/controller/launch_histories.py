@@ -20,6 +20,7 @@ from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore import codec, keys, parallel
 from cloudspot.jobstore.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
+from cloudspot.jobstore.job_lists import is_marked_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import head
 from cloudspot.jobstore.patience import patient
@@ -298,6 +299,7 @@ def _play(
             if world.time > LIMIT_SECONDS or not world.step():
                 is_finished = HistoryReader(store.inner, JOB).read().finished is not None
                 raise Violation("machines run on" if is_finished else "the job does not end")
+        check_marks(store)
         settle(world, store, cloud)
     if max_cost is not None:
         purse.check(cloud)
@@ -398,6 +400,12 @@ def check_supply(store, cloud, max_nodes):
         raise Violation("more machines than nodes.max are there to stay")
 
 
+def check_marks(store):
+    """Nobody looks at a job that is not marked live, so nothing may be left there for those who look."""
+    left = list(store.inner.list_objects(keys.suspicions(JOB)))
+    assert left == [] or is_marked_live(store.inner, JOB), "suspicions are left for good"
+
+
 def check(world, store, cloud):
     history = HistoryReader(store.inner, JOB).read()
     assert history.finished is not None
@@ -407,6 +415,8 @@ def check(world, store, cloud):
     assert left == []
     assert all(1 <= one.launch <= len(history.launches) for one in cloud.machines.values())
     assert list(store.inner.list_objects(keys.secrets(JOB, history.submission.resumption))) == []
+    check_marks(store)
+    assert not is_marked_live(store.inner, JOB)
     journal = Journal(store.inner, JOB).read()
     check_journal(journal)
     num_prices = sum(isinstance(record, Repriced) for record in journal)

@@ -504,6 +504,61 @@ def test_passes_end_a_node_that_ignores_a_stop_after_its_grace_whatever_clock_sa
     assert grace <= town.world.time - asked_at <= grace + 4 * 60
 
 
+def follower(town):
+    return Controller(
+        town.store, "one", SimProvider(town.cloud), clock=town.world.clock(), sleep=town.world.sleep
+    )
+
+
+def test_what_a_pass_has_left_goes_when_a_driver_that_stays_settles_the_job(town, records):
+    """As `stop` does beside `run`, which follows the job to its end."""
+    town.start("one")
+    town.store.put(keys.stop("one", 0), codec.encode(records.stop()))
+    follower(town).run_pass()
+    assert suspected(town) == [keys.suspicions("one")]
+    assert follower(town).run_until_finished().finished.outcome == "stopped"
+    assert suspected(town) == []
+    assert list_live(town.store) == {}
+
+
+def test_what_a_pass_leaves_after_the_job_was_settled_goes_with_the_next_pass(town, records):
+    town.start("one")
+    town.store.put(keys.stop("one", 0), codec.encode(records.stop()))
+    late = follower(town).pass_steps()
+    while next(late) != "leave suspicions":
+        pass
+    follower(town).run_until_finished()
+    assert list_live(town.store) == {}
+    assert list(late) == []
+    assert suspected(town) == [keys.suspicions("one")]
+    assert set(list_live(town.store)) == {"one"}
+    list(town.reconciler().run_pass())
+    assert suspected(town) == []
+    assert list_live(town.store) == {}
+
+
+@pytest.mark.parametrize("fails", ["live/one.", "jobs/one/suspicions"])
+def test_a_job_is_not_settled_before_its_mark_and_what_passes_have_left_are_gone(
+    town, records, fails, monkeypatch
+):
+    town.start("one")
+    town.store.put(keys.stop("one", 0), codec.encode(records.stop()))
+    follower(town).run_pass()
+    delete, failed = town.store.delete, []
+
+    def failing(key):
+        if key.startswith(fails) and len(failed) < 20:
+            failed.append(key)
+            raise TransientError("throttled")
+        delete(key)
+
+    monkeypatch.setattr(town.store, "delete", failing)
+    follower(town).run_until_finished()
+    assert len(failed) == 20
+    assert suspected(town) == []
+    assert list_live(town.store) == {}
+
+
 def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_last_word(town, records):
     machine = town.start("one")
     town.world.kill(machine.life)
