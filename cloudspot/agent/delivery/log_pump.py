@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +26,9 @@ from cloudspot.model import LogRecord
 _log = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 20
+"""A batch with as much text is full; one read of one file at the most is added to what it has."""
+BATCH_LINES = 10_000
+"""So is one with as many lines: each takes 100 bytes of its own in a segment, and more in memory."""
 FLUSHES_PER_SECOND = 2.5
 """How often all nodes but the first together deliver lines at the most."""
 MAX_BACKOFF_SECONDS = 15.0
@@ -55,7 +59,9 @@ class LogPump:
         stream: str,
         position_path: Path,
         flush_seconds: float,
+        wait: Callable[[float], bool] | None = None,
     ) -> None:
+        """``wait`` waits for so many seconds, and returns whether no more is to be delivered."""
         self._sink = sink
         self._stream = stream
         self._path = position_path
@@ -63,6 +69,7 @@ class LogPump:
         self._files: list[tuple[Path, str]] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._wait = wait or self._stopped.wait
         self._failures = 0
         self._error = ""
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
@@ -108,7 +115,7 @@ class LogPump:
         return LogStanding(num_lines=position.next_seq, waiting_bytes=waiting, error=self._error)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._wait_seconds()):
+        while not self._wait(self._wait_seconds()):
             self._deliver(final=False)
 
     def _wait_seconds(self) -> float:
@@ -116,11 +123,16 @@ class LogPump:
         return max(self._flush_seconds, backoff)
 
     def _deliver(self, *, final: bool) -> bool:
-        """Deliver until the files are exhausted; False when the sink failed."""
-        while True:
+        """Deliver what is in the files; False when the sink failed.
+
+        The lines that come during a delivery wait for the next call, unless they fill a batch. Otherwise a
+        training that logs all the time would cost a request for every few lines.
+        """
+        may_be_more = True
+        while may_be_more or self._position.pending:
             position = self._position
             if not position.pending:
-                self._collect(final=final)
+                may_be_more = self._collect(final=final)
                 if not position.pending:
                     return True
                 self._save()
@@ -136,27 +148,36 @@ class LogPump:
             self._error = ""
             position.pending = []
             self._save()
+        return True
 
-    def _collect(self, *, final: bool) -> None:
+    def _collect(self, *, final: bool) -> bool:
+        """Number a batch of lines; return whether it is full, so that more may be there."""
         with self._lock:
             files = tuple(self._files)
         room = BATCH_BYTES
         for path, source in files:
             if room > 0:
-                room -= self._take_lines(path, source, room, final=final)
+                room -= self._take_lines(path, source, final=final)
+        return room <= 0
 
-    def _take_lines(self, path: Path, source: str, room: int, *, final: bool) -> int:
+    def _take_lines(self, path: Path, source: str, *, final: bool) -> int:
+        """Number the file's next lines; return their bytes, or ``BATCH_BYTES`` if more may be there."""
         position = self._position
         offset = position.offsets.get(path.name, 0)
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                data = file.read(room)
+                data = file.read(BATCH_BYTES)
         except OSError:  # not there yet
             return 0
+        is_all = len(data) < BATCH_BYTES
         end = data.rfind(b"\n") + 1
-        if (final and len(data) < room) or (end == 0 and len(data) == BATCH_BYTES):
+        if final if is_all else end == 0:
             end = len(data)  # the last line has no end, or is longer than a batch
+        num_lines = BATCH_LINES - len(position.pending)
+        rest = b"".join(data[:end].split(b"\n", num_lines)[num_lines:])
+        end -= len(rest)
+        is_all = is_all and not rest
         for line in split_lines(data[:end]):
             text = line.decode("utf-8", errors="replace")
             record = LogRecord(
@@ -169,7 +190,7 @@ class LogPump:
             position.pending.append(record)
             position.next_seq += 1
         position.offsets[path.name] = offset + end
-        return end
+        return end if is_all else BATCH_BYTES
 
     def _save(self) -> None:
         # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.

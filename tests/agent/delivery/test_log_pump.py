@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import LogSink
+from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import LogStanding
+from cloudspot.local.filestore import FileStore
 from cloudspot.model import LogRecord
 
 
@@ -189,3 +194,113 @@ def test_failures_make_the_wait_longer_and_never_shorter_than_asked(tmp_path, fl
         found.append(pump._wait_seconds())
         pump._deliver(final=False)
     assert found == waits
+
+
+class TimedSink(ListSink):
+    """A sink whose deliveries take a while, during which the training goes on writing."""
+
+    def __init__(
+        self,
+        log: Path,
+        *,
+        line_seconds: float,
+        line: Callable[[int], str],
+        put_seconds: float,
+        inner: LogSink | None = None,
+    ) -> None:
+        super().__init__()
+        self._inner = inner
+        self._end = math.inf
+        self.now = 0.0
+        self.puts: list[int] = []
+        self.num_written = 0
+        self._log, self._line = log, line
+        self._line_seconds, self._put_seconds = line_seconds, put_seconds
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        with self._log.open("a") as file:
+            while self.num_written * self._line_seconds < self.now:
+                file.write(self._line(self.num_written) + "\n")
+                self.num_written += 1
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        super().write(records)
+        if self._inner is not None:
+            self._inner.write(records)
+        self.puts.append(len(records))
+        assert self.now < self._end + 10.0, "the pump never leaves its loop"
+        self.pass_time(self._put_seconds)
+
+    def drive(self, directory: Path, *, seconds: float, flush_seconds: float = 2.0) -> LogPump:
+        """Have a pump deliver for so long, by this sink's clock."""
+        self._end = seconds
+
+        def wait(for_seconds: float) -> bool:
+            self.pass_time(for_seconds)
+            return self.now > seconds
+
+        made = LogPump(
+            self,
+            stream="1-0",
+            position_path=directory / "position.json",
+            flush_seconds=flush_seconds,
+            wait=wait,
+        )
+        made.follow(self._log, "train")
+        made._run()
+        return made
+
+
+def metrics_line(step: int) -> str:
+    return json.dumps({"step": step, "time": 1.7e9 + step, "values": {"loss": 1 / (step + 1), "lr": 3e-4}})
+
+
+@pytest.mark.parametrize(
+    ("line_seconds", "line"),
+    [(0.002, metrics_line), (0.02, "line {}".format)],
+    ids=["a step of 2 ms that logs a metric", "50 lines a second"],
+)
+@pytest.mark.parametrize("put_seconds", [0.04, 0.4])
+def test_a_put_a_flush_however_fast_lines_come(tmp_path, line_seconds, line, put_seconds):
+    """Lines that came during a put went with the next one at once: 5.8 and 9.9 puts a second."""
+    sink = TimedSink(tmp_path / "a.log", line_seconds=line_seconds, line=line, put_seconds=put_seconds)
+    made = sink.drive(tmp_path, seconds=120.0)
+    assert 0.4 < len(sink.puts) / sink.now <= 0.5
+    num_written = sink.num_written
+    assert (num_written - sum(sink.puts)) * line_seconds <= 2.0 + put_seconds, "those since the last flush"
+    assert finish(made)
+    assert sink.texts()[:num_written] == [line(number) for number in range(num_written)]
+
+
+def test_in_a_store_a_flush_is_one_request(tmp_path):
+    store = FaultyStore(FileStore((tmp_path / "store").as_uri()), FaultPlan(), tmp_path)
+    inner = ObjectStoreLogSink(store, "x")
+    sink = TimedSink(tmp_path / "a.log", line_seconds=0.002, line=metrics_line, put_seconds=0.04, inner=inner)
+    sink.drive(tmp_path, seconds=60.0)
+    num_dates = len({record.time.date() for record in sink.records.values()})
+    assert sum(store.calls.values()) < len(sink.puts) + num_dates
+    assert len(sink.puts) <= 30
+    assert len(list(inner.read("1-0"))) == sum(sink.puts)
+
+
+def test_lines_that_fill_a_batch_do_not_wait_for_the_next_flush(tmp_path, monkeypatch):
+    """All that has come by the time of a call goes in it, however many full batches that takes."""
+    monkeypatch.setattr("cloudspot.agent.delivery.log_pump.BATCH_BYTES", 1000)
+    sink = TimedSink(tmp_path / "a.log", line_seconds=0.01, line="{:09d}".format, put_seconds=0.04)
+    sink.drive(tmp_path, seconds=60.0)
+    assert sink.puts[:3] == [100, 100, 8], "two full ones, and what came during both"
+    assert len(sink.puts) <= 3 * sink.now / 2.0
+
+
+def test_a_batch_has_so_many_lines_at_the_most(tmp_path, monkeypatch):
+    """A MiB of empty lines was a batch of a million records, and a segment of 100 MB."""
+    monkeypatch.setattr("cloudspot.agent.delivery.log_pump.BATCH_LINES", 100)
+    sink = TimedSink(tmp_path / "a.log", line_seconds=1.0, line=str, put_seconds=0.0)
+    made = pump(sink, tmp_path)
+    made.follow(tmp_path / "b.log", "setup")
+    (tmp_path / "a.log").write_text("\n" * 250)
+    (tmp_path / "b.log").write_text("\n" * 60 + "end")
+    assert finish(made)
+    assert sink.puts == [100, 100, 100, 11]
+    assert sink.texts() == [""] * 310 + ["end"]
