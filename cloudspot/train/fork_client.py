@@ -24,7 +24,7 @@ FORWARDED = (
 )
 KILLED = 128 + signal.SIGKILL
 ANSWER = b"%16d"
-"""How the server tells the process of the program, and then its status."""
+"""How the fork that watches over the program tells its process, and then its status."""
 GO = b"!"
 """What the client answers to the first; until then the program does not begin, so it never runs twice."""
 START_SECONDS = 60.0
@@ -88,7 +88,7 @@ def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """Return the next answer; nothing if the server is gone, or does not run the program."""
+    """Return the next answer; nothing if nobody is left to give it, or the program is not run."""
     return connection.recv(len(ANSWER % 0), socket.MSG_WAITALL)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         status = _answer(connection)
     except OSError:
         status = b""
-    if not status:  # the server is gone, and with it who would tell the status
+    if not status:  # the program's parent is gone, and nobody else learns the status
         _signal(pid, signal.SIGKILL)
     os._exit(int(status or KILLED))
 

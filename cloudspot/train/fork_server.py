@@ -8,6 +8,9 @@ A forked program differs as little as possible from one that was started: it has
 environment (also in ``/proc``, by which the agent finds it), directory, streams, process group, random
 numbers and ``__main__``. All of a machine's share one seed of ``hash()``. A program is refused where it would
 not import or see the same: see ``_why_not``.
+
+Between the server and each program stands a fork that only waits for it: a program goes on, and its client
+learns how it ended, whatever becomes of the server.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import io
 import os
 import re
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -29,10 +33,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from cloudspot.train import fork_client
 from cloudspot.train.early_imports import EarlyImports, import_early
 from cloudspot.train.fork_client import ANSWER, GO
 from cloudspot.train.own_code import READ_EARLY, obstacle
@@ -116,21 +121,19 @@ def serve(listener: socket.socket, script: Path) -> Program:
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
     gc.enable()
-    running = _Running(listener)
+    watchers = _Watchers(listener)
     while True:
-        for connection in running.wait():
+        for connection in watchers.wait():
             asked = _receive(connection)
             why_not = _why_not(asked[0], environment, room, early) if asked else ""
             if asked is None or why_not:
                 sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
-                connection.close()
             elif (pid := _fork()) > 0:
-                running.add(pid, connection)
-            elif pid < 0:
-                connection.close()
-            else:
+                watchers.add(pid)
+            elif pid == 0:
+                watchers.forget()
+                _watch(*asked, connection, room)  # returns in a fork of its own
                 is_wanted = False
-                running.forget()
                 _become(*asked, room, early)
                 with contextlib.suppress(OSError):
                     is_wanted = connection.recv(1) == GO
@@ -138,28 +141,22 @@ def serve(listener: socket.socket, script: Path) -> Program:
                     os._exit(1)
                 connection.close()
                 return asked[0]
+            connection.close()
             for stream in asked[1] if asked else ():
                 os.close(stream)
 
 
-class _Running:
-    """The forked programs and the connections of their clients."""
+class _Watchers:
+    """The forked processes that watch over one program each."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._waits = selectors.DefaultSelector()
         self._waits.register(listener, selectors.EVENT_READ)
-        self._programs: dict[int, tuple[int, socket.socket]] = {}
-        """The pidfd and the connection by the process."""
 
-    def add(self, pid: int, connection: socket.socket) -> None:
-        """Tell the client the process of its program, and from now on how it ends."""
-        pidfd = os.pidfd_open(pid)
-        self._programs[pid] = pidfd, connection
-        self._waits.register(pidfd, selectors.EVENT_READ, pid)
-        self._waits.register(connection, selectors.EVENT_READ, pid)
-        with contextlib.suppress(OSError):
-            connection.sendall(ANSWER % pid)
+    def add(self, pid: int) -> None:
+        """Reap the process when it ends."""
+        self._waits.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
     def wait(self) -> list[socket.socket]:
         """Wait until something happens; return the connections of new clients."""
@@ -167,34 +164,50 @@ class _Running:
         for key, _ in self._waits.select():
             if key.fileobj is self._listener:
                 found.append(self._listener.accept()[0])
-            elif key.data in self._programs:
-                pidfd, connection = self._programs[key.data]
-                if key.fd == pidfd:
-                    self._tell_end(key.data)
-                elif _has_ended(connection):  # so its program has to
-                    self._waits.unregister(connection)
-                    os.kill(key.data, signal.SIGKILL)
+            else:
+                self._waits.unregister(key.fd)
+                os.close(key.fd)
+                os.waitpid(key.data, 0)
         return found
-
-    def _tell_end(self, pid: int) -> None:
-        pidfd, connection = self._programs.pop(pid)
-        self._waits.unregister(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        with contextlib.suppress(KeyError):
-            self._waits.unregister(connection)
-        with contextlib.suppress(OSError):
-            connection.sendall(ANSWER % (code if code >= 0 else 128 - code))
-        connection.close()
 
     def forget(self) -> None:
         """Close everything, in a fork."""
+        for key in self._waits.get_map().values():
+            if key.fileobj is not self._listener:
+                os.close(key.fd)
         self._waits.close()
         self._listener.close()
-        for pidfd, connection in self._programs.values():
-            os.close(pidfd)
-            connection.close()
+
+
+def _watch(program: Program, streams: Sequence[int], client: socket.socket, room: _Room) -> None:
+    """Fork the program, and return in it; in this process tell its client how it ends, and end.
+
+    Only a program's parent learns its exit status. Were that the server, no program could outlive it.
+    """
+    os.setpgid(0, 0)
+    # One of the generation's processes, and a launcher to whoever looks for its scripts.
+    words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
+    room.show(replace(program, words=words))
+    pid = _fork()
+    if pid == 0:
+        return
+    for stream in streams:
+        os.close(stream)
+    if pid > 0:
+        for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
+            signal.signal(number, signal.SIG_IGN)
+        pidfd = os.pidfd_open(pid)
+        waits = [client, pidfd]
+        with contextlib.suppress(OSError):
+            client.sendall(ANSWER % pid)
+        while pidfd not in (ready := select.select(waits, [], [])[0]):
+            if client in ready and _has_ended(client):  # so the program has to
+                waits = [pidfd]
+                os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            client.sendall(ANSWER % (code if code >= 0 else 128 - code))
+    os._exit(0)
 
 
 def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:

@@ -13,6 +13,8 @@ from acting_user import User, kill, wait_for
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
+from cloudspot.train.fork_server import MARK as SERVER_MARK
+from cloudspot.train.handoff import read_progress
 
 SETS = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"', "limits.max_restarts=5")
 VICTIMS = ("trainer", "agent", "cli", "machine")
@@ -106,6 +108,31 @@ def run_with_kill(user: User, victim: str, seed: int) -> None:
 )
 def test_a_kill_at_a_random_moment_ends_in_success(user: User, victim: str) -> None:
     run_with_kill(user, victim, seed=VICTIMS.index(victim))
+
+
+def test_a_killed_fork_server_ends_no_training_and_is_replaced_at_the_next_start(user: User) -> None:
+    cli = user.start_tiny("forked", sets=(*SETS, 'checkpoint.interval="300ms"'))
+    machines = user.home / "machines"
+
+    def step(generation: int) -> int:
+        found = machines.glob(f"*/node/generations/{generation:06d}")
+        return max((one.step for path in found if (one := read_progress(path, 0))), default=0)
+
+    begun = wait_for("the first step", lambda: step(1))
+    [node] = machines.glob("*/node")
+    [server] = marked_processes(SERVER_MARK, str(node / "fork-server.socket"))
+    kill(server)
+    wait_for("more steps of the same generation", lambda: step(1) > begun + 30)
+    for pid in pick(user, "trainer", cli.pid):
+        kill(pid)
+    wait_for("the next generation", lambda: step(2))
+    [other] = marked_processes(SERVER_MARK, str(node / "fork-server.socket"))
+    assert other != server
+    wait_for("the end of the run", lambda: cli.poll() is not None, seconds=150)
+    assert cli.returncode == 0, user.output(cli)[-6000:]
+    check_end(user, "forked")
+    assert [one.why for one in user.history("forked").generations] == ["first", "trainer-failed"]
+    assert "the fork server has ended: another one starts" in user.cloudspot("logs", "forked").stdout
 
 
 @pytest.mark.soak

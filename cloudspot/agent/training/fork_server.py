@@ -1,4 +1,4 @@
-"""The process of this machine from which trainings are forked: started once, found again by a later agent."""
+"""The process of this machine from which trainings are forked; a later agent finds it again."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ class ForkServer:
         return (python, "-IS", CLIENT, self._socket)
 
     def start(self) -> None:
-        """Start it if it does not run yet, without waiting until it can fork."""
-        if not self._is_used or marked_processes(MARK, self._socket):
+        """Start it if it does not run, without waiting until it can fork."""
+        if not self._is_used or self._runs():
             return
+        if self._node.fork_server.exists():
+            _log.warning("the fork server has ended: another one starts, and imports torch anew")
         self._node.fork_server.unlink(missing_ok=True)
         environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
         try:
@@ -73,6 +75,11 @@ class ForkServer:
                 self._start(_START, environment, listener.fileno())
         except OSError as error:  # the start of the training says it, too
             _log.warning("the fork server does not start: %s", error)
+
+    def _runs(self) -> bool:
+        if self._process is not None and self._process.poll() is None:
+            return True  # its mark may not show yet
+        return bool(marked_processes(MARK, self._socket))
 
     def _start(self, program: str, environment: Mapping[str, str], stdin: int) -> None:
         path = self._node.fork_server_log

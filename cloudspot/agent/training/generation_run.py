@@ -154,6 +154,7 @@ class GenerationRun:
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
         start_runtime(context, self._runtime)
+        self._fork_server.start()  # it may have ended since the last start
         self._check_programs()
         self._events.begin(record.number, status.restored_step)
         withdraw(self._spec.checkpoint.on_notice, node)

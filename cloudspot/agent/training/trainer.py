@@ -262,6 +262,7 @@ def end_training(node: Node) -> None:
     """
     _end_generations(node)
     kill_marked(MARK, str(node.fork_server))
+    node.fork_server.unlink(missing_ok=True)
     _end_generations(node)  # what was forked meanwhile had the server's mark first, and then its own
 
 

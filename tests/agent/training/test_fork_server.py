@@ -18,6 +18,7 @@ from cloudspot.agent.training.trainer import end_training
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import fork_client
+from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import MARK
 
 pytestmark = [
@@ -85,10 +86,10 @@ def server(tmp_path_factory):
 def start(server):
     begun = []
 
-    def start(script, *arguments, is_forked=True, directory="plain", files=(), cwd=".", **variables):
+    def start(script, *arguments, is_forked=True, directory="plain", others=(), cwd=".", **variables):
         work = server.node.work
         (work / directory).mkdir(exist_ok=True)
-        for name, text in [("train.py", script), *files]:
+        for name, text in [("train.py", script), *others]:
             (work / directory / name).parent.mkdir(parents=True, exist_ok=True)
             (work / directory / name).write_text(text)
         path = work / directory / "train.py" if cwd != "." else f"{directory}/train.py"
@@ -203,7 +204,7 @@ def test_a_program_ends_with_its_client_and_carries_its_marks(start, wait_until)
     process = start("import os, time\nprint(os.getpid())\ntime.sleep(100)\n", SOME_MARK="x")
     pid = int(process.stdout.readline())
     assert is_marked(pid, "SOME_MARK", "x")
-    assert set(marked_processes("SOME_MARK", "x")) == {pid, process.pid}
+    assert {pid, process.pid} < set(marked_processes("SOME_MARK", "x"))
     process.kill()
     wait_until(lambda: not is_marked(pid, "SOME_MARK", "x"))
 
@@ -235,13 +236,13 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
             {
                 "script": f"import package.settings\n{IS_FORKED}",
                 "directory": "setting",
-                "files": [
+                "others": [
                     ("package/settings.py", "import os\nos.environ.update({\n'OMP_NUM_THREADS': '1'\n})")
                 ],
             },
         ),
         ("train.py may begin a session of its own", {"script": f"import os\nos.setsid()\n{IS_FORKED}"}),
-        ("it has its own typing_extensions", {"directory": "own", "files": [("typing_extensions.py", "")]}),
+        ("it has its own typing_extensions", {"directory": "own", "others": [("typing_extensions.py", "")]}),
     ],
 )
 def test_what_would_not_run_the_same_is_started(server, start, why, given):
@@ -303,18 +304,111 @@ def test_torchrun_is_forked_without_a_warning(server):
     assert (forked.returncode, forked.stdout, forked.stderr) == (0, started.stdout, started.stderr)
 
 
-def test_it_is_started_once_and_ends_with_the_training(server, start, wait_until):
-    """Without it programs are started; with the death of the process, those that it has forked end."""
+def test_it_is_started_once_and_ends_with_the_training(server, start):
+    """Without it programs are started."""
     socket = str(server.node.fork_server)
     (pid,) = marked_processes(MARK, socket)
     server.own.start()
     assert marked_processes(MARK, socket) == (pid,)
-    process = start("import time\nprint('ready')\ntime.sleep(100)\n")
+    handoff = server.node.handoff(1)
+    handoff.mkdir(parents=True)
+    process = start("import time\nprint('ready')\ntime.sleep(100)\n", **{files.HANDOFF: str(handoff)})
     assert process.stdout.readline() == "ready\n"
+    assert len(marked_processes(files.HANDOFF, str(handoff))) == 3
     end_training(server.node)
-    assert process.wait(100) == 137
+    assert marked_processes(files.HANDOFF, str(handoff)) == ()
     assert marked_processes(MARK, socket) == ()
     assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134)],
+)
+def test_a_program_outlives_a_server_that_is_killed_and_its_status_is_known(tmp_path, line, status):
+    script = f"import os, sys\nprint('torch' in sys.modules, flush=True)\nsys.stdin.readline()\n{line}\n"
+    with serving(tmp_path, script) as given, running(given) as process:
+        assert process.stdout.readline() == "True\n"
+        kill_server(given)
+        process.stdin.write("go on\n")
+        process.stdin.close()
+        assert process.wait(100) == status
+
+
+def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_killed(tmp_path, wait_until):
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
+        pid = int(process.stdout.readline())
+        kill_server(given)
+        process.terminate()
+        assert process.stdout.readline() == "heard\n"
+        process.kill()
+        wait_until(lambda: not is_marked(pid, "SOME_MARK", str(tmp_path)))
+        wait_until(lambda: not marked_processes("SOME_MARK", str(tmp_path)))
+
+
+def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known(tmp_path):
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
+        assert process.stdout.readline() == "ready\n"
+        pids = marked_processes("SOME_MARK", str(tmp_path))
+        assert len(pids) == 3, "the client, the program, and what watches over it"
+        for pid in (*marked_processes(MARK, str(given.node.fork_server)), *pids):
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait(100) == 7
+
+
+def test_a_server_that_was_killed_is_replaced_at_the_next_start(tmp_path, caplog):
+    with serving(tmp_path, IS_FORKED) as given:
+        with running(given) as process:
+            assert process.stdout.readline() == "forked\n"
+        kill_server(given)
+        with running(given) as process:
+            assert process.stdout.readline() == "started\n"
+        assert not caplog.messages
+        given.own.start()
+        assert caplog.messages == ["the fork server has ended: another one starts, and imports torch anew"]
+        given.own.start()
+        assert len(caplog.messages) == 1
+        with running(given) as process:
+            assert process.stdout.readline() == "forked\n"
+
+
+def test_a_client_that_waits_for_a_server_starts_the_program_if_that_is_killed(tmp_path):
+    with serving(tmp_path, IS_FORKED) as given, running(given) as process:
+        kill_server(given)  # which still imports torch
+        assert process.stdout.readline() == "started\n"
+
+
+def kill_server(given):
+    (pid,) = marked_processes(MARK, str(given.node.fork_server))
+    os.kill(pid, signal.SIGKILL)
+    given.own._process.wait()
+
+
+@contextlib.contextmanager
+def running(given, **variables):
+    process = subprocess.Popen(
+        [*given.own.prefix, sys.executable, "-u", "train.py"],
+        cwd=given.node.work,
+        env={**given.environment, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process
+        process.kill()
 
 
 @pytest.mark.parametrize(
