@@ -16,16 +16,18 @@ Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
+from cloudspot.decoding import EARLIEST, LATEST
 from cloudspot.errors import CloudspotError, StoreRefused
 from cloudspot.host.names import is_safe_name
 from cloudspot.model import (
@@ -391,10 +393,25 @@ class ObjectStore(ABC):
     returns, every get and listing shows it. No reference to a caller's buffer is kept.
 
     TransientError means that the outcome is unknown: the caller reads back.
+
+    Listings decide what is deleted, so each page that a store returns is checked before a caller sees it:
+    its keys are valid, lie below the prefix and come in order, its sizes and times are possible, and the next
+    page lies further on. ``head`` is checked in the same way. Otherwise they raise StoreRefused.
     """
 
     url: str
     """What the user wrote, without credentials."""
+
+    def __init_subclass__(cls, *, passes_on: bool = False) -> None:
+        """Check what the class's own listings return, whoever wrote it.
+
+        ``passes_on`` is for a wrapper, whose answers are those of a store that is checked already.
+        """
+        super().__init_subclass__()
+        for name, check in () if passes_on else _CHECKS.items():
+            origin = next(one for one in cls.__mro__ if name in one.__dict__)
+            if origin is cls or not issubclass(origin, ObjectStore):
+                setattr(cls, name, check(origin.__dict__[name]))
 
     @property
     def canonical_url(self) -> str:
@@ -501,27 +518,99 @@ class ObjectStore(ABC):
         return ()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
-
-        Raises:
-            StoreRefused: a page leads back to where it began.
-        """
+        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys."""
         for page in self.list_pages(prefix, after=after):
             yield from page.objects
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
-        """Yield the pages of that listing; raises as that does."""
+        """Yield the pages of that listing."""
         while True:
             page = self.list_page(prefix, after=after)
             yield page
             if page.next_after is None:
                 return
-            if after is not None and page.next_after <= after:
-                raise StoreRefused(
-                    f"{self.url}: the listing of {prefix or 'all objects'} does not move forward: after "
-                    f"{after} comes {page.next_after}; use another store"
-                )
             after = page.next_after
+
+
+MAX_OBJECT_BYTES: Final = (1 << 60) - 1
+"""No store holds a larger object, and sums of a few such sizes stay below 64 bits."""
+
+
+def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
+    @functools.wraps(list_page)
+    def checked(self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+        page = list_page(self, prefix, after=after, limit=limit)
+        _check_page(self, page, prefix, after)
+        return page
+
+    return checked
+
+
+def _checked_pages(list_pages: Callable[..., Iterator[ObjectPage]]) -> Callable[..., Iterator[ObjectPage]]:
+    @functools.wraps(list_pages)
+    def checked(self: ObjectStore, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
+        for page in list_pages(self, prefix, after=after):
+            _check_page(self, page, prefix, after)
+            yield page
+            after = page.next_after
+
+    return checked
+
+
+def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
+    @functools.wraps(head)
+    def checked(self: ObjectStore, key: str) -> ObjectMeta:
+        meta = head(self, key)
+        if meta.key != key:
+            raise _refused(self, f"asked for {key!r}, it answers with {meta.key!r}")
+        _check_meta(self, meta)
+        return meta
+
+    return checked
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "list_page": _checked_page,
+    "list_pages": _checked_pages,
+    "head": _checked_head,
+}
+
+
+def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | None) -> None:
+    last = after or ""
+    where = prefix or "all objects"
+    for meta in page.objects:
+        if not meta.key.startswith(prefix):
+            raise _refused(store, f"the listing of {where} also holds {meta.key!r}, so it ignores the prefix")
+        if meta.key <= last:
+            raise _refused(
+                store, f"the listing of {where} does not move forward: after {last!r} comes {meta.key!r}"
+            )
+        _check_meta(store, meta)
+        last = meta.key
+    following = page.next_after
+    if following is not None and (following < last or following == (after or "")):
+        raise _refused(
+            store, f"the listing of {where} does not move forward: it goes on after {following!r} once more"
+        )
+
+
+def _check_meta(store: ObjectStore, meta: ObjectMeta) -> None:
+    if not is_key(meta.key):
+        raise _refused(store, f"it lists {meta.key[:200]!r}, which is not a key")
+    if not 0 <= meta.size <= MAX_OBJECT_BYTES:
+        raise _refused(store, f"it says that {meta.key} has {meta.size:.3g} bytes")
+    if not is_possible_time(meta.modified_at):
+        raise _refused(store, f"it says that {meta.key} was modified at {meta.modified_at.isoformat()}")
+
+
+def is_possible_time(moment: datetime) -> bool:
+    """Return whether the moment has a time zone and lies in the years 1970 to 2199."""
+    return moment.tzinfo is not None and EARLIEST <= moment < LATEST
+
+
+def _refused(store: ObjectStore, fault: str) -> StoreRefused:
+    return StoreRefused(f"{store.url}: {fault}; remove the proxy in between, or use another store")
 
 
 class LogSink(ABC):

@@ -167,8 +167,8 @@ class _StoreInput(Input):
         found: list[Wanted] = []
         skipped: set[str] = set()
         for page in self.store.list_pages(""):
-            found += (_wanted(one.key, one) for one in page.objects if is_key(one.key))
-            skipped.update(page.skipped, (one.key for one in page.objects if not is_key(one.key)))
+            found += (_wanted(one.key, one) for one in page.objects)
+            skipped.update(page.skipped)
         if skipped:
             raise CloudspotError(
                 f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "

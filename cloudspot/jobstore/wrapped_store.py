@@ -11,7 +11,7 @@ from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
 T = TypeVar("T")
 
 
-class WrappedStore(ObjectStore):
+class WrappedStore(ObjectStore, passes_on=True):
     """Passes every call on; those that make a request go through ``_call``, which subclasses override.
 
     ``presign_get`` makes none.

@@ -27,7 +27,7 @@ from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.host.piecewise_writes import PIECE_BYTES
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.interfaces import Data, ObjectStore, Upload, check_key, is_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
@@ -302,7 +302,7 @@ class FileStore(ObjectStore):
             key = directory + name
             if key == STAGING + "/":
                 continue
-            if not (key.isascii() and key.isprintable()):
+            if not is_key(key.removesuffix("/")):
                 skipped.append(key)
                 continue
             if name.endswith("/"):

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
@@ -26,6 +25,8 @@ from cloudspot.plugin.multipart import (
 from cloudspot.retrying import retry
 
 MAX_PAGE: Final = 1000
+MAX_EMPTY_PAGES: Final = 10_000
+"""A service may send an empty page where many objects were deleted, and never so many in a row."""
 READ_BYTES: Final = 1 << 20
 """How much is read at once into a buffer: urllib3 copies it, and the copy stays in the processor's cache."""
 MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
@@ -142,12 +143,16 @@ class BucketStore(ObjectStore):
         found, token = self._names(prefix, start, None, limit=limit)
         seen: set[str] = set()
         while not found and token is not None:
-            if token in seen:
+            if token in seen or len(seen) == MAX_EMPTY_PAGES:
                 raise self._stuck(prefix)
             seen.add(token)
             found, token = self._names(prefix, start, token, limit=limit)
-        if any(one >= other for one, other in pairwise([start or "", *(one.name for one in found)])):
-            raise self._stuck(prefix)
+        # Without this, the rest of a name of somebody else's could look like one of our keys.
+        if (other := next((one.name for one in found if not one.name.startswith(ours)), None)) is not None:
+            raise StoreRefused(
+                f"{self.url}: the listing also holds {other[:200]!r}, so it ignores the prefix; remove the "
+                "proxy in between, or use another store"
+            )
         keys = [one.name[len(ours) :] for one in found]
         return ObjectPage(
             objects=tuple(
@@ -230,8 +235,8 @@ class BucketStore(ObjectStore):
 
     def _stuck(self, prefix: str) -> StoreRefused:
         return StoreRefused(
-            f"{self.url}: the listing of {prefix or 'all objects'} does not move forward: the server repeats "
-            "a page or ignores the order of names; use another store"
+            f"{self.url}: the listing of {prefix or 'all objects'} does not move forward: the server sends "
+            "empty pages without end; use another store"
         )
 
     def _requests(self, key: str, *, if_absent: bool) -> PartedRequests:

@@ -323,6 +323,13 @@ class ObjectStoreTests(Kit):
         assert _keys(store, "a/b") == ["a/b", "a/b-c", "a/b0/z"]
         assert _keys(store, "nothing/here") == []
 
+    def test_a_listing_holds_nothing_but_what_begins_with_its_prefix(self, store: ObjectStore) -> None:
+        """Whatever is listed under a job's prefix is deleted with that job."""
+        _put_all(store, ["jobs/a/spec", "jobs/ab/spec", "jobs/b/spec", "others/data", "jobs-old"])
+        assert [meta.key for meta in store.list_page("jobs/a/").objects] == ["jobs/a/spec"]
+        assert _keys(store, "jobs/a/", after="jobs") == ["jobs/a/spec"]
+        assert _keys(store, "jobs/b", after="jobs/a/spec") == ["jobs/b/spec"]
+
     def test_a_listing_goes_on_after_a_key(self, store: ObjectStore) -> None:
         _put_all(store, ["a-b", "a/b", "a/b0/z", "a0", "b"])
         assert _keys(store, "a", after="a-b") == ["a/b", "a/b0/z", "a0"]

@@ -1,0 +1,181 @@
+"""What the interfaces themselves promise: whatever a store claims in a listing is checked at one place."""
+
+from datetime import datetime, timedelta, timezone
+
+import msgspec
+import pytest
+from memorystore import InMemoryStore
+
+from cloudspot.controller.account_orphans import AccountReaper
+from cloudspot.errors import StoreRefused
+from cloudspot.jobstore import keys, removal
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.store_inventory import SharedObjectInventory
+from cloudspot.model import ObjectMeta, ObjectPage
+
+NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
+
+
+class LyingStore(InMemoryStore):
+    """A plugin's store whose answers a proxy changes."""
+
+    def __init__(self):
+        super().__init__("lying://bucket")
+        self.change = lambda page, prefix, after: page
+        self.change_head = lambda meta: meta
+
+    def list_page(self, prefix, *, after=None, limit=1000):
+        return self.change(super().list_page(prefix, after=after, limit=limit), prefix, after)
+
+    def head(self, key):
+        return self.change_head(super().head(key))
+
+
+class PagingStore(LyingStore):
+    """One with pages of its own, as the store in a directory has."""
+
+    def list_pages(self, prefix, *, after=None):
+        page = InMemoryStore.list_page(self, prefix, after=after)
+        for number in range(3):
+            yield self.change(page if number == 0 else ObjectPage(objects=(), next_after=None), prefix, after)
+
+
+def fill(store):
+    for job in "abc":
+        store.put(keys.index(job), b"n")
+        store.put(keys.spec(job), b"{}")
+        store.put(f"jobs/{job}/journal/00000001", b"{}")
+        store.put(f"jobs/{job}/checkpoints/x", b"weights")
+    store.put("somebody-elses/data.bin", b"precious")
+
+
+@pytest.fixture
+def store():
+    store = LyingStore()
+    fill(store)
+    return store
+
+
+def ignores_prefix(store):
+    def change(page, prefix, after):
+        return InMemoryStore.list_page(store, "", after=after)
+
+    return change
+
+
+def test_a_listing_that_ignores_its_prefix_removes_nothing_of_others(store):
+    store.change = ignores_prefix(store)
+    before = set(store._objects)
+    with pytest.raises(StoreRefused, match=r"the listing of jobs/a/ also holds 'index/a'") as caught:
+        removal.remove_job(store, "a")
+    assert "\n" not in str(caught.value)
+    assert before - set(store._objects) == {keys.spec("a")}
+
+
+def test_reap_deletes_nothing_where_listings_ignore_their_prefix(store):
+    store.put("agents/" + "0" * 64, b"wheels")
+    store.change = ignores_prefix(store)
+    before = dict(store._objects)
+    inventory = SharedObjectInventory(store, "lying://bucket")
+    reaper = AccountReaper([inventory], [store], now=lambda: NOW, sleep=lambda seconds: None)
+    judged, problems = reaper.find()
+    assert judged == ()
+    assert "ignores the prefix" in str(problems[0].error)
+    assert store._objects == before
+
+
+def meta(key, size=1, at=NOW):
+    return ObjectMeta(key=key, size=size, modified_at=at)
+
+
+def page(*objects, next_after=None):
+    return ObjectPage(objects=objects, next_after=next_after)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (page(meta("p/a"), meta("q/a")), "also holds 'q/a'"),
+        (
+            page(
+                meta("p"),
+            ),
+            "also holds 'p'",
+        ),
+        (page(meta("p/b"), meta("p/a")), "does not move forward"),
+        (page(meta("p/b"), meta("p/b")), "does not move forward"),
+        (page(meta("p/a", -1)), "has -1 bytes"),
+        (page(meta("p/a", 10**30)), r"has 1e\+30 bytes"),
+        (page(meta("p/a", 1 << 60)), "bytes"),
+        (page(meta("p/../q")), "not a key"),
+        (page(meta("p/" + "x" * 5000)), "not a key"),
+        (page(meta("p/a", at=datetime(2026, 11, 1))), "modified at"),  # noqa: DTZ001 - the fault
+        (page(meta("p/a", at=datetime(1969, 12, 31, tzinfo=timezone.utc))), "modified at"),
+        (page(meta("p/a", at=datetime(9999, 12, 31, tzinfo=timezone.utc))), "modified at"),
+        (page(next_after=""), "does not move forward"),
+        (page(meta("p/b"), next_after="p/a"), "does not move forward"),
+    ],
+)
+@pytest.mark.parametrize("store_type", [LyingStore, PagingStore])
+def test_what_a_listing_cannot_say_is_refused_in_one_line(store_type, answer, fault):
+    store = store_type()
+    store.change = lambda page, prefix, after: answer
+    for read in (
+        lambda: list(store.list_objects("p/")),
+        lambda: list(patient(store).list_objects("p/")),
+        lambda: store.list_page("p/"),
+    ):
+        with pytest.raises(StoreRefused, match=fault) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+class Mixin:
+    """A class beside the interface that brings the listing."""
+
+    def list_page(self, prefix, *, after=None, limit=1000):
+        return page(meta("q"))
+
+
+class MixedStore(Mixin, InMemoryStore):
+    pass
+
+
+class InheritedStore(MixedStore):
+    pass
+
+
+@pytest.mark.parametrize("store_type", [MixedStore, InheritedStore])
+def test_a_listing_is_checked_wherever_its_method_comes_from(store_type):
+    with pytest.raises(StoreRefused, match="ignores the prefix"):
+        list(store_type().list_objects("p/"))
+
+
+def test_a_page_that_leads_back_is_refused(store):
+    store.change = lambda _page, prefix, after: page(next_after="p/a")
+    with pytest.raises(StoreRefused, match="does not move forward"):
+        list(store.list_objects("p/"))
+
+
+def test_what_comes_before_the_page_is_refused(store):
+    store.change = lambda _page, prefix, after: page(meta("p/a"))
+    with pytest.raises(StoreRefused, match="after 'p/a' comes 'p/a'"):
+        store.list_page("p/", after="p/a")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "jobs/b/spec"},
+        {"size": -1},
+        {"size": 1 << 60},
+        {"modified_at": NOW.replace(tzinfo=None)},
+        {"modified_at": NOW + timedelta(days=200 * 366)},
+    ],
+)
+def test_what_a_head_cannot_say_is_refused_in_one_line(store, change):
+    store.change_head = lambda meta: msgspec.structs.replace(meta, **change)
+    with pytest.raises(StoreRefused) as caught:
+        store.head(keys.spec("a"))
+    assert "\n" not in str(caught.value)
