@@ -197,7 +197,7 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
         for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
             signal.signal(number, signal.SIG_IGN)
         pidfd = os.pidfd_open(pid)
-        waits = [client, pidfd]
+        waits: list[socket.socket | int] = [client, pidfd]
         with contextlib.suppress(OSError):
             client.sendall(ANSWER % pid)
         while pidfd not in (ready := select.select(waits, [], [])[0]):
