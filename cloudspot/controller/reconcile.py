@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +16,7 @@ from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
 from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.outbox import Outbox
-from cloudspot.controller.ownership import is_of_another_store, store_label, with_own_options
+from cloudspot.controller.ownership import is_of_another_store, store_label
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
@@ -25,6 +25,7 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.job_lists import drop_marks_of_missing_job, list_live
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.standing_drivers import note_driver
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.model import Instance, InstanceState
@@ -60,8 +61,8 @@ class Unlisted:
 class Reconciler:
     """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
 
-    ``open_provider`` opens a provider by name and job file; ``configured`` returns the options of a provider
-    that whoever drives has chosen, see ``with_own_options``. ``sleep`` is called between tries of a request.
+    ``open_provider`` opens a provider by name and job file; ``own`` returns the job file of a submission with
+    the options of this computer, see ``with_own_options``. ``sleep`` is called between tries of a request.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Reconciler:
         store: ObjectStore,
         open_provider: Callable[[str, JobSpec | None], Provider],
         *,
-        configured: Callable[[str], Mapping[str, Any]] = lambda _name: {},
+        own: Callable[[Submission, JobSpec], JobSpec] = lambda _submission, spec: spec,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
         outbox: Outbox | None = None,
@@ -82,7 +83,7 @@ class Reconciler:
         """
         self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
-        self._configured = configured
+        self._own = own
         self._clock = clock
         self._sleep = sleep
         self._driver = driver
@@ -188,7 +189,7 @@ class Reconciler:
         if job_id not in self._controllers:
             reader = HistoryReader(self._store, job_id)
             submission, spec = reader.read_job()
-            spec = with_own_options(self._store, submission, spec, self._configured)
+            spec = self._own(submission, spec)
             provider = self._open_provider(submission.provider, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

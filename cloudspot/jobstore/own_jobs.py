@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,10 +25,11 @@ from cloudspot.errors import SpecError
 from cloudspot.host.locks import lock
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
-from cloudspot.jobstore import codec
-from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.state_home import HOME, state_home
-from cloudspot.jobstore.submission import content_of
+
+if TYPE_CHECKING:
+    # A node imports this module with its provider, in a few milliseconds.
+    from cloudspot.jobstore.records import Submission
 
 _KEY = "key"
 _KEY_BYTES = 32
@@ -56,6 +57,9 @@ def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
     Raises:
         SpecError: the directory of the notes is open to others, or cannot be written.
     """
+    from cloudspot.jobstore import codec
+    from cloudspot.jobstore.submission import content_of
+
     job_id, content = submission.job_id, content_of(codec.encode(submission))
     with _usable():
         directory = _directory()

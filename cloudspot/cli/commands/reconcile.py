@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import click
 
@@ -17,6 +18,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.outbox import Outbox
+from cloudspot.controller.ownership import with_own_options
 from cloudspot.controller.reconcile import NOTE_SECONDS, Reconciled, Reconciler, Unlisted
 from cloudspot.errors import (
     CloudspotError,
@@ -99,7 +101,7 @@ def reconcile(
     reconciler = Reconciler(
         store,
         open_provider,
-        configured=configured_options,
+        own=partial(with_own_options, store, configured=configured_options),
         outbox=outbox,
         driver=driver or driver_name(),
         every=every,

@@ -61,7 +61,7 @@ def host(monkeypatch):
         monkeypatch.setattr(type(provider), "image_host", lambda _self: host)
         return provider
 
-    monkeypatch.setattr(image_module, "open_provider", opened)
+    monkeypatch.setattr(image_module, "open_configured", opened)
     return host
 
 
