@@ -256,6 +256,8 @@ def test_by_force_each_provider_that_the_job_was_resumed_on_is_asked(jobs, monke
     elsewhere = msgspec.structs.replace(submission, provider="elsewhere", resumption=1)
     jobs.put(keys.submission(job_id, hash_of(codec.encode(elsewhere))), elsewhere)
     asked = []
+    monkeypatch.setattr(rm_module, "configured_options", lambda _name: {})
+    monkeypatch.setattr(rm_module, "with_driver_options", lambda spec, _name, _options: spec)
     monkeypatch.setattr(rm_module, "open_provider", lambda name, spec: asked.append(name) or LocalProvider())
     assert len(rm_module._providers(Job(jobs.store, job_id))) == 2
     assert asked == ["local", "elsewhere"]
