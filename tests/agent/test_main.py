@@ -67,6 +67,7 @@ def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_cons
 @pytest.fixture
 def given(bench, monkeypatch):
     monkeypatch.setattr(main, "open_provider", lambda name, spec: bench.provider)
+    monkeypatch.setattr(main, "with_driver_options", lambda spec, _name, _options: spec)
     return bench
 
 

@@ -182,7 +182,7 @@ def test_whoever_loses_or_gives_up_takes_secrets_and_mark_back(stopped, spec):
     seen = history_of(stopped)
     held = keys_of(stopped, keys.live_prefix())
 
-    def interrupt(_sha256):
+    def interrupt(_submission, _sha256):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -202,7 +202,12 @@ def test_a_job_that_is_removed_meanwhile_is_not_brought_back(stopped, spec, mome
     if moment == "before":
         remove_job(stopped, JOB)
     with pytest.raises(JobNotFound, match="is no longer in"):
-        do(stopped, seen, spec=spec, adopt=lambda _sha256: moment == "before" or remove_job(stopped, JOB))
+        do(
+            stopped,
+            seen,
+            spec=spec,
+            adopt=lambda _submission, _sha256: moment == "before" or remove_job(stopped, JOB),
+        )
     assert keys_of(stopped, keys.job_prefix(JOB)) == []
     assert keys_of(stopped, keys.live_prefix()) == []
 
