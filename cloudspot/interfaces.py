@@ -21,7 +21,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import timezone
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
@@ -532,7 +532,7 @@ class ObjectStore(ABC):
             after = page.next_after
 
 
-MAX_OBJECT_BYTES: Final = (1 << 60) - 1
+_MAX_OBJECT_BYTES: Final = (1 << 60) - 1
 """No store holds a larger object, and sums of a few such sizes stay below 64 bits."""
 
 
@@ -598,15 +598,11 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
 def _check_meta(store: ObjectStore, meta: ObjectMeta) -> None:
     if not is_key(meta.key):
         raise _refused(store, f"it lists {meta.key[:200]!r}, which is not a key")
-    if not 0 <= meta.size <= MAX_OBJECT_BYTES:
+    if not 0 <= meta.size <= _MAX_OBJECT_BYTES:
         raise _refused(store, f"it says that {meta.key} has {meta.size:.3g} bytes")
-    if not is_possible_time(meta.modified_at):
+    # A moment without a time zone cannot be compared with these.
+    if meta.modified_at.tzinfo is None or not EARLIEST <= meta.modified_at < LATEST:
         raise _refused(store, f"it says that {meta.key} was modified at {meta.modified_at.isoformat()}")
-
-
-def is_possible_time(moment: datetime) -> bool:
-    """Return whether the moment has a time zone and lies in the years 1970 to 2199."""
-    return moment.tzinfo is not None and EARLIEST <= moment < LATEST
 
 
 def _refused(store: ObjectStore, fault: str) -> StoreRefused:
@@ -691,9 +687,9 @@ class Provider(ABC):
     of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
     what runs there."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
-    """The options that name something of the computer that drives, such as a profile, a file with credentials
-    or variables. A driver takes them from its own note of the job or its own config file, never because a
-    stored job names them; on a node they have their defaults."""
+    """The options that name something of the computer that drives, such as a profile or a file with
+    credentials. A driver takes them from its own note of the job or from its user's config file, never
+    because a stored job names them. On a node they have their defaults."""
 
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""

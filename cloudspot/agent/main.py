@@ -84,7 +84,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
             deadline=time.monotonic() + START_SECONDS,
         )
         spec = job_file_of(submission)
-        # What names something of the submitter's computer means nothing here.
+        # Options that name something of the submitter's computer mean nothing on a node.
         provider = open_provider(node.provider, with_driver_options(spec, node.provider, {}))
     except (CorruptData, SpecError) as error:
         refuse(node, store, error)

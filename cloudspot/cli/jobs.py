@@ -18,7 +18,7 @@ from cloudspot.cli.invocation import (
     current_outbox,
     driver_name,
 )
-from cloudspot.controller.ownership import with_own_options
+from cloudspot.controller.ownership import open_to_drive
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
@@ -154,8 +154,7 @@ class Job:
     def provider(self) -> Provider:
         """Open the provider that the job was submitted to, or resumed on, with this computer's options."""
         submission, spec = self.submitted
-        spec = with_own_options(self.store, submission, spec, configured_options)
-        return open_provider(submission.provider, spec)
+        return open_to_drive(self.store, submission, spec, configured_options)
 
     def controller(
         self, *, sleep: Callable[[float], None] = time.sleep, known: History | None = None

@@ -152,6 +152,8 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         CorruptData: there were checkpoints, and none is whole.
     """
     history = job.history()
+    if history.submission_sha256 != job.submission_sha256:  # which the user has seen, and is noted below
+        raise CloudspotError(resumption.CHANGED.format(job.id))
     plan = _plan_with_checkpoint(job, history)
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):

@@ -79,8 +79,8 @@ def open_pinned(
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest; a log-in's secret is in ``environ``, and those of messages
-    are. A market policy of a plugin is opened too, and the messages that the job will send are checked.
+    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
+    that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
     """
     check_messages(spec.notify, environ)
     provider = open_configured(provider_name, spec)

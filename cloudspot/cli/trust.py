@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -82,11 +80,10 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
 
     Where no note can be made, that is an error only if the machines would be this computer.
     """
-    note = partial(adopt, store)
 
     def try_to_note(submission: Submission, sha256: str) -> None:
         try:
-            note(submission, sha256)
+            adopt(store, submission, sha256)
         except SpecError as error:
             if provider.is_this_computer:
                 raise
@@ -109,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def _sent(spec: JobSpec, store: ObjectStore) -> Iterator[str]:
-    """Yield a line for each variable of the environment that would leave this computer, and where it goes."""
+    """Yield a line for each variable that would leave this computer, and where it would go."""
     for name in spec.secret_names:
         where = [f"the store {store.url}"]
         login = spec.run.image_login
@@ -117,8 +114,6 @@ def _sent(spec: JobSpec, store: ObjectStore) -> Iterator[str]:
             where.append("the training")
         if login is not None and login.secret == name and spec.run.image is not None:
             where.append(f"the registry {image_parts(spec.run.image)[0]}, as the password of {login.user}")
-        for url in spec.notify.urls:
-            if f"${{{name}}}" in url:
-                host = "" if url.startswith("$") else urlsplit(url).hostname or ""
-                where.append(f"a message's URL{f' at {host}' if host else ''}")
+        named = [i for i, url in enumerate(spec.notify.urls) if f"${{{name}}}" in url]
+        where += [f"wherever notify.urls[{i}] leads" for i in named]
         yield f"the variable {name} would be sent to {'; '.join(where)}"

@@ -19,7 +19,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.state_home import state_home
 from cloudspot.model import Instance, InstanceState
-from cloudspot.registry import provider_class, with_driver_options
+from cloudspot.registry import open_provider, provider_class, with_driver_options
 
 MAX_LABEL = 128
 """Characters. A plugin whose cloud allows fewer in a tag's value keeps the label elsewhere."""
@@ -37,14 +37,6 @@ def store_label(store: ObjectStore) -> str:
 def adopt(store: ObjectStore, submission: Submission, sha256: str) -> None:
     """Note on this computer that its user wants the job, with this very submission; see ``own_jobs``."""
     own_jobs.note_job(submission, store_url=store_label(store), sha256=sha256)
-
-
-def is_own(store: ObjectStore, history: History) -> bool:
-    """Return whether the job, as it is submitted now, was submitted from this computer, or adopted.
-
-    Notes that others may have written count for nothing, and so do those that cannot be read.
-    """
-    return history.submission_sha256 in _noted(store, history.submission.job_id)
 
 
 def check_adopted(store: ObjectStore, provider: Provider, history: History) -> None:
@@ -75,19 +67,25 @@ def check_adopted(store: ObjectStore, provider: Provider, history: History) -> N
     )
 
 
-def with_own_options(
+def open_to_drive(
     store: ObjectStore, submission: Submission, spec: JobSpec, configured: Callable[[str], Mapping[str, Any]]
-) -> JobSpec:
-    """Return the recorded job file with the provider's ``driver_options`` that this computer goes by.
+) -> Provider:
+    """Open the provider of a stored job with the ``driver_options`` of this computer.
 
-    They name something of the computer that drives, such as a kubeconfig, so the record's word does not
-    count. A value of the record stands if this computer has noted it for the job. Otherwise that of
-    ``configured``, which returns the table ``[providers.NAME]`` of whoever drives, takes its place.
+    They name something of the computer that drives, such as a kubeconfig, so a record does not choose them. A
+    value in the record is used if this computer has noted it for the job. Otherwise it is replaced by that of
+    ``configured``, which returns the user's own table ``[providers.NAME]``.
 
     Raises:
         SpecError: the record names such an option, and it is neither noted nor configured here.
         PluginError: the provider cannot be used.
     """
+    return open_provider(submission.provider, _with_own_options(store, submission, spec, configured))
+
+
+def _with_own_options(
+    store: ObjectStore, submission: Submission, spec: JobSpec, configured: Callable[[str], Mapping[str, Any]]
+) -> JobSpec:
     name = submission.provider
     named = provider_class(name).driver_options
     if not named:
@@ -106,8 +104,8 @@ def with_own_options(
             options[option] = table[option]
         elif option not in own:
             raise SpecError(
-                f"job {submission.job_id}: its record names providers.{name}.{option}, which is for this "
-                "computer's user to say, as the job was not submitted from here; set it in the table "
+                f"job {submission.job_id}: its record names providers.{name}.{option}, which only you choose "
+                "for a job that was not submitted from this computer; set it in the table "
                 f"[providers.{name}] of your config file"
             )
     return with_driver_options(spec, name, options)

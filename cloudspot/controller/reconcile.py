@@ -61,16 +61,15 @@ class Unlisted:
 class Reconciler:
     """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
 
-    ``open_provider`` opens a provider by name and job file; ``own`` returns the job file of a submission with
-    the options of this computer, see ``with_own_options``. ``sleep`` is called between tries of a request.
+    ``open_provider`` opens the provider of a submission and its job file, as ``ownership.open_to_drive``
+    does. ``sleep`` is called between tries of a request.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        open_provider: Callable[[str, JobSpec | None], Provider],
+        open_provider: Callable[[Submission, JobSpec], Provider],
         *,
-        own: Callable[[Submission, JobSpec], JobSpec] = lambda _submission, spec: spec,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
         outbox: Outbox | None = None,
@@ -83,7 +82,6 @@ class Reconciler:
         """
         self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
-        self._own = own
         self._clock = clock
         self._sleep = sleep
         self._driver = driver
@@ -189,8 +187,7 @@ class Reconciler:
         if job_id not in self._controllers:
             reader = HistoryReader(self._store, job_id)
             submission, spec = reader.read_job()
-            spec = self._own(submission, spec)
-            provider = self._open_provider(submission.provider, spec)
+            provider = self._open_provider(submission, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")
             self._providers[submission.provider, options] = provider

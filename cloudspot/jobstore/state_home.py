@@ -1,4 +1,4 @@
-"""Where the local provider keeps its machines."""
+"""This user's state home, with the notes of jobs and the machines of the provider ``local``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudspot.errors import SpecError
 from cloudspot.host.partial_files import write_whole
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
-"""The environment variable that names another directory for the local provider."""
+"""The environment variable that names another directory for both."""
 
 
 def state_home() -> Path:

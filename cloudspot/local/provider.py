@@ -26,7 +26,6 @@ class LocalProvider(Provider):
 
     name: ClassVar[str] = "local"
     is_this_computer: ClassVar[bool] = True
-    driver_options: ClassVar[frozenset[str]] = frozenset({"pass_environment"})
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:

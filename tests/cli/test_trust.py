@@ -8,7 +8,7 @@ from cloudspot.cli.commands import fork as fork_module
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.preparedjob import with_secrets
 from cloudspot.cli.screen import output
-from cloudspot.controller.ownership import is_own, store_label, with_own_options
+from cloudspot.controller.ownership import open_to_drive, store_label
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, own_jobs
@@ -88,6 +88,16 @@ def test_each_place_that_a_variable_would_go_to_is_named(jobs, nothing_leaves):
     )
 
 
+def test_a_message_that_a_variable_would_go_into_is_named_and_its_url_may_be_any_text(jobs, nothing_leaves):
+    jobs.stopped()
+    submission = codec.decode(jobs.store.get(keys.spec(JOB)), Submission)
+    spec = {**submission.spec, "notify": {"urls": ["json://[${WORD}"]}}
+    jobs.put(keys.spec(JOB), msgspec.structs.replace(submission, spec=spec, secret_names=("WORD",)))
+    said = jobs.run("fork", JOB, "--name", "child", status=2).stderr
+    assert '  notify.urls: [] -> ["json://[${WORD}"]\n' in said
+    assert f"would be sent to the store {jobs.store.url}; wherever notify.urls[0] leads\n" in said
+
+
 @pytest.mark.parametrize("given", ["{0}", "{0}:", "{0}:TOKEN,OTHER", f"{'0' * 64}:TOKEN", "{0}:OTHER"])
 def test_trust_that_does_not_name_the_record_and_each_variable_is_refused(jobs, nothing_leaves, given):
     sha256 = tampered(jobs, secrets=["TOKEN"])
@@ -102,8 +112,9 @@ def test_a_record_that_is_trusted_by_its_hash_is_forked_and_resumed(jobs, monkey
     jobs.run("fork", JOB, "--name", "child", "--trust", f"{sha256}:TOKEN")
     assert history(jobs, "child").submission.secret_names == ("TOKEN",)
     jobs.run("resume", JOB, "--trust", f"{sha256}:TOKEN")
-    assert is_own(jobs.store, history(jobs))
-    assert is_own(jobs.store, history(jobs, "child"))
+    for job_id in (JOB, "child"):
+        note = own_jobs.find_note(job_id, store_url=store_label(jobs.store))
+        assert list(note.submissions)[-1] == history(jobs, job_id).submission_sha256
 
 
 def test_on_a_terminal_it_is_asked(jobs, monkeypatch):
@@ -114,6 +125,21 @@ def test_on_a_terminal_it_is_asked(jobs, monkeypatch):
     assert history(jobs).finished is not None
     jobs.run("resume", JOB, typed="y\n")
     assert history(jobs).finished is None
+
+
+def test_a_job_with_variables_for_its_machines_is_adopted_like_any_other(jobs, tmp_path, monkeypatch):
+    job_id = jobs.running()
+    submission = codec.decode(jobs.store.get(keys.spec(job_id)), Submission)
+    spec = {**submission.spec, "providers": {"local": {"pass_environment": ["TOKEN"]}}}
+    jobs.put(keys.spec(job_id), msgspec.structs.replace(submission, spec=spec))
+    monkeypatch.setenv("CLOUDSPOT_LOCAL_HOME", str(tmp_path / "another-computer"))
+    assert "was not submitted from here" in jobs.run("reconcile", "--job", job_id, status=1).stderr
+    monkeypatch.setattr("cloudspot.cli.jobs.Job.check_silence", lambda _job: None)
+    monkeypatch.setattr("cloudspot.cli.commands.attach.follow", lambda job, is_plain: 0)
+    said = jobs.run("attach", "--adopt", job_id, status=2).stderr
+    assert '  providers.local.pass_environment: ["TOKEN"]\n' in said
+    jobs.run("attach", "--adopt", job_id, "--trust", history(jobs, job_id).submission_sha256)
+    assert own_jobs.find_note(job_id, store_url=store_label(jobs.store)) is not None
 
 
 def test_a_job_of_another_computer_is_shown_whole_and_asked_about(jobs, tmp_path, monkeypatch):
@@ -191,30 +217,34 @@ def forged(jobs, **options):
     return msgspec.structs.replace(submission, provider="kubernetes", spec=spec)
 
 
-def own_table(jobs, submission, configured=None):
-    spec = with_own_options(
-        jobs.store, submission, spec_from_json(submission.spec), lambda _name: configured or {}
-    )
-    return spec.providers["kubernetes"]
+def opened(jobs, submission, configured=None):
+    """Return the kubeconfig and the context that a driver on this computer goes by."""
+    spec = spec_from_json(submission.spec)
+    options = open_to_drive(jobs.store, submission, spec, lambda _name: configured or {}).options
+    return {
+        name: getattr(options, name)
+        for name in ("kubeconfig", "context")
+        if getattr(options, name) is not None
+    }
 
 
 @pytest.mark.parametrize("option", ["kubeconfig", "context"])
 def test_no_kubeconfig_is_read_because_a_record_names_it(jobs, option):
     submission = forged(jobs, **{option: "evil"})
     with pytest.raises(SpecError) as refused:
-        own_table(jobs, submission)
+        opened(jobs, submission)
     assert f"its record names providers.kubernetes.{option}" in str(refused.value)
     assert "set it in the table [providers.kubernetes] of your config file" in str(refused.value)
-    assert own_table(jobs, submission, {option: "mine"}) == {**POD, option: "mine"}
-    assert own_table(jobs, submission, {option: ""}) == {**POD, option: ""}
+    assert opened(jobs, submission, {option: "mine"}) == {option: "mine"}
+    assert opened(jobs, submission, {option: ""}) == {option: ""}
 
 
 def test_what_the_submission_noted_here_names_is_used(jobs):
     submission = forged(jobs, kubeconfig="/home/me/cluster")
     own_jobs.note_job(submission, store_url=store_label(jobs.store), sha256="5" * 64)
-    assert own_table(jobs, submission, {"kubeconfig": "other"}) == {**POD, "kubeconfig": "/home/me/cluster"}
+    assert opened(jobs, submission, {"kubeconfig": "other"}) == {"kubeconfig": "/home/me/cluster"}
     with pytest.raises(SpecError):
-        own_table(jobs, forged(jobs, kubeconfig="/home/me/another"))
+        opened(jobs, forged(jobs, kubeconfig="/home/me/another"))
 
 
 def test_reading_a_strangers_job_takes_no_option_of_it_and_driving_it_names_the_one_that_is_missing(jobs):

@@ -40,6 +40,10 @@ def submitted(records: Records, store: InMemoryStore, **changes: object) -> Subm
     return submission
 
 
+def open_own(submission: Submission, spec: JobSpec) -> Provider:
+    return open_provider(submission.provider, spec)
+
+
 class StockImages(LocalProvider):
     """Machines whose image has no cloudspot."""
 
@@ -93,8 +97,8 @@ def test_a_job_that_somebody_put_under_the_local_provider_is_driven_by_nobody_an
     town = ManyJobs(store, tmp_path / "work")
     town.add_live()
 
-    def open_any(name: str, spec: JobSpec) -> Provider:
-        return open_provider(name, spec) if spec.name == "forged" else cast("Provider", town.provider)
+    def open_any(submission: Submission, spec: JobSpec) -> Provider:
+        return open_own(submission, spec) if spec.name == "forged" else cast("Provider", town.provider)
 
     for forged, other in (Reconciler(store, open_any).run_pass() for _ in range(2)):
         assert isinstance(forged, Reconciled)
@@ -123,7 +127,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
     adopt(store, submission, hash_of(codec.encode(submission)))
     intent = forged_launch(records, mark, signature=signature)
     store.put(keys.journal(JOB, 1), codec.encode(intent))
-    (done,) = Reconciler(store, open_provider).run_pass()
+    (done,) = Reconciler(store, open_own).run_pass()
     assert done.error is None
     void = codec.decode(store.get(keys.slot(JOB, 1, 0)), Slot)
     assert void.instance_id is None
@@ -144,7 +148,7 @@ def test_ones_own_job_is_not_driven_here_with_another_submission(records, local_
     submission = submitted(records, store, provider="local", spec=SPEC)
     adopt(store, submission, hash_of(codec.encode(submission)))
     store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, **change)))
-    (done,) = Reconciler(store, open_provider).run_pass()
+    (done,) = Reconciler(store, open_own).run_pass()
     assert isinstance(done.error, NotAdopted)
     assert "is not as it was submitted from here" in str(done.error)
     assert [meta.key for meta in store.list_objects(keys.journal_prefix(JOB))] == []
@@ -155,7 +159,7 @@ def test_ones_own_job_in_another_store_is_another_job(records, local_home: Path)
     submission = submitted(records, store, provider="local", spec=SPEC)
     adopt(store, submission, hash_of(codec.encode(submission)))
     submitted(records, copy, provider="local", spec=SPEC)
-    (done,) = Reconciler(copy, open_provider).run_pass()
+    (done,) = Reconciler(copy, open_own).run_pass()
     assert isinstance(done.error, NotAdopted)
 
 
@@ -165,10 +169,10 @@ def test_a_job_that_has_ended_is_forgotten_and_settled_without_a_note(records, l
     adopt(store, submission, hash_of(codec.encode(submission)))
     store.put(keys.journal(JOB, 1), codec.encode(records.finished()))
     for _ in range(2):
-        (done,) = Reconciler(store, open_provider).run_pass()
+        (done,) = Reconciler(store, open_own).run_pass()
         assert done.error is None
         assert done.tick.is_settled
         store.put(keys.live(JOB, submission.writer), b"")
     store.delete(keys.journal(JOB, 1))
-    (done,) = Reconciler(store, open_provider).run_pass()
+    (done,) = Reconciler(store, open_own).run_pass()
     assert isinstance(done.error, NotAdopted)

@@ -71,7 +71,8 @@ class Town:
                 return number
         return None
 
-    def open_provider(self, name, spec):
+    def open_provider(self, submission, spec):
+        name = submission.provider
         self.opened.append((name, spec.name))
         if name != "sim":
             raise PluginError(f'no provider "{name}" is installed')
@@ -268,7 +269,7 @@ def test_two_jobs_of_one_provider_in_two_regions_hide_no_orphan_of_each_other(to
         town.submit(job_id, options={"region": {"east": "a", "west": "b"}[job_id]})
     strays = [town.stray("elsewhere", zone=zone) for zone in "ab"]
 
-    def open_region(_name, spec):
+    def open_region(_submission, spec):
         return Region(town.cloud, spec.providers["sim"]["region"])
 
     reconciler = Reconciler(town.store, open_region, clock=town.world.clock(), sleep=town.world.sleep)
@@ -293,7 +294,7 @@ def test_a_provider_whose_credentials_expire_keeps_no_job_of_another_from_its_dr
     town.submit("two", provider="expired")
     reconciler = Reconciler(
         town.store,
-        lambda name, _spec: SimProvider(clouds[name]),
+        lambda submission, _spec: SimProvider(clouds[submission.provider]),
         clock=town.world.clock(),
         sleep=town.world.sleep,
     )
@@ -337,7 +338,7 @@ def test_a_region_that_cannot_be_listed_is_told_from_the_others_of_its_provider(
 
     reconciler = Reconciler(
         town.store,
-        lambda _name, spec: Unlistable(spec.providers["sim"]["region"]),
+        lambda _submission, spec: Unlistable(spec.providers["sim"]["region"]),
         clock=town.world.clock(),
         sleep=town.world.sleep,
     )

@@ -96,7 +96,7 @@ class ManyJobs:
 
     def run_pass(self, store: ObjectStore | None = None) -> list[Reconciled]:
         """Make one pass, by a new process; return what it did for each job."""
-        reconciler = Reconciler(store or self.store, lambda _name, _spec: self.provider)
+        reconciler = Reconciler(store or self.store, lambda _submission, _spec: self.provider)
         return [one for one in reconciler.run_pass() if isinstance(one, Reconciled)]
 
     def settle(self) -> None:

@@ -18,7 +18,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import store_option
 from cloudspot.controller.outbox import Outbox
-from cloudspot.controller.ownership import with_own_options
+from cloudspot.controller.ownership import open_to_drive
 from cloudspot.controller.reconcile import NOTE_SECONDS, Reconciled, Reconciler, Unlisted
 from cloudspot.errors import (
     CloudspotError,
@@ -34,7 +34,6 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Finished, Moved, Summary
-from cloudspot.registry import open_provider
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
@@ -100,8 +99,7 @@ def reconcile(
     outbox = current_outbox()
     reconciler = Reconciler(
         store,
-        open_provider,
-        own=partial(with_own_options, store, configured=configured_options),
+        partial(open_to_drive, store, configured=configured_options),
         outbox=outbox,
         driver=driver or driver_name(),
         every=every,

@@ -100,7 +100,7 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is only partly deleted; finish with: {job.command('rm')}")
             raise
-        with suppress(SpecError):  # The note is of no use to anybody else.
+        with suppress(SpecError):  # Without a usable state home there is no note.
             own_jobs.forget_job(job.id, store_url=store_label(store))
         output.echo(f"deleted job {job.id}")
 

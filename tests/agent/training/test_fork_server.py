@@ -335,13 +335,18 @@ def test_a_program_outlives_a_server_that_is_killed_and_its_status_is_known(tmp_
         assert process.wait(100) == status
 
 
-def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_killed(tmp_path, wait_until):
-    script = (
-        "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))\n"
+def waiting(at_sigterm):
+    """Return a script that prints its process id and waits; ``at_sigterm`` is what it does at that signal."""
+    return (
+        "import os, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: {at_sigterm})\n"
         "print(os.getpid(), flush=True)\n"
         "while True:\n    time.sleep(0.1)\n"
     )
+
+
+def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_killed(tmp_path, wait_until):
+    script = waiting("print('heard', flush=True)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
         pid = int(process.stdout.readline())
         kill_server(given)
@@ -353,14 +358,9 @@ def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_
 
 
 def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known(tmp_path):
-    script = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "print('ready', flush=True)\n"
-        "while True:\n    time.sleep(0.1)\n"
-    )
+    script = waiting("sys.exit(7)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
-        assert process.stdout.readline() == "ready\n"
+        assert int(process.stdout.readline())
         pids = marked_processes("SOME_MARK", str(tmp_path))
         assert len(pids) == 3, "the client, the program, and what watches over it"
         for pid in (*marked_processes(MARK, str(given.node.fork_server)), *pids):
