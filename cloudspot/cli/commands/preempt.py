@@ -49,6 +49,10 @@ def preempt(
         raise CloudspotError(f"job {job.id} has {what}; see: {job.command('show')}")
     instance_id = history.launches[node.launch - 1].slots[node.rank].instance_id
     assert instance_id is not None, "it was claimed"
+    # The id is the record's word, and the provider's listing tells whose machine it is.
+    listed = {one.id for one in job.provider.provisioner().instances(job_id=job.id)}
+    if instance_id not in listed:
+        raise CloudspotError(f"{job.provider.name} lists no machine {instance_id} of job {job.id}")
     job.provider.preempt(instance_id, notice_seconds=notice_seconds)
     how = "without notice" if notice_seconds == 0 else "with its usual notice"
     if notice_seconds:

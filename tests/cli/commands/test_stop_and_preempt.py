@@ -4,6 +4,8 @@ import pytest
 
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.model import Instance, InstanceState
 
 
 def test_a_job_without_a_machine_stops_at_once(jobs):
@@ -78,6 +80,11 @@ def test_without_a_name_the_first_node_that_trains_is_reclaimed(jobs, monkeypatc
     taken = []
     monkeypatch.setattr(LocalProvider, "preempt", lambda _self, machine, **_options: taken.append(machine))
     job_id = jobs.running()
+    listed = [
+        Instance(id=machine, state=InstanceState.RUNNING, job_id=job_id, launch=launch)
+        for launch, machine in ((1, "m-1"), (2, "m-2"))
+    ]
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda _self, *, job_id=None: listed)
     jobs.add_intent(job_id, 2, minutes=102)
     jobs.claim(job_id, 2, minutes=103)
     said = jobs.run("preempt", job_id, "--notice", "5s").stdout
@@ -86,6 +93,17 @@ def test_without_a_name_the_first_node_that_trains_is_reclaimed(jobs, monkeypatc
     jobs.add_generation(job_id, 2, minutes=104)
     jobs.run("preempt", job_id)
     assert taken == ["m-1", "m-2", "m-2"]
+
+
+def test_a_machine_that_a_record_names_and_the_provider_does_not_list_for_the_job_is_left_alone(
+    jobs, monkeypatch
+):
+    taken = []
+    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, machine, **_options: taken.append(machine))
+    job_id = jobs.running()
+    said = jobs.run("preempt", job_id, "--no-notice", status=1).stderr
+    assert said == f"error: local lists no machine m-1 of job {job_id}\n"
+    assert taken == []
 
 
 def test_notice_and_no_notice_contradict_each_other(jobs):
