@@ -589,7 +589,10 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
         _check_meta(store, meta)
         last = meta.key
     following = page.next_after
-    if following is not None and (following < last or following == (after or "")):
+    # The last name of a page may be no key, or even empty: a directory's marker at the top of the store.
+    if following is not None and (
+        following == after or following < max(last, prefix if after is None else "")
+    ):
         raise _refused(
             store, f"the listing of {where} does not move forward: it goes on after {following!r} once more"
         )

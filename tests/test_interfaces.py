@@ -152,6 +152,12 @@ def test_a_listing_is_checked_wherever_its_method_comes_from(store_type):
         list(store_type().list_objects("p/"))
 
 
+def test_a_page_may_end_with_a_marker_that_is_no_key(store):
+    first = page(next_after="")
+    store.change = lambda real, prefix, after: first if after is None else real
+    assert len(list(store.list_objects(""))) == len(store._objects)
+
+
 def test_a_page_that_leads_back_is_refused(store):
     store.change = lambda _page, prefix, after: page(next_after="p/a")
     with pytest.raises(StoreRefused, match="does not move forward"):

@@ -561,5 +561,6 @@ def test_torch_is_imported_while_inputs_are_on_their_way(bench, data, held, monk
     threading.Timer(2.0, held.may.set).start()
     life.run()
     assert bench.exit_record().outcome == "succeeded"
-    (staged,) = states
+    staged, at_the_start_of_the_training = states
     assert "the-labels" not in staged
+    assert "the-labels" in at_the_start_of_the_training
