@@ -117,6 +117,7 @@ def collect(
     store = patient(store)
     # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
     # comes meanwhile is newer.
+    num_known = len(journal.known or journal.read())
     manifests, damaged = _list_manifests(store, job_id)
     records = journal.read()
     candidates = [one for one in lineage(records) if one in manifests]
@@ -125,9 +126,9 @@ def collect(
         return ()
     newest = candidates[0]
     kept = set(candidates[:keep])
-    # Of two commits at once, the earlier step's manifest may have come after the listing.
-    unlisted = [one for one in lineage(records) if one not in manifests and min(kept) < one < newest]
-    if any(_stands(store, job_id, one) for one in unlisted):
+    # Of several commits at once, the manifest of an earlier step may have come after the listing.
+    late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
+    if any(_stands(store, job_id, one) for one in late.difference(manifests)):
         return ()
     if newest_started.restore_from in manifests:
         kept.add(newest_started.restore_from)

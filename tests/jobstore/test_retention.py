@@ -112,6 +112,28 @@ def test_without_a_lineage_nothing_is_deleted(store, checkpoints):
     assert stored(store) == {C(1, 10)}
 
 
+def test_a_fork_that_has_not_begun_keeps_what_it_came_with(store, checkpoints):
+    """Its first checkpoint is committed before any generation."""
+    for step in (10, 20):
+        checkpoints.session(store, C(0, step), [b"a"], commit=False)
+        manifests.try_commit(store, Journal(store, "x"), "x", SaveId(0, step, 0))
+    assert collect(store, 1) == ()
+    assert standing(store) == (C(0, 10), C(0, 20))
+
+
+def test_a_note_of_damage_whose_checkpoint_is_gone_goes_too(store, checkpoints):
+    """Whoever found it may have noted it only after the deletion."""
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        checkpoints.session(store, C(1, step), [b"a"])
+    assert collect(store, 1) == (C(1, 10),)
+    retention.note_damage(store, "x", C(1, 10), "a chunk")
+    retention.note_damage(store, "x", C(1, 20), "a chunk")
+    collect(store, 1)
+    assert retention.read_damage(store, "x", C(1, 10)) == ""
+    assert retention.read_damage(store, "x", C(1, 20)) == "a chunk"
+
+
 def age(store, checkpoint, seconds):
     moment = time.time() - seconds
     prefix = keys.save_prefix("x", SaveId(checkpoint.generation, checkpoint.step, 0))
@@ -231,8 +253,8 @@ def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, c
     counted = FaultyStore(store, FaultPlan(), tmp_path)
     collect(counted, 3)
     # The manifests; one for each checkpoint and the end. The journal: its four records, their list, what is
-    # not there of it.
-    assert counted.calls == {"list_page": 1 + 3 + 1, "get": 4 + 2}
+    # not there of it, and once more after the manifests.
+    assert counted.calls == {"list_page": 1 + 3 + 1, "get": 4 + 2 + 1}
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -346,6 +368,25 @@ def test_a_newcomer_that_is_dead_keeps_no_checkpoint_for_ever(two_commits):
     assert collect(two_commits, 1) == ()
     beat(two_commits, "setup", launch=2, seconds_ago=BEATING_SECONDS + 10)
     assert collect(two_commits, 1) == (C(1, 50),)
+
+
+def test_what_else_the_nodes_say_is_read_as_no_heartbeat(two_commits):
+    beat(two_commits, "running")
+    for key in (keys.notice("x", 1, 0), keys.exit_record("x", 1, 1), keys.stop("x", 0)):
+        two_commits.put(key, b'{"state": "restoring"}')
+    assert collect(two_commits, 1) == (C(1, 50),)
+
+
+def test_a_heartbeat_that_is_gone_since_it_was_listed_keeps_no_checkpoint(two_commits, tmp_path):
+    beat(two_commits, "ready")
+
+    class Racing(FaultyStore):
+        def get(self, key):
+            if key.endswith("/heartbeat"):
+                two_commits.delete(key)
+            return super().get(key)
+
+    assert collect(Racing(two_commits, FaultPlan(), tmp_path), 1) == (C(1, 50),)
 
 
 def test_the_nodes_of_a_long_past_are_not_read(two_commits, checkpoints, tmp_path):

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import Counter
 from datetime import datetime, timezone
 from unittest import mock
 
@@ -210,6 +211,82 @@ def test_of_a_checkpoint_that_goes_what_a_node_that_is_a_save_ahead_may_name_sta
     ] + ["000001-000000000020"]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_save_whose_base_is_several_commits_back_keeps_the_chunks_that_it_names(keep, store, checkpoints):
+    """A node that is two saves ahead names chunks of a checkpoint whose manifest is long deleted."""
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 10), "abc")
+    put(store, checkpoints, C(1, 60), "abc", commit=False)
+    for step, blocks in ((20, "xyz"), (30, "uvw"), (40, "rst"), (50, "opq")):
+        put(store, checkpoints, C(1, step), blocks)
+        retention.collect(store, Journal(store, "x"), "x", keep, orphan_grace_seconds=-60.0)
+    assert C(1, 10) not in retention.standing_checkpoints(store, "x", Journal(store, "x").read())
+    commit = manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, 60, 0))
+    assert commit.shared == 3 * BLOCK
+    fetching.verify(store, "x", manifests.read_manifest(store, "x", C(1, 60)))
+
+
+def test_a_save_that_names_only_what_stays_holds_up_no_deletion(store, checkpoints):
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 10), "abc")
+    put(store, checkpoints, C(1, 20), "xyz", sharing=None)
+    put(store, checkpoints, C(1, 30), "xyw", commit=False)
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
+    assert [key for key in chunk_keys(store) if "-000000000010-" in key] == []
+
+
+def test_a_mark_that_names_no_commit_stops_no_deletion_by_an_error(store, checkpoints):
+    """No chunk goes, since nobody knows what such a save names."""
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        put(store, checkpoints, C(1, step), "abc", sharing=None)
+    store.put(keys.base_mark("x", SaveId(1, 30, 0), 0, C(1, 15)), b"")
+    put(store, checkpoints, C(1, 15), "xyz", sharing=None, commit=False)
+    manifests.write_manifest(store, "x", SaveId(1, 15, 0))
+    before = chunk_keys(store)
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10), C(1, 15))
+    assert chunk_keys(store) == before
+
+
+def test_objects_that_are_not_ours_stop_no_deletion(store, checkpoints, two_saves):
+    for key in ("manifests/README", "manifests/1-20", "checkpoints/README", "checkpoints/~/bases/0000/x"):
+        store.put(f"jobs/x/{key}", b"")
+    assert retention.collect(store, Journal(store, "x"), "x", 1) == (C(1, 10),)
+    fetching.verify(store, "x", two_saves[1])
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_commit_that_a_deletion_has_not_listed_keeps_the_chunks_of_its_base(
+    keep, is_known, store, checkpoints
+):
+    class Slow(WrappedStore):
+        """Between the listing of manifests and the journal, two saves are committed."""
+
+        def list_page(self, prefix, **options):
+            page = super().list_page(prefix, **options)
+            if prefix == keys.manifests_prefix("x"):
+                for step in (10, 20):
+                    manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, step, 0))
+            return page
+
+    checkpoints.generation(store, 1)
+    put(store, checkpoints, C(1, 4), "uvw")
+    put(store, checkpoints, C(1, 5), "abc")
+    put(store, checkpoints, C(1, 10), "abd", commit=False)
+    put(store, checkpoints, C(1, 20), "xyz", sharing=None, commit=False)
+    assert manifests.write_manifest(store, "x", SaveId(1, 20, 0)) is not None
+    journal = Journal(store, "x")
+    if is_known:  # as an agent's journal is
+        journal.read()
+    assert retention.collect(Slow(store), journal, "x", keep, orphan_grace_seconds=-60.0) == ()
+    for checkpoint in retention.standing_checkpoints(store, "x", Journal(store, "x").read()):
+        fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
+    assert C(1, 10) in retention.standing_checkpoints(store, "x", Journal(store, "x").read())
+    collected = retention.collect(store, Journal(store, "x"), "x", keep, orphan_grace_seconds=-60.0)
+    assert collected == (C(1, 4), C(1, 5), C(1, 10))[: 4 - keep]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_commit_whose_manifest_a_deletion_has_not_listed_keeps_its_chunks(keep, store, checkpoints):
     """A drain's save may be whole at the same time as the interval save before it."""
@@ -217,14 +294,12 @@ def test_a_commit_whose_manifest_a_deletion_has_not_listed_keeps_its_chunks(keep
     class Slow(WrappedStore):
         """Between the listing of manifests and the journal, two saves are committed."""
 
-        is_slow = True
-
-        def get(self, key):
-            if self.is_slow and "/journal/" in key:
-                self.is_slow = False
+        def list_page(self, prefix, **options):
+            page = super().list_page(prefix, **options)
+            if prefix == keys.manifests_prefix("x"):
                 for step in (10, 20):
                     manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, step, 0))
-            return super().get(key)
+            return page
 
     checkpoints.generation(store, 1)
     put(store, checkpoints, C(1, 5), "xyz")
@@ -386,10 +461,18 @@ class History:
         self.actors = []
         self.generation = 0
         self.num_commits = self.num_shared = 0
+        self.lags = Counter()
+        """How many commits came between the base of a save and its own."""
         self._journal = Journal(self.store, "x")
         self._wholes = {}
         self._may_lack = False
         self._stalling = self.rng.choice((0.0, 0.1, 0.3))
+        self._stalling_marks = self.rng.choice((0.0, 0.1, 0.5))
+        self._slowness = self.rng.choice((0.03, 0.01))
+        """How often one that is slow gets a turn while others are not."""
+        self._resuming = self.rng.choice((0.001, 0.004))
+        self._lagging = self.rng.choice((0.2, 0.6))
+        """How often a rank is slow from the start: the other makes saves whose base is soon old."""
         self._deleted = set()
         self.chunks_put = []
 
@@ -405,8 +488,10 @@ class History:
 
     def stalls(self, method, key):
         """Say whether a process stalls before a request: often where what it knows may be old by then."""
-        is_put = method == "put" and ("/bases/" in key or "/manifests/" in key)
-        is_list = method == "list_page" and "/journal/" in key
+        if method == "put" and "/bases/" in key:
+            return self.rng.random() < self._stalling_marks
+        is_put = method == "put" and "/manifests/" in key
+        is_list = method == "list_page" and ("/journal/" in key or key.endswith("/checkpoints/"))
         return (is_put or is_list) and self.rng.random() < self._stalling
 
     def note(self, method, key):
@@ -427,17 +512,21 @@ class History:
         made_journal.start_generation(self.store, self.generation, base)
         first = 0 if base is None else base.step
         for rank in range(2):
-            self.start(self.train(self.generation, first, rank), is_slow=self.rng.random() < 0.2)
+            self.start(self.train(self.generation, first, rank), is_slow=self.rng.random() < self._lagging)
 
     def train(self, generation, first, rank):
         def act(store):
             journal = Journal(store, "x")
-            for step in range(first + 1, first + 30):
-                # A step may be saved twice: for an interval, and for a drain that is called off.
-                num_rounds = 2 if random.Random(f"{generation} {step}").random() < 0.2 else 1
-                for save in (SaveId(generation, step, number) for number in range(num_rounds)):
+            steps, shared = iter(range(first + 1, first + 30)), random.Random(f"{generation}")
+            for step in steps:
+                # A step may be saved twice: for an interval, and for a drain that is called off. And the next
+                # step's save, a drain's, may be whole before anybody has committed this one.
+                numbers = range(2 if shared.random() < 0.2 else 1)
+                batch = [step] if shared.random() < 0.8 else [step, next(steps, step)]
+                saves = sorted({SaveId(generation, one, number) for one in batch for number in numbers})
+                for save in saves:
                     self.upload(store, journal, save, rank)
-                for save in (SaveId(generation, step, number) for number in range(num_rounds)):
+                for save in saves if self.rng.random() < 0.5 else reversed(saves):
                     self.commit(store, journal, save)
 
         return act
@@ -458,6 +547,7 @@ class History:
         if commit is not None and commit.save == save:
             self.num_commits += 1
             self.num_shared += commit.shared > 0
+            self.note_lag(commit)
             grace = self.rng.choice((-3600.0, 3600.0))
 
             def collect(other):
@@ -465,14 +555,21 @@ class History:
 
             self.start(collect, is_slow=self.rng.random() < 0.5)
 
+    def note_lag(self, commit):
+        """Note how old the bases are that the commit's parts name chunks of."""
+        commits = [one.id for one in self._journal.read() if isinstance(one, Commit)]
+        for meta in self.store.list_objects(keys.save_prefix("x", commit.save) + "bases/"):
+            base = C(*map(int, meta.key.rpartition("/")[2].split("-")))
+            self.lags[commits.index(commit.id) - commits.index(base)] += commit.shared > 0
+
     def run(self, num_turns):
         """Give that many turns; return what was found wrong, or None."""
         self.resume()
         for _ in range(num_turns):
             self.actors = [one for one in self.actors if not one.is_over]
-            if not self.actors or self.rng.random() < 0.004:
+            if not self.actors or self.rng.random() < self._resuming:
                 self.resume()
-            quick = [one for one in self.actors if not one.is_slow or self.rng.random() < 0.03]
+            quick = [one for one in self.actors if not one.is_slow or self.rng.random() < self._slowness]
             actor = self.rng.choice(quick or self.actors)
             if self.rng.random() < 0.005:
                 actor.is_slow = not actor.is_slow
@@ -524,7 +621,7 @@ class History:
 
 
 def play(seed, checkpoints, *, compresses=False):
-    history = History(seed, checkpoints, keep=1 + seed % 2, compresses=compresses)
+    history = History(seed, checkpoints, keep=1 + seed % 3, compresses=compresses)
     with mock.patch.object(parallel, "ThreadPoolExecutor", OneAtATime):
         problem = history.run(1500)
     return history, problem
@@ -535,15 +632,19 @@ def play(seed, checkpoints, *, compresses=False):
 def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(
     seeds, compresses, checkpoints
 ):
-    num_shared = 0
+    num_shared, lags = 0, Counter()
     for seed in seeds:
         history, problem = play(seed, checkpoints, compresses=compresses)
         assert problem is None, f"seed {seed}: {problem}"
         num_shared += history.num_shared
+        lags += history.lags
         stored, named = history.end()
         assert stored == named, f"seed {seed}"
         assert any(key.endswith(".z") for key in history.chunks_put) is compresses
     assert num_shared > 5 * len(seeds)
+    assert sum(count for lag, count in lags.items() if lag > 1) > len(seeds), (
+        "no base is several commits back"
+    )
 
 
 def put_no_mark(monkeypatch):
@@ -581,6 +682,16 @@ def heed_no_mark(monkeypatch):
     monkeypatch.setattr(retention, "_marked", lambda *_: set())
 
 
+def heed_only_marks_of_what_stands(monkeypatch):
+    marked = retention._marked
+
+    def mutant(store, job_id, newest):
+        standing = retention._list_manifests(store, job_id)[0]
+        return marked(store, job_id, newest) & set(standing)
+
+    monkeypatch.setattr(retention, "_marked", mutant)
+
+
 def spare_nothing(monkeypatch):
     monkeypatch.setattr(retention, "_shared", lambda *_: frozenset())
 
@@ -593,11 +704,12 @@ def go_on_although_what_was_to_stay_is_gone(monkeypatch):
 @pytest.mark.parametrize(
     ("shortcut", "seed"),
     [
-        (put_no_mark, 2),
-        (look_before_the_mark, 328),
-        (heed_no_mark, 6),
-        (spare_nothing, 3),
-        (go_on_although_what_was_to_stay_is_gone, 61),
+        (put_no_mark, 15),
+        (look_before_the_mark, 342),
+        (heed_no_mark, 5),
+        (heed_only_marks_of_what_stands, 3),
+        (spare_nothing, 0),
+        (go_on_although_what_was_to_stay_is_gone, 50),
     ],
 )
 def test_each_shortcut_loses_a_chunk(shortcut, seed, checkpoints, monkeypatch):
