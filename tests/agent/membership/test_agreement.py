@@ -8,11 +8,12 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
-from made_journal import open_launch
+from made_journal import open_launch, start_generation
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
+from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches, manifests, retention
 from cloudspot.jobstore.manifests import read_manifest
@@ -531,6 +532,98 @@ def test_a_peers_permanent_failure_is_waited_for_and_ends_all(bench, make, wait_
     assert outcome == [False]
     leaving = first.seek("regrouped").found()
     assert (leaving.outcome, leaving.permanent, leaving.exit_code) == ("failed", True, 3)
+
+
+@pytest.mark.parametrize("state", ["draining", "ending"])
+@pytest.mark.parametrize(
+    ("word", "is_well"), [("notice", False), ("drained", False), ("succeeded", True), ("stays", True)]
+)
+def test_a_member_that_drains_or_ends_is_waited_for_until_it_has_said_why(
+    bench, make, wait_until, state, word, is_well
+):
+    """It may have a notice that is not in the store yet: without it, another start would count as a failure."""
+    first, second = make(2, min=1, max=2)
+    second.life.context.status.state = state
+    wait_until(lambda: first.membership._peers.beats()[Seat(1, 1)].state == state)
+    asked, outcome = threading.Event(), []
+    first.membership._peers.pause, pause = lambda: (asked.set(), pause()), first.membership._peers.pause
+    thread = threading.Thread(target=lambda: outcome.append(first.membership.others_are_well()))
+    thread.start()
+    assert asked.wait(10.0)
+    wait_until(lambda: first.membership._peers.standing(Seat(1, 1)) is not Standing.UNKNOWN)
+    asked.clear()
+    assert asked.wait(10.0), "it was not waited for"
+    assert outcome == []
+    if word == "notice":
+        second.notice(seconds=60.0)
+    elif word == "stays":
+        second.life.context.status.state = "running"
+    else:
+        second.say(word)
+    thread.join(10.0)
+    assert outcome == [is_well]
+
+
+def test_a_member_that_falls_silent_while_it_drains_is_not_waited_for(bench, make, wait_until):
+    first, second = make(2, min=1, max=2)
+    second.life.context.status.state = "draining"
+    wait_until(lambda: first.membership._peers.beats()[Seat(1, 1)].state == "draining")
+    second.die()
+    assert first.membership.others_are_well() is False
+
+
+def test_who_waits_for_a_members_word_obeys_an_order_and_a_newer_generation(bench, make, wait_until):
+    first, second, third = make(3, min=1, max=3)
+    third.life.context.status.state = "draining"
+    wait_until(lambda: first.membership._peers.beats()[Seat(1, 2)].state == "draining")
+    start_generation(bench.store, 2, job_id=JOB, ranks=(0, 1, 2))
+    first.life.context.read_journal()
+    assert first.membership.others_are_well()
+    first.membership.obey()
+    start_generation(bench.store, 3, job_id=JOB, ranks=(1, 2))
+    first.life.context.read_journal()
+    second.life.context.read_journal()
+    assert second.membership.others_are_well() is False
+    second.membership.obey()
+    with pytest.raises(LeavingError, match="generation 3 goes on without this node"):
+        first.membership.obey()
+
+
+def test_who_belongs_to_no_generation_misses_nobody(bench):
+    membership = Agent(bench, 0, min=1, max=1).membership
+    membership.obey()
+    assert membership.others_are_well()
+
+
+def test_a_generation_is_proposed_only_on_a_fresh_answer_to_who_lives(bench, make, wait_until):
+    """A member that died meanwhile would be in it, and all others would start, and wait, for nothing."""
+    first, second = make(2, min=1, max=2)
+    peers = first.membership._peers
+    wait_until(lambda: peers.standing(Seat(1, 1)) is Standing.FRESH)
+    second.die()
+    # All were well a moment ago, so nobody is asked at first; the journal then did not answer for a while.
+    first.membership._well_at = time.monotonic()
+    peers._asked_at = time.monotonic() - PROOF_SECONDS - 1.0
+    assert ranks(first.seek("regrouped").found()) == (0,)
+
+
+def test_a_generation_is_proposed_without_those_whom_the_proposer_does_not_reach(bench, make):
+    first, second, third = make(3, min=2, max=3)
+    first.membership.votes.cut_off = frozenset({third.seat})
+    first.seek("trainer-failed")
+    second.seek("trainer-failed")
+    assert ranks(first.found()) == ranks(second.found()) == (0, 1)
+    assert third.seek("trainer-failed").found().outcome == "superseded"
+
+
+def test_a_node_joins_no_generation_of_those_whom_it_does_not_reach(bench, make):
+    first, second = make(2, min=1, max=2)
+    first.seek("trainer-failed")
+    assert ranks(first.found()) == (0, 1)
+    second.membership.votes.cut_off = frozenset({first.seat})
+    leaving = second.seek("trainer-failed").found()
+    assert (leaving.outcome, leaving.permanent) == ("failed", False)
+    assert leaving.detail.startswith("node 1.1 does not reach node 1.0")
 
 
 def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_one_before(bench, make):
