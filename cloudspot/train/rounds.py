@@ -368,6 +368,8 @@ class Rounds:
 
     def _take_part(self) -> None:
         number = self._round
+        if self._state == "rewound":
+            return  # What is sealed is sealed once.
         if self._served_rewind is not None and self._served_rewind.look():
             # Others have the interval save ahead that this rank has made.
             self._turn_back(self._served_rewind)

@@ -144,6 +144,8 @@ class Rank:
         self.saved = []
         self.room = 1000 + index
         self.num_checks = 0  # still to come in the evaluation
+        self.is_saving = False
+        """Whether it copies its state for an interval save."""
         self.copied = None
         self.published = None
         self.handover = None
@@ -182,6 +184,7 @@ class Rank:
         return self.handover
 
     def publish(self):
+        assert self.published is None, "sealed twice"
         self.published = self.copied
         self.seal()
 
@@ -216,6 +219,11 @@ class Rank:
     def move(self):
         """Let the main thread do its next thing, if it can."""
         if self.over:
+            return
+        if self.is_saving:
+            if self.world.random.random() < 0.5:
+                self.is_saving = False
+                self.rounds.served()
             return
         if self.rounds.is_rewound:
             self.left_at = self.published
@@ -276,7 +284,7 @@ class Rank:
             if answer.kind == DRAIN:
                 self.handover = self.hand_over(answer)
             else:
-                self.rounds.served()
+                self.is_saving = True
 
     def end(self):
         order = without_waiting(self.rounds, self.rounds.finish)
@@ -594,6 +602,32 @@ def test_a_rank_does_not_end_its_loop_in_a_rewind(evaluating):
     assert without_waiting(one, one.finish) is False
     settle(zero, one)
     assert one.finish() == order_for(REWOUND, 0, {1}, number=2)
+
+
+@pytest.mark.parametrize("is_asked_first", [False, True])
+def test_a_rank_in_the_middle_of_an_interval_save_ends_it_and_rewinds_then(is_asked_first):
+    """It said that its state does not stand, so all went ahead to a boundary that came too late."""
+    now = [0.0]
+    zero, one = pair(now=now)
+    for rank in (zero, one):
+        rank._rewind._rewindable = rank._rewindable = Standing()
+        assert rank.begin(0) is None
+        assert rank.check() is None
+    zero.request_interval()
+    settle(zero, one)
+    assert try_begin(one, 1) == order_for(INTERVAL, 1)  # it copies; the other one evaluates
+    one.request_drain(guard=100.0, notice=True)
+    settle(zero, one)
+    ask(zero)
+    settle(zero, one)
+    assert without_waiting(zero, zero.check) is False
+    if is_asked_first:
+        assert without_waiting(one, one.check) is False
+    one.served()
+    settle(zero, one)
+    assert zero.check() == order_for(REWOUND, 0, {1}, number=2)
+    assert one.has_rewound()
+    assert zero._rewindable.published == one._rewindable.published == 1
 
 
 def settle(*participants):
