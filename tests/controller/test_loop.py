@@ -27,7 +27,7 @@ from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionErr
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
-from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Submission
+from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.settled_launches import find_settled
 from cloudspot.jobstore.submission import _Secrets, request_stop
@@ -735,6 +735,20 @@ def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_
     assert alive == [[], []]
     assert controller.tick().is_settled
     assert house.cloud.released == [JOB, JOB]
+
+
+def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(house, records):
+    """A driver that was suspended took the groups and profiles away from under the new machines."""
+    house.controller().run_until_finished()
+    house.cloud.released.clear()
+    late = house.controller().steps()
+    while next(late) != "Release":
+        pass
+    resumed = Resumed(resumption=1, submission_sha256="0" * 64, at=records.at(0), writer="w")
+    journal = house.journal
+    house.store.put(keys.journal(JOB, len(journal) + 1), codec.encode(resumed))
+    assert list(late) != []
+    assert house.cloud.released == []
 
 
 def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):

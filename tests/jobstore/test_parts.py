@@ -6,6 +6,7 @@ import sys
 import threading
 from datetime import datetime, timezone
 
+import msgspec
 import pytest
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
@@ -90,6 +91,28 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
             chunk_bytes=1500,
         )
     assert {key: store.get(key) for key in keys_of(store)} == before
+
+
+def test_the_same_files_in_a_save_of_another_number_of_parts_are_another_part(store, tmp_path):
+    """With the record that stands, the save would wait for a part that nobody brings."""
+    (tmp_path / "a").write_bytes(DATA)
+    about = {
+        "rank": 0, "root": tmp_path, "files": (File(path="a", size=len(DATA), mode=0o644),), "directory": "out",
+        "sealed_at": AT, "chunk_bytes": 1500,
+    }  # fmt: skip
+    first = parts.upload_directory(store, "x", C, num_parts=2, **about)
+    assert parts.upload_directory(store, "x", C, num_parts=2, **about) == first
+    with pytest.raises(CorruptData, match="parts/0000 exists already and names other bytes"):
+        parts.upload_directory(store, "x", C, num_parts=1, **about)
+    assert manifests.missing_ranks(store, "x", C.checkpoint) == {1}
+
+
+def test_a_record_that_stands_for_other_ranks_is_not_taken_for_this_ranks(store, checkpoints):
+    """A seal says it, too, but whoever writes to the bucket can make the two disagree."""
+    part = upload(store, checkpoints)
+    store.put(keys.part("x", C, 0), codec.encode(msgspec.structs.replace(part, num_parts=2)))
+    with pytest.raises(CorruptData, match="names other bytes"):
+        parts.put_part(store, "x", part)
 
 
 def test_chunks_of_an_upload_that_died_are_written_over(store, checkpoints):
