@@ -316,6 +316,7 @@ class CallsAForbiddenListingTransient(MemoryProvisioner):
 
 @breaks(
     "a_job_sees_its_own_machines_only",
+    "many_launches_at_once_get_machines_of_their_own",
 )
 class ListsEveryJob(MemoryProvisioner):
     """a job sees the machines of all"""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 
+from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
 from cloudspot_kubernetes.notice import instance_id
@@ -22,13 +23,12 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
     market = next((one for one in Market if one.value == notes.get(MARKET)), None)
     state = state_of(pod)
     is_going = state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}
-    rank = labels.get(RANK, "")
     return Instance(
         id=instance_id(metadata["name"], metadata["uid"]),
         state=state,
         job_id=labels.get(machinetags.JOB, ""),
         launch=machinetags.launch_of(labels),
-        rank=int(rank) if rank.isdigit() else None,
+        rank=whole_number(labels.get(RANK), most=MAX_NODES - 1),
         end_reason=_end_reason(pod, market) if is_going else None,
         address=status.get("podIP") or None,
         zone=notes.get(ZONE),
