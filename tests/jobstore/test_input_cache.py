@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -374,10 +375,19 @@ def test_a_hash_is_compared_and_names_the_file(opened, cache):
         assert not list(cache.root.glob("inputs/*/*.part"))
 
 
+def test_a_tree_without_an_end_is_given_up(opened, cache, monkeypatch):
+    monkeypatch.setattr(inputs, "MAX_LISTED", 3)
+    store = InMemoryStore()
+    for number in range(4):
+        store.put(f"{number}", b"x")
+    with pytest.raises(CloudspotError, match="more than 3 objects lie below it"):
+        cache.stage(opened(store, url="file:///a/"), staging())
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(opened, cache, monkeypatch):
     store = CountingStore(InMemoryStore())
     store.put("k", b"x" * 1000)
-    monkeypatch.setattr(input_cache.shutil, "disk_usage", lambda _path: _Usage(999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: _Usage(999))
     with pytest.raises(CloudspotError, match=r"no space left on the disk .* resources\.disk"):
         cache.stage(opened(store), staging())
     assert not [key for key in store.calls if key[0] == "get"]
@@ -386,7 +396,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(opened, 
 def test_a_share_of_the_disk_stays_free_for_what_may_come_late(opened, cache, monkeypatch):
     store = InMemoryStore()
     store.put("k", b"x" * 1000)
-    monkeypatch.setattr(input_cache.shutil, "disk_usage", lambda _path: _Usage(_Usage.total // 10 + 999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: _Usage(_Usage.total // 10 + 999))
     with pytest.raises(CloudspotError, match="no space left on the disk"):
         cache.stage(opened(store), staging(spare_share=0.1))
     assert cache.stage(opened(store), staging()).fetched_bytes == 1000
