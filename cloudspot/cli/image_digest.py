@@ -20,6 +20,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from cloudspot.errors import AuthError, SpecError
+from cloudspot.host.paced_http import PacedHTTPHandler, PacedHTTPSHandler, UnreadRedirects, read_at_most
 from cloudspot.jobfile.image import image_parts, login_key
 from cloudspot.model import RegistryLogin
 
@@ -36,6 +37,8 @@ _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
 """Servers that need no https; everyone between here and another one could read a log-in."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
+_MAX_SHOWN = 500
+"""So many characters of a failure are shown: a registry may say more."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -79,7 +82,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
         why = "; ".join(("there is no such tag, or it is private", *faults))
         advice = f"name a log-in in run.image_login, or write {image}@sha256:..."
         raise (AuthError if faults else SpecError)(f"{_failed(image, registry, why)}; {advice}") from error
-    except (OSError, HTTPException, ValueError, AttributeError) as error:
+    except (OSError, HTTPException, ValueError, AttributeError, RecursionError) as error:
         why = str(getattr(error, "reason", error))
         raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -89,7 +92,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
 
 
 def _failed(image: str, registry: str, why: str) -> str:
-    return f"run.image: {registry} does not tell the digest of {image}: {why}"
+    return f"run.image: {registry} does not tell the digest of {image}: {why[:_MAX_SHOWN]}"
 
 
 def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> str | None:
@@ -172,11 +175,9 @@ def _get(url: str, *, authorization: str | None) -> tuple[bytes, str | None]:
     if authorization is not None:  # a server that is redirected to does not get it
         request.add_unredirected_header("Authorization", authorization)
     # What is sent in clear goes to this computer, and to no proxy.
-    handlers = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
+    proxies = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
+    handlers = *proxies, UnreadRedirects(), PacedHTTPHandler(), PacedHTTPSHandler()
     with build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
         if urlsplit(answer.url).scheme != urlsplit(url).scheme:
             raise ValueError(f"it redirects to {urlsplit(answer.url).scheme}://")
-        data = answer.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ValueError("its answer is too large")
-        return data, answer.headers.get("Docker-Content-Digest")
+        return read_at_most(answer, _MAX_BYTES), answer.headers.get("Docker-Content-Digest")

@@ -27,7 +27,7 @@ from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.host.piecewise_writes import PIECE_BYTES
-from cloudspot.interfaces import MAX_WHOLE_BYTES, Data, ObjectStore, Upload, check_key, is_key
+from cloudspot.interfaces import Data, ObjectStore, Upload, check_key, is_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
@@ -88,8 +88,6 @@ class FileStore(ObjectStore):
         """Return the whole object; see ObjectStore."""
         path = self._path(key)
         with self._translated("read", key):
-            if (size := path.stat().st_size) > MAX_WHOLE_BYTES:
-                raise StoreRefused(f"{self.url}: {key} has {size} bytes, too many to be read as a whole")
             return path.read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

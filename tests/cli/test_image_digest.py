@@ -227,7 +227,7 @@ def test_what_is_sent_in_clear_goes_through_no_proxy(registry, monkeypatch):
     assert with_digest(f"{registry.name}/team/train:7", mine).endswith(DIGEST)
 
 
-@pytest.mark.parametrize("answer", ['{"token": "TOP\\nSECRET"}', "[1]"])
+@pytest.mark.parametrize("answer", ['{"token": "TOP\\nSECRET"}', "[1]", '{"token":' + "[" * 200_000])
 def test_an_answer_that_holds_no_token_is_told_without_it(registry, monkeypatch, answer):
     monkeypatch.setattr(json, "loads", lambda _data, loads=json.loads: loads(answer))
     with pytest.raises(SpecError) as refused:
@@ -284,13 +284,20 @@ def test_a_log_in_is_not_sent_in_clear_to_a_stranger_and_no_file_read(registry, 
     [
         ({"digest": f"sha256:{'0' * 64}"}, f"it says sha256:0+, and what it sends has {DIGEST}"),
         ({"challenge": "Negotiate"}, "no such tag, or it is private"),
-        ({"manifest": b"x" * (image_digest._MAX_BYTES + 1)}, "its answer is too large"),
+        ({"manifest": b"x" * (image_digest._MAX_BYTES + 1)}, "its answer is longer than 8388608 bytes"),
     ],
 )
 def test_what_is_no_digest_is_refused_with_the_reason(registry, changes, says):
     vars(registry).update(changes)
     with pytest.raises(SpecError, match=f"run.image: {registry.name} does not tell the digest .*{says}"):
         with_digest(f"{registry.name}/team/train:7")
+
+
+def test_what_a_registry_says_at_length_is_cut_short(registry):
+    registry.digest = "sha256:" + "0" * 60_000
+    with pytest.raises(SpecError, match=r"it says sha256:0+") as refused:
+        with_digest(f"{registry.name}/team/train:7")
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_registry_that_does_not_answer_is_named_with_the_way_out():

@@ -5,8 +5,10 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,6 +16,7 @@ import pytest
 from staged_inputs import contents, staging
 
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, ObjectMissing, TransientError
+from cloudspot.host import paced_http
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import http_file
 from cloudspot.jobstore.http_file import HttpFile
@@ -269,3 +272,149 @@ def test_another_range_than_asked_for_is_refused(server):
     server.answer = lambda h: h.say(206, b"xx", ("Content-Range", "bytes 7-8/100")) or True
     with pytest.raises(CloudspotError, match="another range"):
         HttpFile(server.url).head()
+
+
+# --- servers that drag an answer out ------------------------------------------------------------
+
+
+def test_a_block_that_trickles_is_given_up_and_only_it_is_asked_for_again(server, cache, monkeypatch):
+    """The first answer to the second block stops after some bytes, and then drips; the clock is made up."""
+    server.data = LARGE
+    now, drips, over = [0.0], threading.Event(), threading.Event()
+
+    class Slow(paced_http.PacedResponse):
+        @staticmethod
+        def monotonic():
+            if drips.is_set():
+                now[0] += 100  # each further wait seems to take as long
+            return now[0]
+
+    monkeypatch.setattr(paced_http.PacedHTTPConnection, "response_class", Slow)
+
+    def drip(handler):
+        if drips.is_set() or not handler.headers["Range"].startswith(f"bytes={BLOCK_BYTES}-"):
+            return False
+        handler.wfile.write(
+            b"HTTP/1.1 206 P\r\nContent-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n"
+            b'ETag: "v1"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n'
+            % (BLOCK_BYTES, 2 * BLOCK_BYTES - 1, len(LARGE), BLOCK_BYTES)
+        )
+        drips.set()
+        with contextlib.suppress(OSError):
+            while not over.wait(0.01):
+                handler.wfile.write(b"x")
+        handler.close_connection = True
+        return True
+
+    server.answer, waits = drip, []
+
+    def forgive(request):
+        def again(error):
+            waits.append(str(error))
+            drips.set(), over.set()
+            now[0] = 0.0
+            monkeypatch.setattr(Slow, "monotonic", staticmethod(time.monotonic))
+
+        return retry(request, sleep=lambda _seconds: None, on_wait=again)
+
+    source = open_input(spec(server))
+    staged = cache.stage(source, staging(repeat=forgive, num_threads=1))
+    assert contents(cache, source, staged) == {"": LARGE}
+    assert len(waits) == 1
+    assert re.search(r"only \d+ bytes came in \d+ s", waits[0])
+    spans = [span for _, span in server.asked if span != (0, 0)]
+    assert sorted(spans) == sorted(
+        [
+            (0, BLOCK_BYTES - 1),
+            *[(BLOCK_BYTES, 2 * BLOCK_BYTES - 1)] * 2,
+            (2 * BLOCK_BYTES, len(LARGE) - 1),
+        ]
+    )
+
+
+# --- numbers that servers claim -----------------------------------------------------------------
+
+
+def claim(*headers, status=206):
+    """Return an answer of one byte with these headers."""
+
+    def answer(handler):
+        handler.wfile.write(
+            b"HTTP/1.1 %d P\r\n" % status
+            + b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers)
+            + b'ETag: "a"\r\n\r\nx'
+        )
+        handler.close_connection = True
+        return True
+
+    return answer
+
+
+def test_a_claim_of_more_than_the_disk_has_is_refused_before_memory_is_used(server, cache, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**11, 0, 10**11)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    server.answer = claim(("Content-Range", f"bytes 0-0/{10**13}"), ("Content-Length", "1"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CloudspotError, match=r"9313.2 GiB are said to come, and the whole disk has 93.1"):
+            cache.stage(open_input(spec(server)), staging())
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert not list(cache.root.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("Content-Range", "bytes 0-0/" + "9" * 5000),),
+        (("Content-Range", f"bytes 0-0/{1 << 60}"),),
+        (("Content-Range", "bytes 0-0/-5"),),
+        (("Content-Range", "bytes " + "0" * 5000 + "-0/5"),),
+        (("Content-Range", "bytes 0-0/²"),),
+        (("Content-Range", "bytes 0-0/*"),),
+        (),
+    ],
+)
+def test_a_range_of_impossible_numbers_is_an_ordinary_error(server, headers):
+    encoded = tuple((name, value.encode().decode("latin-1")) for name, value in headers)
+    server.answer = claim(*encoded)
+    with pytest.raises(CloudspotError, match="another range than asked for"):
+        open_input(spec(server)).wanted()
+
+
+def test_the_body_of_a_redirection_is_not_read(server):
+    """One without an end would otherwise be read into memory."""
+    over = threading.Event()
+
+    def redirect(handler):
+        if handler.path == "/there":
+            return False
+        handler.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: /there\r\nContent-Length: 1000000\r\n\r\nx")
+        handler.wfile.flush()
+        over.wait(10)  # the rest does not come before the file was read
+        handler.close_connection = True
+        return True
+
+    server.answer = redirect
+    try:
+        assert HttpFile(server.url).head().size == len(server.data)
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, str(1 << 60), "-1", "1e3", "0x10", "1_0"])
+def test_a_length_of_impossible_numbers_is_an_ordinary_error(server, length):
+    server.answer = claim(("Content-Length", length), status=200)
+    with pytest.raises(CloudspotError, match="the server says Content-Length") as caught:
+        open_input(spec(server)).wanted()
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "date", ["Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", "9" * 99]
+)
+def test_an_impossible_time_of_change_is_kept_within_bounds(server, date):
+    server.told = (("ETag", '"v1"'), ("Last-Modified", date))
+    (file,) = open_input(spec(server)).wanted()
+    assert 0 <= file.seconds < 2**33

@@ -27,7 +27,6 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.host.partial_files import STALE_SECONDS
-from cloudspot.interfaces import MAX_WHOLE_BYTES
 from cloudspot.jobstore import keys
 from cloudspot.local import filestore
 from cloudspot.local.filestore import STAGING, FileStore
@@ -476,12 +475,3 @@ def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
     assert [name for page in pages for name in page.skipped] == ["k9"]
     assert len([path for path in scans if str(path).rstrip("/") == str(store.root)]) == 1
     assert [one.key for page in store.list_pages("k", after="k4") for one in page.objects] == ["k5", "k6"]
-
-
-def test_an_object_that_is_too_large_to_be_read_whole_is_refused_before_it_is_read(tmp_path):
-    store = FileStore(f"file://{tmp_path}")
-    (tmp_path / "k").touch()
-    os.truncate(tmp_path / "k", MAX_WHOLE_BYTES + 1)
-    with pytest.raises(StoreRefused, match="k has 1073741825 bytes, too many to be read as a whole"):
-        store.get("k")
-    assert store.get_range("k", MAX_WHOLE_BYTES, 5) == b"\0"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 import oss2
 import oss2.credentials
+from urllib3.connection import HTTPConnection
 
 from cloudspot.errors import (
     CloudspotError,
@@ -24,6 +25,7 @@ from cloudspot.errors import (
     StoreMissing,
     StoreRefused,
 )
+from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -100,6 +102,7 @@ class OssBucket(Bucket):
             SpecError: the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
         """
+        pace(HTTPConnection)
         region = self._clients.region_or_none() or FALLBACK_REGION
         client = self._client_in(region)
         tried = {region}

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from google.api_core.datetime_helpers import from_rfc3339
 from google.api_core.exceptions import from_http_response
+from urllib3.connection import HTTPConnection
 
 from cloudspot.errors import (
     AuthError,
@@ -22,6 +23,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -81,6 +83,7 @@ class GcsBucket(Bucket):
 
     def connect(self) -> Any:
         """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""
+        pace(HTTPConnection)
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
