@@ -567,7 +567,7 @@ class Controller:
         if len(settled) > known and is_due:
             yield "copy settled launches"
             try:
-                self._reader.journal.renew_copy()
+                self._reader.journal.copy()
                 write_settled(self._store, history, settled)
                 self._copied = len(settled), self._clock.monotonic()
             except TransientError as error:

@@ -1,6 +1,6 @@
 """The records in the bucket, typed, most of them create-only.
 
-Overwritten are Heartbeat, Summary, JournalCopy, SettledLaunches, Suspicions, MarketSeen and Removal.
+Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal.
 
 Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
@@ -337,8 +337,10 @@ JournalRecord = Intent | Generation | Commit | Repriced | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/journal-copy``: the first records of the journal; overwritten, perhaps short or absent."""
+    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; perhaps absent."""
 
+    first_writer: str
+    """The nonce of the journal's first record, which tells it from the journal of another job of this id."""
     records: tuple[JournalRecord, ...]
     """Without the rendered requests of the launches."""
 

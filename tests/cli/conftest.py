@@ -413,7 +413,7 @@ def four_jobs(jobs, tmp_path, monkeypatch):
     for job_id in (*ODD, *HEALTHY):
         journal = Journal(jobs.store, job_id)
         journal.read()
-        journal.write_copy()
+        journal.copy()
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(

@@ -167,11 +167,10 @@ def expected_contents(source):
         keys.summary(JOB),
         keys.suspicions(JOB),
         keys.settled_launches(JOB),
-        keys.journal_copy(JOB),
         keys.agent(sha256_of(AGENT)),
         keys.own_agent(JOB, sha256_of(OTHER_AGENT)),
     }
-    elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB))
+    elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB), keys.journal_copies_prefix(JOB))
     names = {key for key in set(whole) - left_out if not key.startswith(elsewhere)} | checkpoint
     found = {key: whole[key] for key in names}
     return found | {keys.recent(JOB, milliseconds=1767225600000): b""}

@@ -404,7 +404,7 @@ class Courier:
             )
             if with_orphans:
                 self._orphans_at = time.monotonic() + retention.ORPHAN_GRACE_SECONDS
-            self._context.journal.renew_copy()  # beside the uploads, too
+            self._context.journal.copy()  # beside the uploads, too
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 
