@@ -20,7 +20,8 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from cloudspot.errors import AuthError, SpecError
-from cloudspot.host.paced_http import PacedHTTPHandler, PacedHTTPSHandler, UnreadRedirects, read_at_most
+from cloudspot.host.paced_http import UnreadRedirects, read_at_most
+from cloudspot.host.public_addresses import AddressRefused, handlers, public_addresses
 from cloudspot.jobfile.image import image_parts, login_key
 from cloudspot.model import RegistryLogin
 
@@ -67,7 +68,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             challenge = error.headers.get("WWW-Authenticate", "")
             error.close()
             login = _login(registry, find_login, faults)
-            authorization = _authorization(challenge, login, f"repository:{name}:pull")
+            authorization = _authorization(challenge, login, f"repository:{name}:pull", registry)
             if authorization is None:
                 login = None  # nobody was told it
                 raise
@@ -95,7 +96,7 @@ def _failed(image: str, registry: str, why: str) -> str:
     return f"run.image: {registry} does not tell the digest of {image}: {why[:_MAX_SHOWN]}"
 
 
-def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> str | None:
+def _authorization(challenge: str, login: RegistryLogin | None, scope: str, registry: str) -> str | None:
     """Return the ``Authorization`` header that answers a registry's challenge, None if there is none."""
     kind, _, parameters = challenge.partition(" ")
     basic = None if login is None else f"Basic {login.basic}"
@@ -108,9 +109,13 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> s
     if "service" in found:
         query["service"] = found["service"]
     realm = urlsplit(found["realm"])
-    if realm.scheme != "https" and (realm.scheme, realm.hostname) not in _IN_CLEAR:
+    host = registry.partition(":")[0]
+    in_clear = {(realm.scheme, realm.hostname), ("http", host)}
+    if realm.scheme != "https" and not in_clear <= _IN_CLEAR:
         return None
-    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic)
+    # A registry of the internet sends nobody to a server of this computer or its network.
+    own_host = str(realm.hostname) if _is_private(host) else host
+    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic, own_host=own_host)
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
     if not (isinstance(token, str) and token.isascii() and token.isprintable()):
@@ -170,14 +175,26 @@ def _ask_helper(program: str, key: str) -> tuple[str, str] | None:
     return str(answer["Username"]), str(answer["Secret"])
 
 
-def _get(url: str, *, authorization: str | None) -> tuple[bytes, str | None]:
+def _is_private(host: str) -> bool:
+    """Return whether a host is of this computer or its network alone."""
+    try:
+        public_addresses(host, 443)
+    except AddressRefused:
+        return True
+    except OSError:  # perhaps a proxy knows it
+        return False
+    return False
+
+
+def _get(url: str, *, authorization: str | None, own_host: str = "") -> tuple[bytes, str | None]:
+    """Return a body and its digest by the server; only the URL's host, or another own one, may be private."""
     request = Request(url, headers={"Accept": ", ".join(_KINDS)})  # noqa: S310 - of http or https, as checked
     if authorization is not None:  # a server that is redirected to does not get it
         request.add_unredirected_header("Authorization", authorization)
     # What is sent in clear goes to this computer, and to no proxy.
     proxies = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
-    handlers = *proxies, UnreadRedirects(), PacedHTTPHandler(), PacedHTTPSHandler()
-    with build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
+    checked = handlers(own_host or urlsplit(url).hostname or "")
+    with build_opener(*proxies, UnreadRedirects(), *checked).open(request, timeout=TIMEOUT_SECONDS) as answer:
         if urlsplit(answer.url).scheme != urlsplit(url).scheme:
             raise ValueError(f"it redirects to {urlsplit(answer.url).scheme}://")
         return read_at_most(answer, _MAX_BYTES), answer.headers.get("Docker-Content-Digest")

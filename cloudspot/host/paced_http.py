@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request
+from urllib.request import HTTPRedirectHandler, Request
 
 LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
@@ -95,22 +95,6 @@ class PacedHTTPSConnection(http.client.HTTPSConnection):
     """A connection with such answers."""
 
     response_class = PacedResponse
-
-
-class PacedHTTPHandler(HTTPHandler):
-    """For ``build_opener``."""
-
-    def http_open(self, req: Request) -> http.client.HTTPResponse:
-        """Open the URL."""
-        return self.do_open(PacedHTTPConnection, req)
-
-
-class PacedHTTPSHandler(HTTPSHandler):
-    """For ``build_opener``."""
-
-    def https_open(self, req: Request) -> http.client.HTTPResponse:
-        """Open the URL."""
-        return self.do_open(PacedHTTPSConnection, req, context=self._context)  # type: ignore[attr-defined]
 
 
 class UnreadRedirects(HTTPRedirectHandler):

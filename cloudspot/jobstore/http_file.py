@@ -17,7 +17,8 @@ from urllib.request import Request, build_opener
 import cloudspot
 from cloudspot.decoding import LATEST, whole_number
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
-from cloudspot.host.paced_http import PacedHTTPHandler, PacedHTTPSHandler, UnreadRedirects
+from cloudspot.host.paced_http import UnreadRedirects
+from cloudspot.host.public_addresses import AddressRefused, handlers
 
 PIECE_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
@@ -47,7 +48,7 @@ class HttpFile:
     def __init__(self, url: str) -> None:
         self.url = url
         self.shown = urlunsplit(urlsplit(url)._replace(query="", fragment=""))
-        self._opener = build_opener(_SafeRedirects(), PacedHTTPHandler(), PacedHTTPSHandler())
+        self._opener = build_opener(_SafeRedirects(), *handlers(urlsplit(url).hostname or ""))
 
     def head(self) -> HttpHead:
         """Ask for the first byte, since servers may answer HEAD otherwise than GET; raises as ``opened``."""
@@ -80,7 +81,12 @@ class HttpFile:
             yield head, iter(())
             return
         except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, AddressRefused):
+                raise CloudspotError(f"{self.shown} redirects, and {reason}") from error
             raise self._broken(error) from error
+        except ValueError as error:  # a host that no name can be, or brackets that do not match
+            raise CloudspotError(f"{self.shown} redirects to what is no URL") from error
         with answer:
             yield self._read_head(answer, span), self._pieces(answer)
 
@@ -124,7 +130,7 @@ class HttpFile:
 
 
 class _SafeRedirects(UnreadRedirects):
-    """Follows a redirection, but never from https to less."""
+    """Follows a redirection, but never from https to less; ``handlers`` checks its address."""
 
     def redirect_request(
         self,

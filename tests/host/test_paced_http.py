@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 
 from cloudspot.host import paced_http
-from cloudspot.host.paced_http import PacedHTTPHandler, PacedResponse, read_at_most
+from cloudspot.host.paced_http import PacedResponse, read_at_most
+from cloudspot.host.public_addresses import handlers
 
 
 class Clock:
@@ -128,7 +129,7 @@ def test_headers_that_trickle_are_given_up_too(url, where, monkeypatch):
         return clock.now
 
     monkeypatch.setattr(PacedResponse, "monotonic", staticmethod(monotonic))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), PacedHTTPHandler())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers("127.0.0.1"))
     with (
         pytest.raises(OSError, match=r"bytes came in \d+ s"),
         opener.open(base + where, timeout=10) as answer,

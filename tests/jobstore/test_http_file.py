@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 import tracemalloc
@@ -72,6 +73,13 @@ def server():
     found.shutdown()
     found.server_close()
     thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _without_a_proxy_of_this_computers(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
@@ -266,6 +274,104 @@ def test_a_redirection_is_followed_but_not_to_another_scheme(server, monkeypatch
     request = http_file.Request("https://host/file")
     with pytest.raises(CloudspotError, match="redirects to http://, which is not followed"):
         http_file._SafeRedirects().redirect_request(request, None, 302, "", {}, "http://host/file")
+
+
+def redirecting(server, target):
+    """Have the server redirect what is asked of it first."""
+    server.answer = lambda h: h.path == "/file.bin" and (h.say(302, b"", ("Location", target)) or True)
+    return HttpFile(server.url)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "169.254.169.254",
+     "100.100.100.200", "[fd00:ec2::254]", "10.0.0.1", "[64:ff9b::7f00:1]", "[2002:7f00:1::1]"],
+)  # fmt: skip
+def test_a_redirection_leads_to_no_address_that_only_this_machine_reaches(server, host):
+    """Metadata services hand out the machine's role; what they say would be an input of the training."""
+    file = redirecting(server, f"http://{host}:{server.server_address[1]}/elsewhere?token=confidential")
+    with pytest.raises(
+        CloudspotError, match=r"/file.bin redirects, and .* is not an address on the"
+    ) as caught:
+        file.head()
+    assert type(caught.value) is CloudspotError
+    assert "confidential" not in str(caught.value)
+    assert [path for path, _ in server.asked] == ["/file.bin"]
+
+
+def test_the_host_that_the_job_file_names_may_have_any_address(server):
+    for target in (f"http://127.0.0.1:{server.server_address[1]}/elsewhere", "/elsewhere", "//127.0.0.1:1/"):
+        with contextlib.nullcontext() if "127.0.0.1:1/" not in target else pytest.raises(TransientError):
+            assert redirecting(server, target).head().size == 5
+
+
+def test_a_redirection_connects_to_the_address_that_was_checked(server, monkeypatch):
+    """Asked a second time, the attacker's name server would say 127.0.0.1."""
+    answers, connected = iter(["93.184.216.34", "127.0.0.1"]), []
+    real_find, real_connect = socket.getaddrinfo, socket.create_connection
+
+    def find(host, port, *args, **options):
+        address = next(answers) if host == "cdn.example" else host
+        return real_find(address, port, *args, **options)
+
+    def connect(address, *args):
+        connected.append(address)
+        return real_connect(server.server_address, *args)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert redirecting(server, "http://cdn.example/elsewhere").head().size == 5
+    assert connected == [("127.0.0.1", server.server_address[1]), ("93.184.216.34", 80)]
+    with pytest.raises(CloudspotError, match=r"redirects, and cdn\.example is not an address"):
+        redirecting(server, "http://cdn.example/elsewhere").head()
+
+
+def test_of_a_name_with_several_addresses_only_the_public_ones_are_tried(server, monkeypatch):
+    found = [
+        (2, 1, 6, "", (address, 80)) for address in ("10.0.0.1", "93.184.216.34", "1.1.1.1", "169.254.1.1")
+    ]
+    tried, real_connect = [], socket.create_connection
+
+    def connect(address, *args):
+        tried.append(address[0])
+        if address[0] == "93.184.216.34":
+            raise ConnectionRefusedError
+        return real_connect(server.server_address, *args)
+
+    file = redirecting(server, "http://cdn.example/elsewhere")
+    real_find = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **options: found if host == "cdn.example" else real_find(host, *args, **options),
+    )
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert file.head().size == 5
+    assert tried == ["127.0.0.1", "93.184.216.34", "1.1.1.1"]
+
+
+def test_nothing_but_a_public_address_is_asked_for_through_a_proxy(server, monkeypatch):
+    """A proxy connects by itself; it is given no name that leads elsewhere as seen from here."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    server.answer = lambda h: (
+        h.path == "http://files.example/x" and (h.say(302, b"", ("Location", server.target)) or True)
+    )
+    file = HttpFile("http://files.example/x")
+    server.target = "http://169.254.169.254/latest"
+    with pytest.raises(CloudspotError, match=r"redirects, and 169\.254\.169\.254 is not"):
+        file.head()
+    server.target = "http://only-the-proxy-knows.invalid/y"
+    assert file.head().size == 5
+    assert [path for path, _ in server.asked] == ["http://files.example/x"] * 2 + [server.target]
+
+
+@pytest.mark.parametrize(
+    "target", ["http://[::1", f"http://{'a' * 70}.example/", "http://a..b/", "http://[x]/"]
+)
+def test_a_redirection_to_what_is_no_url_is_an_error_in_one_line(server, target):
+    with pytest.raises(CloudspotError):
+        redirecting(server, target).head()
 
 
 def test_another_range_than_asked_for_is_refused(server):

@@ -256,7 +256,11 @@ class CloudRunHost(FunctionHost):
         answer = self._ask("POST", url, json={"environment": "GEN_2"})
         # Google refuses credentials beside the URL's own.
         sent = requests.put(
-            answer["uploadUrl"], data=archive, headers={"content-type": "application/zip"}, timeout=TIMEOUT
+            answer["uploadUrl"],
+            data=archive,
+            headers={"content-type": "application/zip"},
+            timeout=TIMEOUT,
+            allow_redirects=False,
         )
         if not sent.ok:
             raise CloudspotError(

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from urllib.error import HTTPError
 
 from cloudspot.errors import TransientError
+from cloudspot.host.public_addresses import NoRedirects
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 
@@ -30,6 +31,8 @@ GRACE: Final = "CLOUDSPOT_POD_GRACE"
 NODE: Final = "CLOUDSPOT_POD_NODE"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_SECONDS: Final = 3.0
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""A pod or a node is read, of which etcd stores 1.5 MiB at the most."""
 TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
@@ -109,9 +112,13 @@ class PodApi:
             headers={"Authorization": f"Bearer {token}"},
         )
         context = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        handlers = (
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=context),
+            NoRedirects(),  # it would get the token
+        )
         with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
-            return json.load(answer)
+            return json.loads(answer.read(MAX_ANSWER_BYTES))
 
 
 class PodNoticeSource(PreemptionSource):
