@@ -901,7 +901,9 @@ class Notifier(ABC):
     """What sends a job's messages; no error of its may show a URL, nor a part of one.
 
     Messages are sent from a process of their own, several at once, which is killed after some seconds. The
-    URLs come from the job's submission: whoever may write to the bucket chooses them.
+    URLs come from the job's submission: whoever may write to the bucket chooses them. So that process
+    connects to public addresses only, unless the user has named the host on this very computer: another
+    connection raises an OSError.
     """
 
     name: ClassVar[str]

@@ -207,7 +207,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
 def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delays_or_changes_it(records):
     lasted, sent, held = [], [], threading.Event()
 
-    def send(through, message, urls):
+    def send(through, message, urls, *, own):
         assert held.wait(30)
         sent.append((message.title, urls))
         return {"urls[0] (json://)": "answered 500"}
