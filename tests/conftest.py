@@ -6,6 +6,7 @@ import collections
 import gc
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -128,6 +129,28 @@ def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> No
 def wait_until_fixture() -> Callable[..., None]:
     """``wait_until(condition, seconds=60)``: poll until the condition is true."""
     return _wait_until
+
+
+@pytest.fixture
+def huge_file(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``huge_file(end)``: a file of 4 GiB of zeros and this end, where the process may take 512 MiB more."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux limits the memory of a process")
+
+    def huge_file(end: bytes = b"", path: Path = tmp_path / "huge") -> Path:
+        with path.open("wb") as file:
+            file.truncate(4 << 30)
+            file.seek(0, os.SEEK_END)
+            file.write(end)
+        return path
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (512 << 20), limits[1]))
+    try:
+        yield huge_file
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.fixture

@@ -17,17 +17,19 @@ from urllib.parse import unquote, urlsplit
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
+    CorruptData,
     ObjectExists,
     ObjectMissing,
     SpecError,
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.host.piecewise_writes import PIECE_BYTES
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key, is_key
+from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, check_key, is_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
@@ -88,7 +90,10 @@ class FileStore(ObjectStore):
         """Return the whole object; see ObjectStore."""
         path = self._path(key)
         with self._translated("read", key):
-            return path.read_bytes()
+            try:
+                return read_at_most(path, MAX_GET_BYTES)
+            except ValueError as error:
+                raise CorruptData(f"{self.url}: {key}: {error}") from None
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return some of the object's bytes; see ObjectStore."""

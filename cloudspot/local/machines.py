@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
@@ -163,9 +164,7 @@ class MachineDirectory:
         Raises:
             FileNotFoundError: it has printed nothing.
         """
-        with self.console.open("rb") as file:
-            file.seek(max(0, self.console.stat().st_size - CONSOLE_BYTES))
-            return file.read().decode("utf-8", errors="replace")
+        return read_end(self.console, CONSOLE_BYTES).decode("utf-8", errors="replace")
 
     def instance(self) -> Instance:
         """Return the machine as the provider reports it."""

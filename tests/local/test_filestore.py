@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
+    CorruptData,
     ObjectExists,
     ObjectMissing,
     SpecError,
@@ -28,6 +29,8 @@ from cloudspot.errors import (
 )
 from cloudspot.host.partial_files import STALE_SECONDS
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Exit
+from cloudspot.jobstore.stored_records import find_bytes, find_record
 from cloudspot.local import filestore
 from cloudspot.local.filestore import STAGING, FileStore
 from cloudspot.testing.storekit import ObjectStoreTests
@@ -475,3 +478,13 @@ def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
     assert [name for page in pages for name in page.skipped] == ["k9"]
     assert len([path for path in scans if str(path).rstrip("/") == str(store.root)]) == 1
     assert [one.key for page in store.list_pages("k", after="k4") for one in page.objects] == ["k5", "k6"]
+
+
+def test_an_object_of_any_size_takes_little_memory(store, huge_file):
+    """As an agent that a training has taken over may leave one, under the key of any record."""
+    store.put("jobs/a/spec", b"{}")
+    huge_file(path=store.root / "jobs/a/spec")
+    for read in (store.get, lambda key: find_bytes(store, key), lambda key: find_record(store, key, Exit)):
+        with pytest.raises(CorruptData, match=r"jobs/a/spec: it is longer than 134217728 bytes$"):
+            read("jobs/a/spec")
+    assert store.get_range("jobs/a/spec", (4 << 30) - 1, 5) == b"\0"

@@ -1,5 +1,6 @@
 """What a fourth cloud's store takes: a bucket's requests, here over a dictionary, and no more."""
 
+import dataclasses
 import io
 import re
 import secrets
@@ -211,6 +212,20 @@ def test_an_error_becomes_cloudspots_by_its_kind(bucket, store, refusal, kind, m
         store.get("k")
     assert (type(caught.value), str(caught.value)) == (kind, message)
     assert bucket.slept == []
+
+
+def test_an_object_that_is_said_to_be_huge_is_not_read(bucket, store):
+    store.put("k", b"x")
+
+    class Endless(io.BytesIO):
+        def read(self, num_bytes=-1):
+            raise AssertionError(f"{num_bytes} bytes were asked for")
+
+    bucket.change = lambda download: dataclasses.replace(download, body=Endless(), num_bytes=1 << 50)
+    with pytest.raises(
+        CorruptData, match=r"^dict://bucket/some/prefix: k: it is longer than 134217728 bytes$"
+    ):
+        store.get("k")
 
 
 def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):

@@ -21,7 +21,13 @@ from cloudspot.errors import BundleError, CloudspotError, SpecError
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobfile.setup_key import setup_key
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.extraction import bundle_digests, digest_of, extract_bundle, link_digest
+from cloudspot.jobstore.extraction import (
+    MAX_EXTRACTED_BYTES,
+    bundle_digests,
+    digest_of,
+    extract_bundle,
+    link_digest,
+)
 from cloudspot.jobstore.records import SetupReady
 from cloudspot.jobstore.submission import code_key
 
@@ -131,7 +137,9 @@ def _digest(path: Path) -> str | None:
     """Return the digest of a file or symlink; None: it is neither."""
     if path.is_symlink():
         return link_digest(str(path.readlink()))
-    return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100)) if path.is_file() else None
+    if not path.is_file() or path.stat().st_size > MAX_EXTRACTED_BYTES:  # more than any code has
+        return None
+    return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100))
 
 
 def _remove_empty(work: Path, directory: Path) -> None:

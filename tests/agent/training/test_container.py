@@ -2,6 +2,8 @@
 
 import base64
 import os
+import pwd
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -309,8 +311,8 @@ def test_a_registry_that_refuses_is_told_from_one_that_fails(pulls, given, says,
 
 
 def test_a_log_in_that_a_killed_agent_has_left_is_removed(pulls, node):
-    (node.arena / "login-abc").mkdir()
-    (node.arena / "login-abc" / "config.json").write_text("{}")
+    (node.arena / "engine-abc").mkdir()
+    (node.arena / "engine-abc" / "config.json").write_text("{}")
     pulls("docker", "exit 0", lambda _: None)
 
 
@@ -400,6 +402,43 @@ def test_gpus_are_handed_on(node, tmp_path, monkeypatch, name, options):
     Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     (start,) = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("run ")]
     assert options in start
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_no_value_of_cloudspots_own_variables_is_on_the_command_line_of_the_engine(
+    node, tmp_path, monkeypatch, name
+):
+    """Every user of the machine can read that, and the environment of no process of another user."""
+    script = f"""case "$1" in
+    run)
+        tr '\\0' '\\n' < /proc/$$/cmdline > {tmp_path}/words; env > {tmp_path}/environment
+        while [ "$1" != --env-file ]; do shift; done
+        stat -c '%a %U' "$2" "${{2%/*}}" > {tmp_path}/modes; cat "$2" > {tmp_path}/variables;;
+    inspect) exit 1;;
+    esac"""
+    engine(tmp_path / "bin", name, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CLOUDSPOT_STORE", "s3://the-bucket/with spaces #and='quotes'")
+    monkeypatch.setenv("CLOUDSPOT_MACHINE", "marked")
+    Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+    for said in ("words", "environment"):
+        assert not re.search("the-bucket|marked", (tmp_path / said).read_text())
+    mine = pwd.getpwuid(os.getuid()).pw_name
+    assert (tmp_path / "modes").read_text() == f"600 {mine}\n700 {mine}\n"
+    found = (tmp_path / "variables").read_text().splitlines()
+    assert {"CLOUDSPOT_STORE=s3://the-bucket/with spaces #and='quotes'", "CLOUDSPOT_MACHINE=marked"} <= {
+        *found
+    }
+    assert all(line.startswith("CLOUDSPOT_") for line in found)
+    assert list(node.arena.iterdir()) == []
+
+
+def test_a_variable_of_several_lines_is_refused_rather_than_cut(node, tmp_path, monkeypatch):
+    engine(tmp_path / "bin", "podman", 'case "$1" in inspect) exit 1;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CLOUDSPOT_NOTE", "two\nlines")
+    with pytest.raises(CloudspotError, match="the variable CLOUDSPOT_NOTE of the machine has more than one"):
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
 
 
 def test_only_a_job_that_names_an_image_has_a_container(node):
