@@ -446,6 +446,28 @@ class ObjectStore(ABC):
         scheme, separator, rest = self.url.partition("://")
         return scheme.lower() + separator + rest.rstrip("/")
 
+    def establish(self) -> str | None:
+        """Make the store's place if there is none, hold to it (``hold_to``), and return the id in its mark.
+
+        Only a submission calls this, and nothing else makes a store's place. The default does nothing and
+        returns None. It is for stores that nobody mounts and whose place their owner makes, such as buckets.
+
+        Raises:
+            TransientError: the store is held to a place, which is not there.
+        """
+        return None
+
+    def find_id(self) -> str | None:
+        """Return the id in the mark of the store; None: there is none."""
+        return None
+
+    def hold_to(self, store_id: str | None = None) -> None:  # noqa: B027 (few stores can be mounted)
+        """Let each request from now on raise TransientError while the store's place is missing or another's.
+
+        ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
+        accepts any id, and later ones only that id. No I/O. The default does nothing.
+        """
+
     @abstractmethod
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Store ``data`` under ``key``, replacing what was there.

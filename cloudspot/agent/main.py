@@ -25,7 +25,7 @@ from cloudspot.jobstore.reader import job_file_of
 from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.submission import read_submission_of
 from cloudspot.model import NodeIdentity
-from cloudspot.registry import open_provider, open_store, with_driver_options
+from cloudspot.registry import open_job_store, open_provider, with_driver_options
 
 _log = logging.getLogger("cloudspot.agent")
 
@@ -77,7 +77,7 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 
 def _live(node: Node, pipe: NoticePipe) -> None:
-    store = open_store(node.store_url)
+    store = open_job_store(node.store_url, node.store_id)
     try:
         submission = insist(
             lambda: read_submission_of(store, node.job_id, node.submission_sha256),

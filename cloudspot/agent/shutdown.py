@@ -31,7 +31,7 @@ from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import launches
 from cloudspot.model import PreemptionNotice
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_job_store, open_provider
 
 DEAD_SECONDS = 5.0
 """How long the boot script has to restart an agent that died; its first pauses are shorter."""
@@ -116,7 +116,7 @@ class Shutdown:
         # The record proves that no user code runs here any more.
         end_training(node)
         end_setup(node)
-        store = open_store(node.store_url)
+        store = open_job_store(node.store_url, node.store_id)
         identity = open_provider(node.provider, None).node_identity()
         slots = launches.read_slots(store, node.job_id, node.launch)
         rank = next((rank for rank, slot in slots.items() if slot.instance_id == identity.instance_id), None)

@@ -28,6 +28,10 @@ _OF_JOB = re.compile(
 _SHARED = re.compile(r"(?:agents|code)/[0-9a-f]{64}")
 
 
+STORE_ID = "store-id"
+"""The mark of a store in a directory: a random id, which an empty mount point or another disk lacks."""
+
+
 def index_prefix() -> str:
     """Return the prefix of the list of jobs: one small object for each."""
     return "index/"

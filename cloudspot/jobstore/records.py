@@ -149,6 +149,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     """Where the checkpoint came from with which the job began, as its generation 0."""
     bakes: bool = False
     """Its node only runs the setup, and waits until an image of its disk is made."""
+    store_id: KeyWord | None = None
+    """The id of the store, if it has one; see ``ObjectStore.establish``."""
 
     @property
     def milliseconds(self) -> int:

@@ -99,7 +99,7 @@ def resume(
     check_resumable(store, history)
     check_secrets(spec.secret_names, environ)
     store = patient(store)
-    submission = _next_submission(history, spec, provider, agent)
+    submission = _next_submission(history, spec, provider, agent, store_id=store.establish())
     job_id, number = submission.job_id, history.num_records + 1
     _check_existence(store, job_id)
     try:
@@ -176,7 +176,7 @@ def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
 
 
 def _next_submission(
-    history: History, spec: JobSpec, provider: str, agent: AgentArchive | None
+    history: History, spec: JobSpec, provider: str, agent: AgentArchive | None, *, store_id: str | None
 ) -> Submission:
     first = history.first_submission
     return Submission(
@@ -190,6 +190,7 @@ def _next_submission(
         agent=staged(agent),
         has_own_code=first.has_own_code,
         forked_from=first.forked_from,
+        store_id=store_id,
         num_launches_before=len(history.launches),
         resumption=history.submission.resumption + 1,
         at=datetime.now(timezone.utc),

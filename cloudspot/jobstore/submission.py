@@ -124,6 +124,7 @@ def submit_bundle(
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     check_secrets(submission.secret_names, environ)
     store = patient(store)
+    submission = msgspec.structs.replace(submission, store_id=store.establish())
     probe(store)
     # The content tells our reservation from another's if the answer to the put is lost.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
@@ -159,7 +160,7 @@ def submit_bundle(
 
 
 def hash_of(data: bytes) -> str:
-    """Return a hash of all that a submission's bytes say, except for when it was made and its nonce; in hex.
+    """Return a hash of all that a submission's bytes say, except for when and where it was made, in hex.
 
     By it drivers and nodes know what was submitted, and a dry run gives the same as the submission itself.
     """
@@ -169,7 +170,7 @@ def hash_of(data: bytes) -> str:
 def content_of(data: bytes) -> dict[str, Any]:
     """Return the values that ``hash_of`` covers, by the names of the record's fields."""
     said: dict[str, Any] = decode(data, dict[str, Any])
-    return {name: value for name, value in said.items() if name not in {"at", "writer"}}
+    return {name: value for name, value in said.items() if name not in {"at", "writer", "store_id"}}
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:

@@ -97,6 +97,7 @@ class Bench:
     def __init__(self, root):
         self.root = root
         self.store = FileStore(f"file://{root}/store")
+        self.store.establish()
         self.provider = GivenProvider()
         self.lives = []
 

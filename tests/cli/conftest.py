@@ -385,7 +385,9 @@ class Jobs:
 @pytest.fixture
 def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
     """A store of its own, and a local provider without machines."""
-    return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)
+    store = FileStore(f"file://{tmp_path}/bucket")
+    store.establish()
+    return Jobs(store, job_file, tmp_path)
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import made_journal
 import pytest
 import sessions
+from directorystore import directory_store
 
 from cloudspot.jobstore import manifests, parts, shared_chunks
 from cloudspot.jobstore.records import CheckpointId, File, SaveId
-from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from contextlib import suppress
 import made_journal
 import msgspec
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 from made_records import Records
 from memorystore import InMemoryStore
@@ -32,7 +33,6 @@ from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.shared_chunks import Sharing
 from cloudspot.jobstore.submission import hash_of
-from cloudspot.local.filestore import FileStore
 
 JOB = "digits-1"
 CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
@@ -213,8 +213,8 @@ def test_the_copy_tells_the_same_past_and_has_the_best_checkpoint_and_no_secret(
 ):
     if kind == "file":
         stored = contents(source)
-        source = FileStore(f"file://{tmp_path}/source")
-        target = FileStore(f"file://{tmp_path}/target")
+        source = directory_store(tmp_path / "source")
+        target = directory_store(tmp_path / "target")
         for key, data in stored.items():
             source.put(key, data)
     told = []

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from directorystore import directory_store
 from faultstore import DenyingStore, FaultPlan, FaultyStore
 from memorystore import InMemoryStore
 from staged_inputs import CountingStore, contents, staging
@@ -25,7 +26,6 @@ from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import input_cache, inputs
 from cloudspot.jobstore.input_cache import InputCache
 from cloudspot.jobstore.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
-from cloudspot.local.filestore import FileStore
 from cloudspot.model import ObjectPage
 from cloudspot.retrying import retry
 
@@ -150,7 +150,7 @@ print(staged.fetched_bytes)
 @pytest.mark.parametrize("kill_after", [3, 8, 12, 17])
 def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     """SIGKILL in a real process; with one thread, all requests but the killed one bring their bytes once."""
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     given = {f"k{number:02}": os.urandom(1000) for number in range(10)} | {
         "large": os.urandom(9 * BLOCK_BYTES)
     }
@@ -313,7 +313,7 @@ def test_a_file_that_someone_has_written_to_is_fetched_again(opened, cache):
 
 
 def test_a_single_object_is_staged_by_its_url(cache, tmp_path):
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     store.put("a/one", b"1")
     store.put("a/two", b"2")
     source = open_input(DataSpec(url=f"file://{tmp_path}/data/a/two"))
@@ -330,14 +330,14 @@ def test_a_single_object_is_staged_by_its_url(cache, tmp_path):
     ],
 )
 def test_an_input_that_is_not_there_says_so(cache, tmp_path, url, told):
-    FileStore(f"file://{tmp_path}/data").put("a/one", b"1")
+    directory_store(tmp_path / "data").put("a/one", b"1")
     with pytest.raises(InputMissing, match=told):
         cache.stage(open_input(DataSpec(url=f"file://{tmp_path}/data/{url}")), staging())
 
 
 @pytest.mark.parametrize("hostile", ["link", "\u00e9", "new\nline"])
 def test_what_a_listing_passes_over_is_never_left_out_silently(cache, tmp_path, hostile):
-    FileStore(f"file://{tmp_path}/data").put("a", b"1")
+    directory_store(tmp_path / "data").put("a", b"1")
     secret = tmp_path / "secret"
     secret.write_text("secret")
     if hostile == "link":

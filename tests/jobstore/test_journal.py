@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 
 import made_journal
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore, Outage
 from memorystore import InMemoryStore
 
@@ -13,14 +14,13 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import COPY_EVERY, Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Commit, Intent, JournalCopy, new_nonce
-from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def record(step):

@@ -26,7 +26,7 @@ from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
-from cloudspot.registry import open_store
+from cloudspot.registry import open_job_store, open_store
 
 HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")
 
@@ -104,7 +104,7 @@ def reap(
 
     Exits with 1 if something could not be looked at or ended.
     """
-    stores = [open_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
+    stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
     providers = [open_configured(name, None) for name in dict.fromkeys(provider_names)]
     inventories = [one for provider in providers for one in provider.inventories(all_regions=all_regions)]

@@ -7,6 +7,7 @@ import time
 from urllib.parse import quote
 
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import artifact_sync
@@ -18,7 +19,7 @@ from cloudspot.local.filestore import FileStore
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def of(store, directory, rank=0, launch=1):

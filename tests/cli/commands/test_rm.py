@@ -36,7 +36,7 @@ def test_a_job_that_is_over_goes_whole(jobs):
     result = jobs.run("rm", job_id, "--yes")
     assert result.stdout.splitlines()[1] == "deleted job digits-7k3f"
     assert result.stdout.startswith(f"digits-7k3f: {count} objects, ")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
     assert jobs.run_json("ps") == []
 
 
@@ -62,7 +62,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
         assert result.exit_code == status
         assert "Delete all data of digits-7k3f for good? [y/N]: " in result.stderr
         assert last in result.stderr
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 def test_a_job_that_is_not_over_is_refused(jobs):
@@ -110,7 +110,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 @pytest.mark.parametrize("number", range(0, 40, 3))
@@ -246,7 +246,7 @@ def test_a_malformed_note_of_a_removal_is_made_anew(jobs, monkeypatch):
     jobs.store.put(keys.index(job_id), b"{")
     jobs.run("rm", job_id, "-y", status=8)
     jobs.run("rm", job_id, "-y", "--force")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 def test_by_force_each_provider_that_the_job_was_resumed_on_is_asked(jobs, monkeypatch):
