@@ -23,7 +23,15 @@ from cloudspot.controller.loop import (
     Controller,
 )
 from cloudspot.controller.outbox import Outbox
-from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    JobNotFound,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
@@ -439,6 +447,18 @@ def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
         list(steps)
     assert house.cloud.tokens == []
     assert list(house.store.list_objects("jobs/")) == []
+
+
+def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_store(house):
+    """Its machines would wait for the store that their request names."""
+    found = house.history.submission
+    house.store.find_id = lambda: "0a" * 16
+    house.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(found, store_id="0b" * 16)))
+    with pytest.raises(CloudspotError, match="job digits-1 was submitted to another store than memory://"):
+        house.controller().run_until_finished()
+    assert (house.cloud.tokens, house.journal) == ([], ())
+    house.store.find_id = lambda: "0b" * 16
+    assert house.controller().run_until_finished().finished.outcome == "succeeded"
 
 
 def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
