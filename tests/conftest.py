@@ -20,6 +20,7 @@ import pytest
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
+from cloudspot.jobstore import store_clock
 from cloudspot.jobstore.state_home import HOME
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
@@ -60,6 +61,12 @@ def _guard_process() -> None:
         raise ForcedExit(what)
 
     os._exit = guarded  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def nobody_knows_a_stores_clock() -> None:
+    """Forget the clocks of other tests' stores, which may have the same URL and another time."""
+    store_clock._clocks.clear()
 
 
 @pytest.fixture(autouse=True)

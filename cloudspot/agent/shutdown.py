@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 
 import msgspec
 
@@ -30,6 +29,7 @@ from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import launches
+from cloudspot.jobstore.store_clock import clock_of, utc_now
 from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_job_store, open_provider
 
@@ -101,8 +101,7 @@ class Shutdown:
 
     def _tell(self) -> None:
         notice = PreemptionNotice(deadline=None, action="stop", source=self._source)
-        wall = datetime.now(timezone.utc)
-        reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=wall)
+        reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=utc_now())
         try:
             reclaim = NoticeFile(self._node.directory).give(reclaim)
             tell_agent(self._node.directory)
@@ -124,6 +123,7 @@ class Shutdown:
             _say("no slot is this machine's: there is nothing to record")
             return
         identity = msgspec.structs.replace(identity, rank=rank)
+        clock_of(store).compare(store)
         leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
         write_exit_record(store, node, identity, leaving, _status(node))
 

@@ -28,7 +28,7 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Submission
 from cloudspot.jobstore.retention import standing_checkpoints
-from cloudspot.jobstore.store_probe import store_time
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.registry import open_job_store, open_provider, open_store, with_driver_options
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from datetime import datetime, timezone
 
 from cloudspot.cli.config import named_store
 from cloudspot.cli.invocation import current_invocation
@@ -22,6 +21,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import InstanceState
@@ -176,5 +176,5 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         except DamagedCheckpoint as error:
             damaged.add(error.checkpoint)
             continue
-        write_summary(job.store, summarise(job.history(), datetime.now(timezone.utc)))
+        write_summary(job.store, summarise(job.history(), store_time(job.store)))
         return Job(target, job.id)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import try_lock
-from cloudspot.host.partial_files import this_boot, whole_file
+from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.disk_room import check_fits, check_room

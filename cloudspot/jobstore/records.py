@@ -2,7 +2,7 @@
 
 Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal.
 
-Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
+Times (UTC) are by the store's clock, as their writer knows it; see ``store_clock``. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
 its own put from another's.
 

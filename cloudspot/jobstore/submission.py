@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from cloudspot.jobstore.records import (
     Submission,
     new_nonce,
 )
+from cloudspot.jobstore.store_clock import clock_of, utc_now
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
@@ -126,6 +126,8 @@ def submit_bundle(
     store = patient(store)
     submission = msgspec.structs.replace(submission, store_id=store.establish())
     probe(store)
+    clock_of(store).compare(store)
+    submission = msgspec.structs.replace(submission, at=clock_of(store).now())
     # The content tells our reservation from another's if the answer to the put is lost.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
@@ -249,7 +251,7 @@ def new_submission(
         code_bytes=bundle.size,
         secret_names=spec.secret_names,
         version=__version__,
-        at=datetime.now(timezone.utc),
+        at=utc_now(),
         writer=new_nonce(),
         agent=staged(agent),
         forked_from=forked_from,
@@ -324,7 +326,7 @@ def request_stop(
     store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int, detail: str = ""
 ) -> StopRequest:
     """Ask the job to checkpoint and end; return the first request, which stands until the next resumption."""
-    request = StopRequest(reason=reason, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
+    request = StopRequest(reason=reason, detail=detail, at=clock_of(store).now(), writer=new_nonce())
     return create_record(store, keys.stop(job_id, resumption), request)
 
 

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cloudspot.host.bounded_reads import read_end
+from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
@@ -201,8 +202,9 @@ class MachineDirectory:
             state = self.state()
             if state.state is InstanceState.ENDED:
                 return
-            age = (now_utc() - self.record().launched_at).total_seconds()
-            if self.supervisor() is None and age < unborn_seconds:
+            record = self.record()
+            is_young = boot_seconds() - record.launched_uptime < unborn_seconds
+            if self.supervisor() is None and is_young and record.launched_boot == this_boot():
                 return
             self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.mark))
 

@@ -171,7 +171,7 @@ def publish_held(handoff: Path) -> None:
 #               modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
-#   sealed_at_unix  seconds
+#   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
 #
 # ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:
 # "file" is relative to the restore directory and holds the part's bytes, already verified. With

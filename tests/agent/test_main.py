@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from unittest import mock
 
 import msgspec
@@ -14,7 +15,8 @@ from made_records import Records
 
 from cloudspot.agent import main, store_retry
 from cloudspot.errors import SpecError, TransientError
-from cloudspot.jobstore import codec, keys, launches
+from cloudspot.jobstore import codec, keys, launches, store_clock
+from cloudspot.jobstore.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
@@ -78,6 +80,16 @@ def test_a_job_that_this_version_cannot_read_ends_with_the_reason(given):
     assert (record.outcome, record.permanent, record.instance_id) == ("failed", True, "m-1")
     assert record.detail == "the node cannot run the job: stored job: run.gpu is unknown"
     assert launches.read_slots(given.store, JOB, 1)[0].instance_id == "m-1"
+
+
+@pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_what_a_machine_writes_says_when_by_the_stores_clock(given, shift):
+    """By its own, a job was stopped at a hundredth of its limit, or billed for a day too much."""
+    wrong = StoreClock(wall=lambda: utc_now() + timedelta(seconds=shift))
+    store_clock._clocks[given.store.canonical_url] = wrong
+    main.refuse(given.node(), given.store, SpecError("unknown"))
+    for written in (launches.read_slots(given.store, JOB, 1)[0], given.exit_record()):
+        assert abs((written.at - utc_now()).total_seconds()) < 30.0
 
 
 def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_crash(

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import threading
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from simulation import SimStore, World
 
 from cloudspot.controller import act
 from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait
+from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import (
     COPY_SECONDS,
     END_LIMIT_SECONDS,
@@ -38,6 +40,7 @@ from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.settled_launches import find_settled
+from cloudspot.jobstore.store_clock import StoreClock
 from cloudspot.jobstore.submission import _Secrets, request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
@@ -841,3 +844,40 @@ def test_a_price_that_is_none_is_a_warning_and_the_job_goes_on_at_the_known_one(
     assert warning.startswith("the price of launch 1 is not known: ")
     assert house.history.launches[0].prices == ()
     assert house.history.finished is None
+
+
+def test_a_driver_whose_clock_is_20_minutes_ahead_gives_up_no_seat(house):
+    """At its first look it took each machine that was booting for one that had hung for 20 minutes."""
+    house.controller().tick()
+    ahead = house.world.clock(max_skew_seconds=0.0).now
+
+    def wrong():
+        return ahead() + timedelta(minutes=20)
+
+    def voided(clock):
+        driver = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep)
+        tick = driver.tick()
+        return VoidSeat in types(tick.actions), [one.text for one in tick.events if "clock is" in one.text]
+
+    known = StoreClock(wall=wrong, uptime=lambda: house.world.time)
+    known.compare(house.store)  # whose clock is five hours ahead of this world's
+    right = known.now() - timedelta(hours=5)
+    assert abs((right - ahead()).total_seconds()) < 3
+    by_the_store = Clock(
+        now=lambda: known.now() - timedelta(hours=5),
+        monotonic=lambda: house.world.time,
+        warning=lambda: known.warning,
+    )
+    is_voided, told = voided(by_the_store)
+    assert (is_voided, len(told)) == (False, 1)
+    # Its own clock would have done so.
+    assert voided(Clock(now=wrong, monotonic=lambda: house.world.time)) == (True, [])
+
+
+def test_nothing_is_decided_while_nobody_knows_the_stores_time(house):
+    def fail():
+        raise TransientError("no answer")
+
+    clock = Clock(now=house.world.now, monotonic=lambda: house.world.time, compare=fail)
+    tick = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep).tick()
+    assert (tick.actions, tick.history, tick.problems) == ((), None, ("no answer",))

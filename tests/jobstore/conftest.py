@@ -53,7 +53,7 @@ def make_seals(checkpoint, datas, **changes):
                 "world_size": len(datas), "kind": "interval", "slot": "/dev/shm/slot", "nbytes": len(data),
                 "plan": plan, "items": tables[rank],
                 "objects": {"best": float("inf")} if rank == 0 else None, "rank_states": {str(rank): {"rng": [rank]}},
-                "stall_seconds": 0.1, "sealed_at_unix": 0.0, **changes,
+                "stall_seconds": 0.1, "boot": "0123abcd", "sealed_monotonic": 0.0, **changes,
             }
         ).encode()
         for rank, data in enumerate(datas)

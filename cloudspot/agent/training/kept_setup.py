@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,7 +86,7 @@ def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
     except (CloudspotError, OSError) as error:
         raise LeavingError(Leaving("failed", str(error), exit_code=1, permanent=True)) from error
     os.sync()
-    ready = SetupReady(instance_id=job.identity.instance_id, key=key, at=datetime.now(timezone.utc))
+    ready = SetupReady(instance_id=job.identity.instance_id, key=key, at=context.now())
     context.insist(lambda: context.store.put(keys.setup_ready(context.job_id), codec.encode(ready)))
     _log.info("the setup is done and on the disk: waiting until an image of it is made")
     end = time.monotonic() + WAIT_SECONDS
