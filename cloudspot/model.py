@@ -305,6 +305,8 @@ class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
 
     deadline: datetime | None
     """When it will be taken (UTC); None if the provider names no time."""
+    deadline_monotonic: float | None = None
+    """The same moment by this machine's ``time.monotonic``, if the source knows it; then it counts."""
     action: str = "terminate"
     """``terminate``, ``stop`` or ``hibernate``; each ends the training on this machine."""
     source: str = ""

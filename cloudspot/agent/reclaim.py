@@ -29,7 +29,9 @@ def understand(notice: PreemptionNotice, *, notice_seconds: float, now: float, w
     one: a clock that lags would otherwise promise time that the machine does not have.
     """
     left = notice_seconds
-    if notice.deadline is not None:
+    if notice.deadline_monotonic is not None:
+        left = min(left, notice.deadline_monotonic - now)
+    elif notice.deadline is not None:
         left = min(left, (notice.deadline - wall).total_seconds())
     left = max(0.0, left)
     return Reclaim(notice=notice, deadline=now + left, seen=now)

@@ -570,6 +570,17 @@ class TellsItsOwnTime(_Tells):
 @breaks(
     "a_notice_is_heard_with_its_deadline",
 )
+class CountsFromTheTimeOfDay(MemorySource):
+    """the deadline by the monotonic clock is by another one"""
+
+    def poll(self):
+        notice = super().poll()
+        return notice and replace(notice, deadline_monotonic=notice.deadline.timestamp())
+
+
+@breaks(
+    "a_notice_is_heard_with_its_deadline",
+)
 class TellsNoDeadline(_Tells):
     """the deadline that the cloud states is lost"""
 

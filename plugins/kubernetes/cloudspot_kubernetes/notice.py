@@ -26,7 +26,8 @@ from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 
 TERMINATING: Final = "pod-terminating"
-"""The file in the node's directory that process 1 writes at SIGTERM."""
+"""The file in the node's directory that process 1 writes at SIGTERM: the machine's uptime then."""
+UPTIME: Final = Path("/proc/uptime")
 GRACE: Final = "CLOUDSPOT_POD_GRACE"
 NODE: Final = "CLOUDSPOT_POD_NODE"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -157,10 +158,9 @@ class PodNoticeSource(PreemptionSource):
 
     def _terminating(self) -> PreemptionNotice | None:
         try:
-            since = self._file.stat().st_mtime
+            begun = self._begun()
         except FileNotFoundError:
             return None
-        begun = datetime.fromtimestamp(since, timezone.utc)
         try:
             pod = self._api.read(
                 f"/api/v1/namespaces/{os.environ[POD.namespace]}/pods/{os.environ[POD.name]}"
@@ -176,11 +176,21 @@ class PodNoticeSource(PreemptionSource):
         if "deletionTimestamp" not in metadata:
             # Nobody has deleted it: its node shuts down.
             return self._ends(begun, self._shutdown_grace, "node-shutdown")
-        # By this machine's clock: what it is given counts from the SIGTERM, which came at once.
+        # What it is given counts from the SIGTERM, which came at once.
         return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
 
-    def _ends(self, begun: datetime, seconds: float, source: str) -> PreemptionNotice:
-        return PreemptionNotice(deadline=begun + timedelta(seconds=seconds), source=source)
+    def _begun(self) -> float:
+        """Return when process 1 got its SIGTERM (monotonic); every process of the pod finds the same."""
+        now = time.monotonic()
+        # The uptime also counts sleep, and may be the container's alone.
+        ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
+        return min(now, float(self._file.read_text(encoding="ascii") or "inf") + ahead)
+
+    def _ends(self, begun: float, seconds: float, source: str) -> PreemptionNotice:
+        said_at = datetime.fromtimestamp(self._file.stat().st_mtime, timezone.utc)
+        return PreemptionNotice(
+            deadline=said_at + timedelta(seconds=seconds), deadline_monotonic=begun + seconds, source=source
+        )
 
     def _taint(self) -> PreemptionNotice | None:
         now = time.monotonic()
