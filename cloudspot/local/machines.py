@@ -35,8 +35,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.boot_clock import boot_seconds, this_boot
+from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
