@@ -34,7 +34,10 @@ def decode(data: bytes | str, type_: Any) -> Any:
         msgspec.DecodeError: ``data`` is not JSON; as a ValidationError: it is not a ``type_``.
         UnicodeDecodeError: ``data`` is not text.
     """
-    return _decoder(type_).decode(data)
+    try:
+        return _decoder(type_).decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 def convert(value: Any, type_: Any) -> Any:

@@ -17,6 +17,7 @@ import oss2
 import oss2.credentials
 from urllib3.connection import HTTPConnection
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import (
     CloudspotError,
     ObjectExists,
@@ -150,7 +151,7 @@ class OssBucket(Bucket):
                 compare(answer.headers, data, f"{self.url}: {name}")
 
         is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
-        return Download(answer.resp.response.raw, answer.content_length, is_partial, verify)
+        return Download(answer.resp.response.raw, whole_number(answer.content_length), is_partial, verify)
 
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int

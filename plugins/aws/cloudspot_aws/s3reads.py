@@ -23,6 +23,8 @@ from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
 from botocore.parsers import RestXMLParser
 from botocore.response import StreamingBody
 
+from cloudspot.decoding import whole_number
+
 MAX_ERROR_BYTES = 1 << 20
 """An error is a short document; whatever a server or a proxy sends in its place is read no further."""
 _SUMS: Mapping[str, Callable[[memoryview], bytes]] = {
@@ -73,8 +75,7 @@ class S3Reads:
         prepared = request.prepare()
         prepared.stream_output = True
         answer = self._http.send(prepared)
-        told = answer.headers.get("Content-Length", "")
-        num_bytes = int(told) if told.isdecimal() else None
+        num_bytes = whole_number(answer.headers.get("Content-Length"))
         body = StreamingBody(answer.raw, num_bytes)
         if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES:
             said = {

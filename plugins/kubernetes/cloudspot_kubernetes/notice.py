@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.error import HTTPError
 
+from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.errors import TransientError
 from cloudspot.host.public_addresses import NoRedirects
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.answers import UNREADABLE, number
 
 TERMINATING: Final = "pod-terminating"
 """The file in the node's directory that process 1 writes at SIGTERM: the machine's uptime then."""
@@ -37,6 +39,7 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
+MAX_GRACE_SECONDS: Final = 1e9
 
 TAINTS: Final[Mapping[str, str]] = {
     "aws-node-termination-handler/spot-itn": "AWS's node termination handler: the spot interruption notice",
@@ -85,13 +88,17 @@ def node_identity() -> NodeIdentity:
     for name in ("name", "uid", "rank", "address"):
         if not found[name]:
             raise TransientError(f"the pod does not know its {name}: {getattr(POD, name)} is not set")
+    rank = whole_number(found["rank"], most=MAX_NODES - 1)
+    market = next((one for one in Market if one.value == found["market"]), None)
+    if rank is None or (found["market"] and market is None):
+        raise TransientError(f"the pod says rank {found['rank'][:40]!r} and market {found['market'][:40]!r}")
     return NodeIdentity(
         instance_id=instance_id(found["name"], found["uid"]),
-        rank=int(found["rank"]),
+        rank=rank,
         address=found["address"],
         zone=found["zone"] or None,
         instance_type=found["type"] or None,
-        market=Market(found["market"]) if found["market"] else None,
+        market=market,
     )
 
 
@@ -166,7 +173,9 @@ class PodNoticeSource(PreemptionSource):
                 f"/api/v1/namespaces/{os.environ[POD.namespace]}/pods/{os.environ[POD.name]}"
             )
             metadata = pod["metadata"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if number(metadata.get("deletionGracePeriodSeconds") or 0, most=MAX_GRACE_SECONDS) is None:
+                raise ValueError("its grace period is not a time")
+        except (OSError, *UNREADABLE) as error:
             _log.warning(
                 "this pod is ended, and when cannot be read (%s): it counts on %g s",
                 _why(error),
@@ -206,7 +215,7 @@ class PodNoticeSource(PreemptionSource):
             _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
             self._watches_taints = False
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise TransientError(f"the node's taints: {_why(error)}") from error
         found = next((key for key in keys if key in TAINTS), None)
         return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")
