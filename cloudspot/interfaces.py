@@ -624,7 +624,7 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
     def checked(self: ObjectStore, key: str) -> ObjectMeta:
         meta = head(self, key)
         if meta.key != key:
-            raise _refused(self, f"asked for {key!r}, it answers with {meta.key!r}")
+            raise _refused(self, f"asked for {key!r}, it answers with {meta.key[:200]!r}")
         _check_meta(self, meta)
         return meta
 
@@ -696,11 +696,11 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
     where = prefix or "all objects"
     for meta in page.objects:
         if not meta.key.startswith(prefix):
-            raise _refused(store, f"the listing of {where} also holds {meta.key!r}, so it ignores the prefix")
+            fault = f"also holds {meta.key[:200]!r}, so it ignores the prefix"
+            raise _refused(store, f"the listing of {where} {fault}")
         if meta.key <= last:
-            raise _refused(
-                store, f"the listing of {where} does not move forward: after {last!r} comes {meta.key!r}"
-            )
+            fault = f"does not move forward: after {last[:200]!r} comes {meta.key[:200]!r}"
+            raise _refused(store, f"the listing of {where} {fault}")
         _check_meta(store, meta)
         last = meta.key
     following = page.next_after
@@ -709,7 +709,8 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
         following == after or following < max(last, prefix if after is None else "")
     ):
         raise _refused(
-            store, f"the listing of {where} does not move forward: it goes on after {following!r} once more"
+            store,
+            f"the listing of {where} does not move forward: it goes on after {following[:200]!r} once more",
         )
 
 
@@ -717,7 +718,7 @@ def _check_meta(store: ObjectStore, meta: ObjectMeta) -> None:
     if not is_key(meta.key):
         raise _refused(store, f"it lists {meta.key[:200]!r}, which is not a key")
     if not 0 <= meta.size <= MAX_TALLY:
-        raise _refused(store, f"it says that {meta.key} has {meta.size:.3g} bytes")
+        raise _refused(store, f"it says that {meta.key} has {min(max(meta.size, -1), 10**30):.3g} bytes")
     if not is_possible_time(meta.modified_at):
         raise _refused(store, f"it says that {meta.key} was modified at {meta.modified_at.isoformat()}")
 

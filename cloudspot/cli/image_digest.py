@@ -88,7 +88,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
         raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if said not in {None, digest}:
-        raise SpecError(_failed(image, registry, f"it says {said}, and what it sends has {digest}"))
+        raise SpecError(_failed(image, registry, f"it says {str(said)[:80]}, and what it sends has {digest}"))
     return f"{image}@{digest}"
 
 

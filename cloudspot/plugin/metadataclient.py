@@ -138,8 +138,8 @@ def ask_metadata(
             return body.decode("utf-8", errors="replace"), answer.headers
     except urllib.error.HTTPError:
         raise
-    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts
-        raise TransientError(f"the metadata service does not answer: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:  # URLError, timeouts, no header's value
+        raise TransientError(f"the metadata service does not answer: {str(error)[:200]}") from error
 
 
 def parse_time(text: str) -> datetime:

@@ -5,7 +5,7 @@ import itertools
 import os
 import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,14 +44,9 @@ class Entry(NamedTuple):
     """With a value, and the place that the test has: a server, or a directory."""
 
 
-def listed_for_pytest(entries: Iterable[Entry], known: Collection[str] = ()) -> list[Any]:
-    """Return the entries as a test's parameters; those in ``known`` have a fault that is to be mended."""
-    return [
-        pytest.param(
-            entry, id=entry.name, marks=[pytest.mark.xfail(strict=False)] if entry.name in known else []
-        )
-        for entry in entries
-    ]
+def listed_for_pytest(entries: Iterable[Entry]) -> list[Any]:
+    """Return the entries as a test's parameters."""
+    return [pytest.param(entry, id=entry.name) for entry in entries]
 
 
 def check(entry: Entry, place: Any, profile: Callable[[Any], Any]) -> None:

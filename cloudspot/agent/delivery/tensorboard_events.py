@@ -177,7 +177,7 @@ class _Line:
             value = json.loads(text)
             values = {str(name): float(each) for name, each in value["values"].items()}
             return cls(int(value["step"]), float(value["time"]), values)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls(0, 0.0, {})
 
     def record(self) -> bytes:

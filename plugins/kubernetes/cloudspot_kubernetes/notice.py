@@ -25,7 +25,7 @@ from cloudspot.errors import TransientError
 from cloudspot.host.public_addresses import NoRedirects
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
-from cloudspot.plugin.answers import UNREADABLE, number
+from cloudspot.plugin.answers import MAX_DIGITS, UNREADABLE, number
 
 TERMINATING: Final = "pod-terminating"
 """The file in the node's directory that process 1 writes at SIGTERM: the machine's uptime then."""
@@ -40,6 +40,7 @@ TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
 MAX_GRACE_SECONDS: Final = 1e9
+MAX_UPTIME_SECONDS: Final = 1e10
 
 TAINTS: Final[Mapping[str, str]] = {
     "aws-node-termination-handler/spot-itn": "AWS's node termination handler: the spot interruption notice",
@@ -193,7 +194,9 @@ class PodNoticeSource(PreemptionSource):
         now = time.monotonic()
         # The uptime also counts sleep, and may be the container's alone.
         ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
-        return min(now, float(self._file.read_text(encoding="ascii") or "inf") + ahead)
+        with self._file.open("rb") as file:  # which the training may have written
+            said = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
+        return now if said is None else min(now, said + ahead)
 
     def _ends(self, begun: float, seconds: float, source: str) -> PreemptionNotice:
         said_at = datetime.fromtimestamp(self._file.stat().st_mtime, timezone.utc)

@@ -223,6 +223,7 @@ def test_a_malformed_line_costs_no_other(node):
     path = node.directory / "generations" / "000001" / "metrics-0.jsonl"
     with path.open("a") as file:
         file.write('no json\n{"step": 2}\n[1]\n{"step": 1, "time": 0, "values": {"loss": "x"}}\n')
+        file.write("[" * 100_000 + "\n" + '{"step": ' + "1" * 5000 + ', "time": 0, "values": {}}\n')
     log(node, 1, 5, loss=float)
     EventFiles(node).update()
     assert curves(node)["loss"] == [(1, 1.0), (5, 5.0)]

@@ -92,6 +92,15 @@ def test_how_long_is_left_does_not_follow_the_machines_clock(tmp_path, ago, left
     assert found.deadline_monotonic - time.monotonic() == pytest.approx(left, abs=1.6)
 
 
+@pytest.mark.parametrize("text", [b"x", b"\xff", b"nan", b"-inf", b"1" * 5000])
+def test_a_file_that_process_1_has_not_written_means_that_the_end_begins_now(tmp_path, text):
+    """The training may write it; the thread that looks for notices died of it."""
+    terminate(tmp_path)
+    (tmp_path / TERMINATING).write_bytes(text)
+    found = source(tmp_path, api=SilentApi()).poll()
+    assert found.deadline_monotonic - time.monotonic() == pytest.approx(15.0, abs=1.6)
+
+
 @pytest.mark.parametrize("seconds", [7, 30])
 def test_the_deadline_of_an_eviction_is_its_own_grace_period(cluster, pod, tmp_path, seconds):
     cluster.evict(pod, gracePeriodSeconds=seconds)
