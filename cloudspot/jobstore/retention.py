@@ -129,7 +129,7 @@ def collect(
     kept = set(candidates[:keep])
     # Of several commits at once, the manifest of an earlier step may have come after the listing.
     late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
-    if any(_stands(store, job_id, one) for one in late.difference(manifests)):
+    if any(_stands(store, job_id, one) for one in sorted(late.difference(manifests))):
         return ()
     if newest_started.restore_from in manifests:
         kept.add(newest_started.restore_from)
@@ -139,7 +139,7 @@ def collect(
     commits = {one.id: one for one in records if isinstance(one, Commit)}
     # A node that is a save ahead may name chunks of the commit before. Where more than one is kept, that one
     # stays, and this listing is saved.
-    ahead = _marked(store, job_id, newest).intersection(doomed, commits) if keep == 1 else ()
+    ahead = sorted(_marked(store, job_id, newest).intersection(doomed, commits)) if keep == 1 else ()
     lent = [
         manifest
         for manifest in each(partial(committed_manifest, store, job_id), [commits[one] for one in ahead])
@@ -159,7 +159,7 @@ def collect(
     # After the journal was read: a save that has put its mark by then is listed here, and one that puts it
     # later reads of the newest commit, and names no chunk of what goes.
     is_named = not _marked(store, job_id, newest) <= kept.union(manifest.id for manifest in lent)
-    spared = None if is_named else _shared(store, job_id, [commits[one] for one in kept if one in commits])
+    spared = None if is_named else _shared(store, job_id, [commits[one] for one in sorted(kept.intersection(commits))])
     if spared is None:
         return tuple(sorted(doomed))
     spared |= _chunk_keys(job_id, lent)
