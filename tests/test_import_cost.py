@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from cloudspot.local.filestore import FileStore
+
 HEAVY = ("torch", "numpy", "sklearn", "torchdata", "boto3", "botocore", "google", "oss2", "aliyunsdkcore")
 
 
@@ -72,6 +74,7 @@ def test_listing_the_providers_brings_neither_torch_nor_an_sdk():
 
 
 def test_a_listing_of_a_built_in_store_searches_no_installed_distributions(tmp_path):
+    FileStore(f"file://{tmp_path}/store").establish()
     listing = """
 from cloudspot.cli.main import program
 try:

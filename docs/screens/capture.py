@@ -157,7 +157,9 @@ def run_inside(arguments: Sequence[str]) -> None:
         loaded = importlib.import_module(module.name)
         if getattr(loaded, "datetime", None) is datetime:
             loaded.datetime = _Standing  # type: ignore[attr-defined]
-    fixed_job.write_jobs(open_named_store(None))
+    store = open_named_store(None, may_be_new=True)
+    store.establish()
+    fixed_job.write_jobs(store)
     if arguments[0] == "attach":
         _attach_without_driving()
     program.main(list(arguments), prog_name="cloudspot")

@@ -148,6 +148,6 @@ def test_an_error_that_names_a_store_says_who_named_it(jobs, write, tmp_path):
         f"{head} (this store: default_store in {tmp_path}/config.toml)\n"
     )
     write("")
-    assert jobs.run("show", "gone", status=5).stderr.endswith(
+    assert jobs.run("show", "gone", status=7).stderr.endswith(
         "(this store: the default of the provider local)\n"
     )

@@ -64,7 +64,7 @@ def test_it_runs_as_one_of_ours_and_reads_the_store_as_they_do(jobs):
     before, after = jobs.run("toy-step", "goi"), jobs.run_json("show", "going-1")
     assert before.stdout == f"going-1 {after['step']}\n"
     assert after["step"] > 0
-    assert run("toy-step", "going-1", "--store", "file:///nowhere/at/all").exit_code == 5
+    assert run("toy-step", "going-1", "--store", "file:///nowhere/at/all").exit_code == 7
 
 
 def test_help_names_it_with_its_distribution_and_imports_nothing(install):

@@ -69,7 +69,7 @@ def test_all_that_is_live_is_driven_and_the_newest_of_it_shown(town, counts):
 def test_each_further_node_of_a_live_job_adds_two_requests_to_a_pass(town, counts):
     """docs/controller.md says so: its seat and its heartbeat are read, and all else is shared.
 
-    One record has come since the journal was copied.
+    The journal is read from two copies, and one record has come since.
     """
     # As soon as a job is live, a new process asks for the store's time, once for all jobs.
     costs = {0: counts.of_pass().total() + 3}
@@ -78,4 +78,4 @@ def test_each_further_node_of_a_live_job_adds_two_requests_to_a_pass(town, count
         town.run_pass()  # copies what has settled
         costs[num_nodes] = counts.of_pass().total() - sum(costs.values())
     del costs[0]
-    assert costs == {1: 10 + 2 + 1, 3: 10 + 6 + 1, 8: 10 + 16 + 1}
+    assert costs == {1: 10 + 2 + 2 + 1, 3: 10 + 6 + 2 + 1, 8: 10 + 16 + 2 + 1}
