@@ -272,6 +272,25 @@ def test_a_copy_that_is_killed_at_any_request_is_finished_by_the_next(source, tm
     assert dies_at > len(plan.everything)
 
 
+def test_whatever_order_threads_take_the_manifest_follows_its_chunks(source, target, tmp_path, monkeypatch):
+    """And the journal follows the manifest, its first record all others, and the submission everything."""
+
+    def backwards(function, items, *, num_threads):
+        assert num_threads == 8
+        return [function(one) for one in reversed(items)]
+
+    monkeypatch.setattr(copying, "each", backwards)
+    watched, plan = Watched(target, tmp_path), plan_copy(source, JOB)
+    copy(plan, source, watched, num_threads=8)
+    placed = {key: number for number, key in enumerate(watched.written)}
+    ranks = [max(placed[one.key] for one in batch) for batch in (plan.chunks, plan.manifests)]
+    journal = [placed[one.key] for one in plan.journal]
+    assert ranks == sorted(ranks)
+    assert ranks[-1] < min(journal)
+    assert journal[0] == max(journal) < placed[plan.spec.key]
+    assert contents(target) == expected_contents(source)
+
+
 def test_what_an_unfinished_copy_has_left_is_removed_like_a_job(source, target, tmp_path):
     plan = plan_copy(source, JOB)
     with suppress(Killed):
