@@ -4,6 +4,7 @@ import base64
 import os
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -400,6 +401,86 @@ def test_gpus_are_handed_on(node, tmp_path, monkeypatch, name, options):
     Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     (start,) = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("run ")]
     assert options in start
+
+
+@pytest.fixture
+def told(node, tmp_path, monkeypatch):
+    """``told(engine)``: start a container with a stand-in; return its words and environment at each call."""
+
+    def told(name):
+        calls = tmp_path / f"calls-{name}"
+        calls.mkdir()
+        script = (
+            f'n={calls}/$$; for word in "$@"; do printf "%s\\0" "$word" >> $n.words; done\n'
+            f'cat /proc/$$/environ > $n.environment; case "$1" in inspect) exit 1;; esac'
+        )
+        engine(tmp_path / "bin", name, script)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+        (tmp_path / "bin" / name).unlink()
+        calls = [
+            (path.read_text().split("\0")[:-1], path.with_suffix(".environment").read_text().split("\0"))
+            for path in calls.glob("*.words")
+        ]
+        return {words[0]: (words, environment) for words, environment in calls}
+
+    return told
+
+
+def options_of(words):
+    """Return the options with a value of an engine's ``run``, each with all its values."""
+    found = {}
+    for name, value in pairwise(words[: words.index("--entrypoint")]):
+        if name.startswith("--"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, monkeypatch, name):
+    """It has the marks by which the agent finds them, the agent's user, and the time to save at a shutdown."""
+    monkeypatch.setenv("CLOUDSPOT_NODE", "here")
+    monkeypatch.setenv("OF_THE_AGENT", "not for the job")
+    package = node.directory / "package"
+    package.mkdir()
+    (node.python_path / "package").symlink_to(package)
+    monkeypatch.setattr(under_test.os, "getuid", lambda: 1234)
+    monkeypatch.setattr(under_test.os, "getgid", lambda: 1235)
+    monkeypatch.setattr(under_test, "_home", lambda: "/home/mine")
+    words, _ = told(name)["run"]
+    found = options_of(words)
+    assert found["--user"] == ["0:0" if name == "podman" else "1234:1235"]
+    assert found["--stop-timeout"] == ["3600"]
+    assert "CLOUDSPOT_NODE=here" in found["--env"]
+    assert all(one.startswith("CLOUDSPOT_") for one in found["--env"])
+    mounts = {f"{path}:{path}" for path in (node.directory, node.arena)}
+    assert mounts <= {*found["--volume"]}
+    assert f"{package}:{package}:ro" in found["--volume"]
+    assert {f"{one.resolve()}:{one.resolve()}:ro" for one in node.python_path.iterdir()} <= {*found["--volume"]}
+    assert found["--workdir"] == [str(node.work)]
+    assert {"--detach", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host"} < {*words}
+    assert words[words.index("--entrypoint") + 2 :] == [f"docker.io/library/it@{DIGEST}", "-c", under_test._WAIT]
+
+
+def test_an_engine_itself_bears_no_mark_and_has_its_users_home(told, monkeypatch):
+    """What it leaves running looks after the container, and must outlive the machine's marked processes."""
+    monkeypatch.setenv("CLOUDSPOT_NODE", "here")
+    monkeypatch.setenv("HOME", "/of/a/local/machine")
+    calls = told("podman")
+    assert {"info", "image", "rm", "run"} <= {*calls}
+    for words, environment in calls.values():
+        assert not [one for one in environment if one.startswith("CLOUDSPOT_")], words
+        assert f"HOME={under_test.pwd.getpwuid(os.getuid()).pw_dir}" in environment
+
+
+def test_a_pull_that_fails_waits_twice_as_long_before_each_further_one(node, tmp_path, monkeypatch):
+    waits, check = [], lambda: None
+    engine(tmp_path / "bin", "podman", 'case "$1" in info) ;; *) exit 1;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(under_test, "_pause", lambda seconds, asked: waits.append((seconds, asked)))
+    with pytest.raises(CloudspotError, match="cannot be pulled"):
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=check)
+    assert waits == [(5.0, check), (10.0, check), (20.0, check)]
 
 
 def test_only_a_job_that_names_an_image_has_a_container(node):
