@@ -1,6 +1,5 @@
 """The history of a job, read again and again."""
 
-import time
 from datetime import datetime, timedelta, timezone
 from typing import get_args
 
@@ -367,9 +366,7 @@ def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
     for number in (1, *range(num_copied + 1, len(records) + 1)):  # those between are not read
         store.put(keys.journal("x", number), codec.encode(records[number - 1]))
     store.put(keys.journal_copy("x"), codec.encode(JournalCopy(records=tuple(records[:num_copied]))))
-    began = time.perf_counter()
     history = HistoryReader(counted, "x").read()
-    assert time.perf_counter() - began < 5
     assert len(history.commits) == num_commits
     assert sum(counted.calls.values()) <= 20
 

@@ -10,7 +10,9 @@ from cloudspot.train import fork_server
 from cloudspot.train.early_imports import EarlyImports
 from cloudspot.train.fork_server import Program
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows forks by their own environment")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux shows forks by their own environment"
+)
 
 HERE = {"HOME": "/home/mine", "OMP_NUM_THREADS": "1"}
 

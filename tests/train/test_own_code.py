@@ -50,7 +50,7 @@ def test_what_is_imported_directly_or_not_is_found_where_it_is_not_installed(scr
         ("os.environ['OMP_NUM_THREADS'] = '1'", True),
         ("os.environ.update(\n    {'TORCH_LOGS': 'dynamo'}\n)", True),
         ("os.putenv(\n    'CUDA_VISIBLE_DEVICES', '0'\n)", True),
-        *((f"os.environ['{name}'] = '1'", True) for name in READ_EARLY),
+        *((f"os.putenv('{name}', '1')", True) for name in READ_EARLY),
         ("print(os.environ['TORCHELASTIC_RUN_ID'], 'TORCH_NCCL_DEBUG')", False),
         ("os.environ['TOKENIZERS_PARALLELISM'] = 'false'", False),
         ("LIBRARY = 'OMP_LIB'", False),

@@ -456,10 +456,16 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
     mounts = {f"{path}:{path}" for path in (node.directory, node.arena)}
     assert mounts <= {*found["--volume"]}
     assert f"{package}:{package}:ro" in found["--volume"]
-    assert {f"{one.resolve()}:{one.resolve()}:ro" for one in node.python_path.iterdir()} <= {*found["--volume"]}
+    assert {f"{one.resolve()}:{one.resolve()}:ro" for one in node.python_path.iterdir()} <= {
+        *found["--volume"]
+    }
     assert found["--workdir"] == [str(node.work)]
     assert {"--detach", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host"} < {*words}
-    assert words[words.index("--entrypoint") + 2 :] == [f"docker.io/library/it@{DIGEST}", "-c", under_test._WAIT]
+    assert words[words.index("--entrypoint") + 2 :] == [
+        f"docker.io/library/it@{DIGEST}",
+        "-c",
+        under_test._WAIT,
+    ]
 
 
 def test_an_engine_itself_bears_no_mark_and_has_its_users_home(told, monkeypatch):

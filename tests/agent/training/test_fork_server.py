@@ -201,7 +201,7 @@ def test_the_server_is_started_away_from_the_agents_terminal_and_files(server):
     assert os.getsid(pid) == os.getpgid(pid) == pid
     seen = Path("/proc") / str(pid)
     assert (seen / "cwd").resolve() == server.node.work.resolve()
-    streams = [os.readlink(seen / "fd" / number) for number in "012"]
+    streams = [str((seen / "fd" / number).readlink()) for number in "012"]
     assert streams[0].startswith("socket:")
     assert streams[1:] == [str(server.node.fork_server_log)] * 2
 
