@@ -1,11 +1,13 @@
 """A node that ends drives its job once more."""
 
 import sys
+import threading
 import time
 from datetime import datetime, timezone
 
 import made_journal
 import pytest
+from process_portrait import portrait_of
 
 from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass
@@ -50,6 +52,21 @@ def test_it_reconciles_its_own_job_by_its_name(bench, program):
     LastPass(bench.life(nodes=DRIVE).context).run()
     store = f"file://{bench.root}/store"
     assert calls(bench) == [f"-m cloudspot reconcile --job digits-1 --store {store} --as node 1.0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
+def test_a_pass_yields_to_what_the_training_still_has_to_save_and_reads_nothing(bench, program, wait_until):
+    pid, go = bench.root / "pid", bench.root / "go"
+    program(f"echo $$ > {pid}.new; mv {pid}.new {pid}; until [ -e {go} ]; do sleep 0.01; done")
+    thread = threading.Thread(target=LastPass(bench.life(nodes=DRIVE).context).run)
+    thread.start()
+    try:
+        wait_until(pid.exists)
+        wait_until(lambda: portrait_of(int(pid.read_text())).niceness == 10)
+        assert portrait_of(int(pid.read_text())).streams[0] == "/dev/null"
+    finally:
+        go.touch()
+        thread.join()
 
 
 def test_a_job_that_does_not_ask_for_it_is_not_driven(bench, program):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from process_portrait import portrait_of
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
@@ -110,6 +111,26 @@ def test_nothing_of_the_submitters_environment_reaches_a_machine(host, monkeypat
         supervisor = Path(f"/proc/{machine.supervisor().pid}/environ").read_bytes()
         assert b"hunter2" not in supervisor
     assert names - {"PWD", "SHLVL", "_"} == expected
+
+
+@linux_only
+def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_directory_and_files(host):
+    with (host.home / "of-the-submitter").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        machine = host.launch("echo $$ > pid; echo up; sleep 1000")[0]
+        host.wait_for_console(machine, "up")
+    supervisor = portrait_of(machine.supervisor().pid)
+    boot = portrait_of(int((machine.path / "pid").read_text()))
+    log = str(machine.path / "supervisor.log")
+    assert supervisor.session not in {os.getsid(0), boot.session}
+    assert supervisor.directory == Path("/")
+    assert supervisor.streams == ("/dev/null", log, log)
+    assert supervisor.environment.keys() <= {"PATH", "LANG", "PYTHONPATH"}
+    assert boot.leads_its_session
+    assert boot.directory == machine.path
+    assert boot.streams == ("/dev/null", str(machine.console), str(machine.console))
+    assert file.name not in supervisor.files | boot.files
+    assert not [one for one in boot.files if one.startswith(str(machine.path / "lock"))]
 
 
 def test_the_boot_waits_for_the_boot_delay(host):

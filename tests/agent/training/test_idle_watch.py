@@ -141,6 +141,14 @@ def test_the_busiest_gpu_counts_and_no_cpu(train, nvidia_smi, answer, cause):
     assert measure(Meter(1), train(BUSY), seconds=0.1) == cause
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
+def test_nvidia_smi_reads_nothing_and_what_it_complains_of_is_nowhere(train, nvidia_smi, tmp_path, capfd):
+    nvidia_smi(f"readlink /proc/$$/fd/0 > {tmp_path}/stdin; echo 97; echo a warning >&2")
+    assert measure(Meter(1), train(SLEEPING), seconds=0.0) is None
+    assert (tmp_path / "stdin").read_text() == "/dev/null\n"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [

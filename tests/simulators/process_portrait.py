@@ -1,0 +1,46 @@
+"""How a process was started, as Linux shows it: its session, directory, streams, open files and environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """A process as others see it."""
+
+    pid: int
+    session: int
+    group: int
+    directory: Path
+    niceness: int
+    streams: tuple[str, str, str]
+    """What standard input, output and error lead to."""
+    files: frozenset[str]
+    """What all its descriptors lead to."""
+    environment: dict[str, str]
+    """That with which it was started."""
+
+    @property
+    def leads_its_session(self) -> bool:
+        """Return whether it is the first of a session, so that no terminal's Ctrl-C reaches it."""
+        return self.pid == self.group == self.session
+
+
+def portrait_of(pid: int) -> Portrait:
+    """Return the portrait of a living process of this user."""
+    process = Path("/proc", str(pid))
+    leads_to = {one.name: str(one.readlink()) for one in (process / "fd").iterdir() if one.is_symlink()}
+    pairs = (one.partition("=") for one in (process / "environ").read_text().split("\0") if one)
+    return Portrait(
+        pid=pid,
+        session=os.getsid(pid),
+        group=os.getpgid(pid),
+        directory=(process / "cwd").readlink(),
+        niceness=os.getpriority(os.PRIO_PROCESS, pid),
+        streams=(leads_to["0"], leads_to["1"], leads_to["2"]),
+        files=frozenset(leads_to.values()),
+        environment={name: value for name, _, value in pairs},
+    )
