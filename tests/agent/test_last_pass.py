@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import made_journal
 import pytest
-from process_portrait import portrait_of
+from process_portrait import left_open, portrait_of
 
 from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass
@@ -59,9 +59,10 @@ def test_a_pass_yields_to_what_the_training_still_has_to_save_and_reads_nothing(
     pid, go = bench.root / "pid", bench.root / "go"
     program(f"echo $$ > {pid}.new; mv {pid}.new {pid}; until [ -e {go} ]; do sleep 0.01; done")
     thread = threading.Thread(target=LastPass(bench.life(nodes=DRIVE).context).run)
-    thread.start()
     try:
-        wait_until(pid.exists)
+        with left_open(bench.root / "of-the-agent"):
+            thread.start()
+            wait_until(pid.exists)
         wait_until(lambda: portrait_of(int(pid.read_text())).niceness == 10)
         assert portrait_of(int(pid.read_text())).streams[0] == "/dev/null"
     finally:

@@ -2,12 +2,12 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from process_portrait import left_open
 
 from cloudspot.controller.sending import send
 from cloudspot.errors import PluginError
@@ -85,14 +85,13 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
 
 def test_a_notifiers_process_is_away_from_the_drivers_terminal_and_files_and_ends_without_it(site, capfd):
     """Ctrl-C is for the driver, what a library prints may hold the URL, and nobody may be left to kill it."""
-    with (site / "of-the-driver").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
+    with left_open(site / "of-the-driver"):
         assert send("pager", MESSAGE, {"good": f"tell:{site}/seen"}, seconds=50.0) == {}
     pid, group, session, alarm_seconds, errors, files = json.loads((site / "seen").read_text())
     assert pid == group == session
     assert 40 < alarm_seconds <= 55
     assert errors == "/dev/null"
-    assert file.name not in files
+    assert str(site / "of-the-driver") not in files
     assert capfd.readouterr() == ("", "")
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from process_portrait import left_open
 from staged_inputs import contents, staging
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
@@ -211,12 +212,11 @@ def test_it_has_our_modules_but_neither_our_session_our_directory_nor_our_files(
     (tmp_path / "pickle.py").write_text("raise SystemExit('of the job')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["of/mine", *sys.path])
-    with (tmp_path / "pickle.py").open() as file:
-        os.set_inheritable(file.fileno(), True)
+    with left_open(tmp_path / "of-ours"):
         seen = seen_by_the_process(capfd)
     assert (seen["leads_its_session"], seen["directory"]) == (True, "/")
     assert seen["path"][0] == f"{tmp_path}/of/mine"
-    assert str(tmp_path / "pickle.py") not in seen["files"]
+    assert str(tmp_path / "of-ours") not in seen["files"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no autogroups")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from process_portrait import portrait_of
+from process_portrait import left_open, portrait_of
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
@@ -115,8 +115,7 @@ def test_nothing_of_the_submitters_environment_reaches_a_machine(host, monkeypat
 
 @linux_only
 def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_directory_and_files(host):
-    with (host.home / "of-the-submitter").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
+    with left_open(host.home / "of-the-submitter"):
         machine = host.launch("echo $$ > pid; echo up; sleep 1000")[0]
         host.wait_for_console(machine, "up")
     supervisor = portrait_of(machine.supervisor().pid)
@@ -129,7 +128,7 @@ def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_dire
     assert boot.leads_its_session
     assert boot.directory == machine.path
     assert boot.streams == ("/dev/null", str(machine.console), str(machine.console))
-    assert file.name not in supervisor.files | boot.files
+    assert str(host.home / "of-the-submitter") not in supervisor.files | boot.files
     assert not [one for one in boot.files if one.startswith(str(machine.path / "lock"))]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,23 @@ class Portrait:
     def leads_its_session(self) -> bool:
         """Return whether it is the first of a session, so that no terminal's Ctrl-C reaches it."""
         return self.pid == self.group == self.session
+
+
+@contextmanager
+def left_open(path: Path) -> Iterator[None]:
+    """Have a new file open meanwhile that a process inherits unless who starts it prevents it.
+
+    It is standard input, too, which pytest has made empty.
+    """
+    before = os.dup(0)
+    try:
+        with path.open("w") as file:
+            os.set_inheritable(file.fileno(), True)
+            os.dup2(file.fileno(), 0)
+            yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
 def portrait_of(pid: int) -> Portrait:

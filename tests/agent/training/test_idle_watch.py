@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_journal import append
+from process_portrait import left_open
 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.training.idle_watch import IdleClock, IdleWatch, Meter
@@ -144,7 +145,8 @@ def test_the_busiest_gpu_counts_and_no_cpu(train, nvidia_smi, answer, cause):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
 def test_nvidia_smi_reads_nothing_and_what_it_complains_of_is_nowhere(train, nvidia_smi, tmp_path, capfd):
     nvidia_smi(f"readlink /proc/$$/fd/0 > {tmp_path}/stdin; echo 97; echo a warning >&2")
-    assert measure(Meter(1), train(SLEEPING), seconds=0.0) is None
+    with left_open(tmp_path / "of-the-agent"):
+        assert measure(Meter(1), train(SLEEPING), seconds=0.0) is None
     assert (tmp_path / "stdin").read_text() == "/dev/null\n"
     assert capfd.readouterr().err == ""
 

@@ -1,11 +1,10 @@
 """How the job's setup is started; see test_life.py for its course."""
 
-import os
 import sys
 import threading
 
 import pytest
-from process_portrait import portrait_of
+from process_portrait import left_open, portrait_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
@@ -13,8 +12,7 @@ def test_a_setup_is_started_away_from_the_agents_terminal_and_files(bench, wait_
     pid, go = bench.root / "pid", bench.root / "go"
     setup = f"echo $$ > {pid}.new; mv {pid}.new {pid}; until [ -e {go} ]; do sleep 0.01; done; exit 9"
     life = bench.life("", run={"setup": setup})
-    with (bench.root / "of-the-agent").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
+    with left_open(bench.root / "of-the-agent"):
         thread = threading.Thread(target=life.run)
         thread.start()
         try:
@@ -27,7 +25,7 @@ def test_a_setup_is_started_away_from_the_agents_terminal_and_files(bench, wait_
     assert seen.leads_its_session
     assert seen.directory == life.context.node.work
     assert seen.streams == ("/dev/null", log, log)
-    assert file.name not in seen.files
+    assert str(bench.root / "of-the-agent") not in seen.files
     assert bench.exit_record().exit_code == 9
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from process_portrait import portrait_of
+from process_portrait import left_open, portrait_of
 
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import (
@@ -66,14 +66,13 @@ def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
 def test_a_training_is_started_away_from_the_agents_terminal_and_files(start, tmp_path):
     """It outlives the agent; nothing that it reads or prints passes through it."""
-    with (tmp_path / "of-the-agent").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
+    with left_open(tmp_path / "of-the-agent"):
         trainer = start("import time; time.sleep(3600)")
     seen, log = portrait_of(trainer.pid), str(tmp_path / "train.log")
     assert seen.leads_its_session
     assert seen.directory == tmp_path
     assert seen.streams == ("/dev/null", log, log)
-    assert file.name not in seen.files
+    assert str(tmp_path / "of-the-agent") not in seen.files
     assert seen.environment[files.HANDOFF] == str(tmp_path / "handoff")
 
 
