@@ -16,6 +16,7 @@ from process_portrait import left_open, portrait_of
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
+from cloudspot.local import forms
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
@@ -130,6 +131,16 @@ def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_dire
     assert boot.streams == ("/dev/null", str(machine.console), str(machine.console))
     assert str(host.home / "of-the-submitter") not in supervisor.files | boot.files
     assert not [one for one in boot.files if one.startswith(str(machine.path / "lock"))]
+
+
+@pytest.mark.parametrize(("num_nodes", "cores"), [(1, "9"), (2, "4"), (4, "2"), (10, "1")])
+def test_the_machines_of_a_job_share_the_hosts_cores(host, monkeypatch, num_nodes, cores):
+    """Else each would compute with as many threads as there are cores."""
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    monkeypatch.setattr(forms.os, "cpu_count", lambda: 9)
+    form = forms.make_form(machine)
+    form.record = msgspec.structs.replace(form.record, job_nodes=num_nodes)
+    assert form._environment()["CLOUDSPOT_CORES"] == cores
 
 
 def test_the_boot_waits_for_the_boot_delay(host):

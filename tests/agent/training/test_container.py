@@ -2,6 +2,7 @@
 
 import base64
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -447,10 +448,17 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
     monkeypatch.setattr(under_test.os, "getuid", lambda: 1234)
     monkeypatch.setattr(under_test.os, "getgid", lambda: 1235)
     monkeypatch.setattr(under_test, "_home", lambda: "/home/mine")
+    limits = {
+        resource.RLIMIT_NOFILE: (1024, 4096),
+        resource.RLIMIT_NPROC: (-1, -1),
+        resource.RLIMIT_MEMLOCK: (8, -1),
+    }
+    monkeypatch.setattr(under_test.resource, "getrlimit", lambda number: limits[number])
     words, _ = told(name)["run"]
     found = options_of(words)
     assert found["--user"] == ["0:0" if name == "podman" else "1234:1235"]
     assert found["--stop-timeout"] == ["3600"]
+    assert found["--ulimit"] == ["nofile=1024:4096", "nproc=32768:32768", "memlock=8:-1"]
     assert "CLOUDSPOT_NODE=here" in found["--env"]
     assert all(one.startswith("CLOUDSPOT_") for one in found["--env"])
     mounts = {f"{path}:{path}" for path in (node.directory, node.arena)}
@@ -460,7 +468,15 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
         *found["--volume"]
     }
     assert found["--workdir"] == [str(node.work)]
-    assert {"--detach", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host"} < {*words}
+    assert {
+        "--detach",
+        "--rm",
+        "--pull=never",
+        "--network=host",
+        "--pid=host",
+        "--ipc=host",
+        "--pids-limit=-1",
+    } < {*words}
     assert words[words.index("--entrypoint") + 2 :] == [
         f"docker.io/library/it@{DIGEST}",
         "-c",
