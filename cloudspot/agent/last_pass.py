@@ -79,9 +79,13 @@ class LastPass:
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             try:
                 printed, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired as late:
                 process.kill()
-                printed, _ = process.communicate()
+                process.wait()
+                # What it has started may hold the output open for longer.
+                assert process.stdout is not None
+                process.stdout.close()
+                printed = late.output or b""
         except OSError as error:
             _log.error("this node could not drive its job: %s", error)
             return

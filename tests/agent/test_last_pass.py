@@ -1,5 +1,7 @@
 """A node that ends drives its job once more."""
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -135,6 +137,26 @@ def test_it_ends_a_pass_at_the_machines_deadline(bench, program):
     )
     LastPass(life.context).run_until_replaced()
     assert time.monotonic() > now + 0.4
+
+
+def test_a_pass_that_is_ended_is_not_waited_for_until_what_it_has_started_ends(bench, program, caplog):
+    """As a program that gives it its credentials: it held the output open, and the node waited at its end."""
+    caplog.set_level("INFO")
+    program(f"echo begun; sleep 3600 & echo $! > {bench.root}/helper; exec sleep 3600")
+    life = bench.life(nodes=DRIVE)
+    life.context.orders.give(
+        reclaim=understand(
+            PreemptionNotice(deadline=None),
+            notice_seconds=0.5,
+            now=time.monotonic(),
+            wall=datetime.now(timezone.utc),
+        )
+    )
+    try:
+        LastPass(life.context).run()
+    finally:
+        os.kill(int((bench.root / "helper").read_text()), signal.SIGKILL)
+    assert "driving: begun" in caplog.messages
 
 
 def test_a_program_that_cannot_start_is_only_logged(bench, program, caplog):

@@ -300,6 +300,13 @@ def test_what_would_not_run_the_same_is_started(server, start, why, given):
     assert why in server.node.fork_server_log.read_text()
 
 
+def test_no_module_of_the_jobs_is_imported_in_place_of_the_clients_own(start, tmp_path):
+    """It stands in for a program that may not even use it."""
+    (tmp_path / "select.py").write_text("raise SystemExit('of the job')\n")
+    process = start(IS_FORKED, PYTHONPATH=str(tmp_path))
+    assert process.communicate(timeout=100) == ("started\n", "")
+
+
 def test_what_the_script_imports_first_is_imported_once(tmp_path):
     """And what its imports have set is set, unless a program is given another value."""
     (tmp_path / "safetensors-9.dist-info").mkdir()
