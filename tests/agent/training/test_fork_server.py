@@ -86,7 +86,7 @@ def modules(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, modules):
     path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
-    with serving(tmp_path_factory.mktemp("node"), PYTHONPATH=path) as given:
+    with serving(tmp_path_factory.mktemp("node"), PYTHONPATH=path, OF_THE_SERVER="x") as given:
         yield given
 
 
@@ -142,6 +142,19 @@ def test_it_ends_with_its_programs_status(start, line, status):
     process = start(f"{IS_FORKED}import os\n{line}\n")
     out, _ = process.communicate(timeout=100)
     assert (out, process.returncode) == ("forked\n", status)
+
+
+def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
+    environment = {**server.environment}
+    del environment["OF_THE_SERVER"]
+    (server.node.work / "tell.py").write_text(
+        "import os, sys\nprint(sorted(os.environ), 'torch' in sys.modules)\n"
+    )
+    words = [*server.own.prefix, sys.executable, "-u", "tell.py"]
+    done = subprocess.run(
+        words, cwd=server.node.work, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{sorted(environment)} True\n"
 
 
 def test_each_draws_its_own_random_numbers(start):
