@@ -7,6 +7,7 @@ import pytest
 from own_notes import note
 
 from cloudspot.errors import SpecError
+from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import own_jobs
 
 JOB, URL = "digits-1", "memory://test"
@@ -77,6 +78,22 @@ def test_an_end_stands_until_the_job_is_submitted_again_and_a_removal_forgets_al
     for _ in range(2):
         own_jobs.forget_job(JOB, store_url=URL)
         assert own_jobs.find_note(JOB, store_url=URL) is None
+
+
+def test_a_note_is_read_and_written_under_one_lock(local_home: Path, monkeypatch):
+    """A driver that noted the job's end lost the submission with which its user had just resumed it."""
+    write, found = own_jobs._write, []
+
+    def watched(*arguments):
+        with try_lock(local_home / "own-jobs" / "lock") as is_free:
+            found.append(is_free)
+        write(*arguments)
+
+    monkeypatch.setattr(own_jobs, "_write", watched)
+    note(JOB, store_url=URL)
+    own_jobs.end_job(JOB, store_url=URL)
+    assert own_jobs.find_note(JOB, store_url=URL).has_ended
+    assert found == [False, False]
 
 
 def test_a_note_of_an_earlier_version_is_none(local_home: Path):
