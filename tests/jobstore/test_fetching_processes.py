@@ -165,6 +165,10 @@ def test_what_goes_wrong_with_a_file_is_raised_here_as_what_it_is(tmp_path, give
             "Odd: off",
         ),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        (
+            "import click\nraise click.BadOptionUsage('name', 'off')",
+            "BadOptionUsage: off",
+        ),  # packs, and never unpacks
     ],
 )
 def test_an_error_that_cannot_be_raised_here_is_told_as_text(code, told):
