@@ -22,6 +22,7 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 
@@ -149,6 +150,23 @@ def test_the_boot_waits_for_the_boot_delay(host):
     LocalProvider().preempt(machine.id, notice_seconds=0)
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
     assert not machine.console.exists()
+
+
+@linux_only
+def test_a_supervisor_keeps_open_what_it_is_to_hold_and_finds_modules_where_it_is_told(host, tmp_path):
+    """As the lock that tells its sandbox's other processes that a machine lives."""
+    record = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0].record()
+    path = host.home / "machines" / "m-held-0"
+    machine = MachineDirectory.create(
+        path, msgspec.structs.replace(record, id=path.name), user_data=b"echo up"
+    )
+    python_path = os.pathsep.join((str(tmp_path / "modules"), *sys.path))
+    with (tmp_path / "held").open("w") as held:
+        started = start_supervisor(machine, python_path=python_path, held=(held.fileno(),))
+        assert started.wait(60) == 0
+    supervisor = portrait_of(machine.supervisor().pid)
+    assert held.name in supervisor.files
+    assert supervisor.environment["PYTHONPATH"] == python_path
 
 
 LOOKED_AT = """
