@@ -134,14 +134,19 @@ def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_dire
     assert not [one for one in boot.files if one.startswith(str(machine.path / "lock"))]
 
 
-@pytest.mark.parametrize(("num_nodes", "cores"), [(1, "9"), (2, "4"), (4, "2"), (10, "1")])
-def test_the_machines_of_a_job_share_the_hosts_cores(host, monkeypatch, num_nodes, cores):
-    """Else each would compute with as many threads as there are cores."""
+def test_the_machines_of_a_job_share_the_hosts_cores_and_have_no_variable_of_their_supervisors(
+    host, monkeypatch
+):
+    """Else each would compute with as many threads as there are cores, or import what the supervisor does."""
     machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    monkeypatch.setenv("PYTHONPATH", "/of/the/supervisor")
     monkeypatch.setattr(forms.os, "cpu_count", lambda: 9)
     form = forms.make_form(machine)
-    form.record = msgspec.structs.replace(form.record, job_nodes=num_nodes)
-    assert form._environment()["CLOUDSPOT_CORES"] == cores
+    for num_nodes, cores in ((1, "9"), (2, "4"), (4, "2"), (10, "1")):
+        form.record = msgspec.structs.replace(form.record, job_nodes=num_nodes)
+        environment = form._environment()
+        assert environment["CLOUDSPOT_CORES"] == cores
+        assert "PYTHONPATH" not in environment
 
 
 def test_the_boot_waits_for_the_boot_delay(host):
