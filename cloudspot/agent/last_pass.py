@@ -75,7 +75,8 @@ class LastPass:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            with suppress(ProcessLookupError):  # What the training still has to save goes first.
+            # What the training still has to save goes first.
+            with suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             try:
                 printed, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))

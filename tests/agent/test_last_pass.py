@@ -159,6 +159,18 @@ def test_a_pass_that_is_ended_is_not_waited_for_until_what_it_has_started_ends(b
     assert "driving: begun" in caplog.messages
 
 
+def test_a_pass_whose_priority_cannot_be_lowered_is_made_all_the_same(bench, program, caplog, monkeypatch):
+    """As where the agent itself yields more: without privileges there is no way back."""
+
+    def refuse(*_arguments):
+        raise PermissionError
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(last_pass.os, "setpriority", refuse)
+    LastPass(bench.life(nodes=DRIVE).context).run()
+    assert "driving: drove" in caplog.messages
+
+
 def test_a_program_that_cannot_start_is_only_logged(bench, program, caplog):
     (bench.root / "program").unlink()
     LastPass(bench.life(nodes=DRIVE).context).run()
