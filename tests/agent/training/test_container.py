@@ -3,6 +3,7 @@
 import base64
 import os
 import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -482,6 +483,24 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
         "-c",
         under_test._WAIT,
     ]
+
+
+def test_a_stop_of_the_engine_does_not_end_what_the_container_waits_with(wait_until):
+    """As at the machine's shutdown: the training would end before it has saved."""
+    with subprocess.Popen(["/bin/sh", "-c", under_test._WAIT], start_new_session=True) as process:
+        status = Path(f"/proc/{process.pid}/status")
+
+        def ignored():
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            return int(lines["SigIgn"], 16)
+
+        try:
+            wait_until(lambda: ignored() & 1 << signal.SIGTERM - 1)
+            process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_an_engine_itself_bears_no_mark_and_has_its_users_home(told, monkeypatch):
