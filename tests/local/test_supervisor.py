@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.supervisor import Supervisor
 from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
@@ -74,6 +76,17 @@ def living(pids: set[int]) -> set[int]:
         if text.rpartition(")")[2].split()[0] != "Z":
             found.add(pid)
     return found
+
+
+def every_process() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def num_threads(pid: int) -> int:
@@ -172,6 +185,45 @@ def test_a_supervisor_keeps_open_what_it_is_to_hold_and_finds_modules_where_it_i
     supervisor = portrait_of(machine.supervisor().pid)
     assert held.name in supervisor.files
     assert supervisor.environment["PYTHONPATH"] == python_path
+
+
+@linux_only
+def test_a_machine_that_asks_for_its_end_waits_for_it_though_it_is_hung_up_on(host, wait_until):
+    """Should its supervisor have been killed, it ends itself then."""
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    shutdown = subprocess.Popen([machine.programs / "shutdown"], start_new_session=True)
+    assert shutdown.wait(60) == 0
+
+    def waiting() -> list[int]:
+        return [pid for pid in living(every_process()) if session_of(pid) == shutdown.pid]
+
+    try:
+        wait_until(lambda: len(waiting()) == 2)  # a shell and its sleep
+        assert all(signal.SIGHUP in portrait_of(pid).ignored for pid in waiting())
+    finally:
+        os.killpg(shutdown.pid, signal.SIGKILL)
+
+
+def test_a_machine_that_had_a_supervisor_or_has_ended_never_gets_another(host):
+    machine = host.launch("sleep 1000")[0]
+    os.kill(machine.supervisor().pid, signal.SIGKILL)
+    assert start_supervisor(machine).wait(60) == 1
+    host.wait_for_end(machine)
+    assert start_supervisor(machine).wait(60) == 1
+
+
+def test_a_later_notice_moves_no_end_back(host):
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    supervisor = Supervisor(machine)
+    supervisor._form.view = SimpleNamespace(notice=None)
+    supervisor._reclaim(1000.0, 30.0)
+    first = supervisor._form.view.notice
+    supervisor._reclaim(1001.0, 60.0)
+    assert supervisor._deadline == 1030.0
+    assert supervisor._form.view.notice is first
+    supervisor._reclaim(1002.0, 5.0)
+    assert supervisor._deadline == 1007.0
+    assert supervisor._form.view.notice.deadline < first.deadline
 
 
 LOOKED_AT = """

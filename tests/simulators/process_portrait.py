@@ -24,6 +24,8 @@ class Portrait:
     """What all its descriptors lead to."""
     environment: dict[str, str]
     """That with which it was started."""
+    ignored: frozenset[int]
+    """The numbers of the signals that it ignores."""
 
     @property
     def leads_its_session(self) -> bool:
@@ -52,6 +54,7 @@ def portrait_of(pid: int) -> Portrait:
     """Return the portrait of a living process of this user."""
     process = Path("/proc", str(pid))
     leads_to = {one.name: str(one.readlink()) for one in (process / "fd").iterdir() if one.is_symlink()}
+    status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
     pairs = (one.partition("=") for one in (process / "environ").read_text().split("\0") if one)
     return Portrait(
         pid=pid,
@@ -62,4 +65,5 @@ def portrait_of(pid: int) -> Portrait:
         streams=(leads_to["0"], leads_to["1"], leads_to["2"]),
         files=frozenset(leads_to.values()),
         environment={name: value for name, _, value in pairs},
+        ignored=frozenset(one for one in range(1, 65) if int(status["SigIgn"], 16) >> one - 1 & 1),
     )

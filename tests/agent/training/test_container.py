@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from process_portrait import portrait_of
 from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
 from small_image import containers, kill_container, small_image, volumes, why_no_containers
 
@@ -488,14 +489,8 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
 def test_a_stop_of_the_engine_does_not_end_what_the_container_waits_with(wait_until):
     """As at the machine's shutdown: the training would end before it has saved."""
     with subprocess.Popen(["/bin/sh", "-c", under_test._WAIT], start_new_session=True) as process:
-        status = Path(f"/proc/{process.pid}/status")
-
-        def ignored():
-            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-            return int(lines["SigIgn"], 16)
-
         try:
-            wait_until(lambda: ignored() & 1 << signal.SIGTERM - 1)
+            wait_until(lambda: signal.SIGTERM in portrait_of(process.pid).ignored)
             process.terminate()
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.05)
