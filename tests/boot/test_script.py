@@ -414,6 +414,12 @@ def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_scr
 
 def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(machine: Machine):
     (machine.directory / "units").mkdir()
+    (machine.directory / "bin").mkdir()
+    chmod = machine.directory / "bin/chmod"
+    chmod.write_text(
+        f'#!/bin/sh\nstat -c %a "$2" >> {machine.directory}/modes-before\nexec {shutil.which("chmod")} "$@"\n'
+    )
+    chmod.chmod(0o755)
     umask = os.umask(0)
     try:
         machine.boot(statuses=["0"], max_seconds=0.3, store_url="secret", meanwhile=machine.wait_for_unit)
@@ -428,6 +434,7 @@ def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(ma
     for path in with_environment:
         assert 'CLOUDSPOT_STORE="secret"' in path.read_text()
         assert path.stat().st_mode & 0o777 == 0o700, path
+    assert {*machine.lines("modes-before")} == {"600"}, "it was open to others while it was written"
     assert (machine.directory / "node").stat().st_mode & 0o777 == 0o700
     # systemd tells of units that it alone may read.
     assert (machine.directory / "units/cloudspot-agent.service").stat().st_mode & 0o044 == 0o044
