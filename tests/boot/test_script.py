@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from process_portrait import Portrait, portraits_of_session
 
 from cloudspot import boot
 from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script
@@ -265,6 +266,21 @@ def test_an_agent_that_always_fails_late_does_not_keep_the_machine(machine: Mach
 def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
     machine.boot(statuses=["hang"], max_seconds=0.3)
     assert machine.lines("down") == ["down"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which signals a process ignores")
+def test_the_timer_outlives_a_boot_service_that_hangs_up_and_holds_nothing_of_it_open(machine: Machine):
+    def look(script: int) -> None:
+        def naps() -> list[Portrait]:
+            return [one for one in portraits_of_session(script) if one.words[-1:] == ("900",)]
+
+        machine.wait_until(naps)  # the timer's first one
+        (nap,) = naps()
+        assert signal.SIGHUP in nap.ignored
+        assert nap.streams == ("/dev/null",) * 3
+        (machine.directory / "down").write_text("seen")
+
+    machine.boot(statuses=["hang"], meanwhile=look)
 
 
 def test_who_stops_the_script_stops_the_agent_which_is_not_started_again(machine: Machine):

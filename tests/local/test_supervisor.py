@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from process_portrait import left_open, portrait_of
+from process_portrait import left_open, portrait_of, portraits_of_session
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
@@ -76,17 +76,6 @@ def living(pids: set[int]) -> set[int]:
         if text.rpartition(")")[2].split()[0] != "Z":
             found.add(pid)
     return found
-
-
-def every_process() -> set[int]:
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-
-
-def session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def num_threads(pid: int) -> int:
@@ -194,12 +183,10 @@ def test_a_machine_that_asks_for_its_end_waits_for_it_though_it_is_hung_up_on(ho
     shutdown = subprocess.Popen([machine.programs / "shutdown"], start_new_session=True)
     assert shutdown.wait(60) == 0
 
-    def waiting() -> list[int]:
-        return [pid for pid in living(every_process()) if session_of(pid) == shutdown.pid]
-
     try:
-        wait_until(lambda: len(waiting()) == 2)  # a shell and its sleep
-        assert all(signal.SIGHUP in portrait_of(pid).ignored for pid in waiting())
+        # A shell and its sleep.
+        wait_until(lambda: len(portraits_of_session(shutdown.pid)) == 2)
+        assert all(signal.SIGHUP in one.ignored for one in portraits_of_session(shutdown.pid))
     finally:
         os.killpg(shutdown.pid, signal.SIGKILL)
 

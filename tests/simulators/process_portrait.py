@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ class Portrait:
     """A process as others see it."""
 
     pid: int
+    words: tuple[str, ...]
+    """Its program and arguments."""
     session: int
     group: int
     directory: Path
@@ -58,6 +60,7 @@ def portrait_of(pid: int) -> Portrait:
     pairs = (one.partition("=") for one in (process / "environ").read_text().split("\0") if one)
     return Portrait(
         pid=pid,
+        words=tuple((process / "cmdline").read_text().split("\0")[:-1]),
         session=os.getsid(pid),
         group=os.getpgid(pid),
         directory=(process / "cwd").readlink(),
@@ -67,3 +70,14 @@ def portrait_of(pid: int) -> Portrait:
         environment={name: value for name, _, value in pairs},
         ignored=frozenset(one for one in range(1, 65) if int(status["SigIgn"], 16) >> one - 1 & 1),
     )
+
+
+def portraits_of_session(session: int) -> list[Portrait]:
+    """Return the portraits of all processes of a session that live long enough."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, KeyError):  # it has ended meanwhile
+                if os.getsid(int(entry.name)) == session:
+                    found.append(portrait_of(int(entry.name)))
+    return found
