@@ -34,7 +34,10 @@ def decode(data: bytes | str, type_: Any) -> Any:
         msgspec.DecodeError: ``data`` is not JSON; as a ValidationError: it is not a ``type_``.
         UnicodeDecodeError: ``data`` is not text.
     """
-    return _decoder(type_).decode(data)
+    try:
+        return _decoder(type_).decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 def convert(value: Any, type_: Any) -> Any:
@@ -45,6 +48,15 @@ def convert(value: Any, type_: Any) -> Any:
     """
     _decoder(type_)
     return msgspec.convert(value, type_, dec_hook=_decode_metrics)
+
+
+def fault_of(value: msgspec.Struct) -> str | None:
+    """Return what keeps a value from being one of its type, which only decoding checks; None: nothing."""
+    try:
+        convert(msgspec.to_builtins(value), type(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        return str(error)
+    return None
 
 
 def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
@@ -72,13 +84,17 @@ LATEST: Final = datetime(2200, 1, 1, tzinfo=timezone.utc)
 MAX_NODES: Final = 10_000
 """Keys give a rank four digits."""
 
+MAX_LAUNCHES: Final = 10**9
+"""Launches and generations are counted below this."""
+MAX_TALLY: Final = (1 << 60) - 1
+
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODES)]
 NodeCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
-Ordinal = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
+Ordinal = Annotated[int, msgspec.Meta(ge=1, lt=MAX_LAUNCHES)]
 """The number of a launch or a generation, counted from 1."""
-OrdinalOrZero = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+OrdinalOrZero = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LAUNCHES)]
 """The same, where 0 stands for the time before the first."""
-Tally = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+Tally = Annotated[int, msgspec.Meta(ge=0, le=MAX_TALLY)]
 """Steps, bytes, lines: whatever is counted from 0. Sums of a few stay below 64 bits."""
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
@@ -94,10 +110,27 @@ KeyWord = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 StreamName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """A duration of up to three centuries."""
-Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+MAX_PRICE: Final = 1e9
+Price = Annotated[float, msgspec.Meta(ge=0, le=MAX_PRICE)]
 """Money for an hour."""
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Money in all."""
+
+
+def whole_number(text: object, *, most: int = MAX_TALLY) -> int | None:
+    """Return the number from 0 to ``most`` that a text from outside holds; None: it is not one.
+
+    ``int`` alone takes other alphabets' digits, signs, spaces and underscores, and raises an error of its own
+    at more than 4,300 digits.
+    """
+    found = str(text)
+    is_number = found.isascii() and found.isdigit() and len(found) <= len(str(most))
+    return int(found) if is_number and int(found) <= most else None
+
+
+def is_possible_time(moment: datetime) -> bool:
+    """Return whether a moment has a time zone, as every comparison needs, and lies within the bounds."""
+    return moment.tzinfo is not None and EARLIEST <= moment < LATEST
 
 
 class Dated(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +144,7 @@ class Dated(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             if value.tzinfo is None:
                 raise ValueError(f"`{name}` must have a time zone: got {value.isoformat()}")
-            if not EARLIEST <= value < LATEST:
+            if not is_possible_time(value):
                 raise ValueError(f"`{name}` must be in the years 1970 to 2199: got {value.isoformat()}")
 
 

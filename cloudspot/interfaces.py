@@ -24,12 +24,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
 from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 import msgspec
 
-from cloudspot.decoding import EARLIEST, LATEST
-from cloudspot.errors import CloudspotError, StoreRefused
-from cloudspot.host.names import is_safe_name
+from cloudspot.decoding import MAX_PRICE, MAX_TALLY, fault_of, is_possible_time
+from cloudspot.errors import CloudspotError, StoreRefused, TransientError
+from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,
@@ -82,7 +83,23 @@ def check_stream(stream: str) -> None:
 
 
 class Provisioner(ABC):
-    """Creates, lists and ends machines. Runs where the controller runs, never on a node."""
+    """Creates, lists and ends machines. Runs where the controller runs, never on a node.
+
+    What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
+    that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
+    bounds of its field. Otherwise they raise TransientError, and nothing is known.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Check what the class's own methods return, whoever wrote it."""
+        super().__init_subclass__()
+        _check_answers(
+            cls,
+            Provisioner,
+            instances=_checked_instances,
+            offers=_checked_offers,
+            current_price=_checked_price,
+        )
 
     token_seconds: float
     """For at least this many seconds the provider honours an idempotency token."""
@@ -133,7 +150,7 @@ class Provisioner(ABC):
         behind ``create``.
 
         Raises:
-            TransientError: the listing failed; nothing is known.
+            TransientError: the listing failed, or says something impossible; nothing is known.
         """
 
     @abstractmethod
@@ -385,6 +402,13 @@ class Upload(ABC):
         self.abort()
 
 
+MAX_GET_BYTES: Final = 128 << 20
+"""The largest objects that are read at once are code bundles, of 100 MiB at the most."""
+MAX_LISTED: Final = 10_000_000
+"""No job has as many objects, nor an input as many files; a server could invent keys for ever. Callers keep
+what is listed, so that this bounds their memory too."""
+
+
 class ObjectStore(ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
@@ -408,10 +432,10 @@ class ObjectStore(ABC):
         ``passes_on`` is for a wrapper, whose answers are those of a store that is checked already.
         """
         super().__init_subclass__()
-        for name, check in () if passes_on else _CHECKS.items():
-            origin = next(one for one in cls.__mro__ if name in one.__dict__)
-            if origin is cls or not issubclass(origin, ObjectStore):
-                setattr(cls, name, check(origin.__dict__[name]))
+        if not passes_on:
+            _check_answers(
+                cls, ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head
+            )
 
     @property
     def canonical_url(self) -> str:
@@ -421,6 +445,28 @@ class ObjectStore(ABC):
         """
         scheme, separator, rest = self.url.partition("://")
         return scheme.lower() + separator + rest.rstrip("/")
+
+    def establish(self) -> str | None:
+        """Make the store's place if there is none, hold to it (``hold_to``), and return the id in its mark.
+
+        Only a submission calls this, and nothing else makes a store's place. The default does nothing and
+        returns None. It is for stores that nobody mounts and whose place their owner makes, such as buckets.
+
+        Raises:
+            TransientError: the store is held to a place, which is not there.
+        """
+        return None
+
+    def find_id(self) -> str | None:
+        """Return the id in the mark of the store; None: there is none."""
+        return None
+
+    def hold_to(self, store_id: str | None = None) -> None:  # noqa: B027 (few stores can be mounted)
+        """Let each request from now on raise TransientError while the store's place is missing or another's.
+
+        ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
+        accepts any id, and later ones only that id. No I/O. The default does nothing.
+        """
 
     @abstractmethod
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
@@ -433,10 +479,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """Return the whole object.
+        """Return the whole object, which has at most ``MAX_GET_BYTES``; no more than that is read.
+
+        Others may write to the store, so its size is not the caller's to know. What may be larger is read
+        by ranges.
 
         Raises:
             ObjectMissing: no such key.
+            CorruptData: it is larger than whatever is read at once.
         """
 
     @abstractmethod
@@ -518,9 +568,17 @@ class ObjectStore(ABC):
         return ()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys."""
+        """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
+
+        Raises:
+            StoreRefused: there are more than ``MAX_LISTED``.
+        """
+        left = MAX_LISTED
         for page in self.list_pages(prefix, after=after):
             yield from page.objects
+            left -= len(page.objects)
+            if left < 0:
+                raise _refused(self, f"the listing of {prefix} has more than {MAX_LISTED} objects")
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
         """Yield the pages of that listing."""
@@ -532,8 +590,12 @@ class ObjectStore(ABC):
             after = page.next_after
 
 
-_MAX_OBJECT_BYTES: Final = (1 << 60) - 1
-"""No store holds a larger object, and sums of a few such sizes stay below 64 bits."""
+def _check_answers(cls: type, interface: type, **checks: Callable[[Any], Any]) -> None:
+    """Put a check around each of these methods that the class does not have from another implementation."""
+    for name, check in checks.items():
+        origin = next(one for one in cls.__mro__ if name in one.__dict__)
+        if origin is cls or not issubclass(origin, interface):
+            setattr(cls, name, check(origin.__dict__[name]))
 
 
 def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
@@ -562,18 +624,71 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
     def checked(self: ObjectStore, key: str) -> ObjectMeta:
         meta = head(self, key)
         if meta.key != key:
-            raise _refused(self, f"asked for {key!r}, it answers with {meta.key!r}")
+            raise _refused(self, f"asked for {key!r}, it answers with {meta.key[:200]!r}")
         _check_meta(self, meta)
         return meta
 
     return checked
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "list_page": _checked_page,
-    "list_pages": _checked_pages,
-    "head": _checked_head,
-}
+def _checked_instances(instances: Callable[..., Sequence[Instance]]) -> Callable[..., Sequence[Instance]]:
+    @functools.wraps(instances)
+    def checked(self: Provisioner, *, job_id: str | None = None) -> Sequence[Instance]:
+        found = instances(self, job_id=job_id)
+        for one in found:
+            if (fault := _machine_fault(one, job_id)) is not None:
+                raise TransientError(f"the list of machines has {one.id[:200]!r} {fault}: nothing is known")
+        return found
+
+    return checked
+
+
+def _machine_fault(machine: Instance, job_id: str | None) -> str | None:
+    """Return what a provider cannot say of a machine of cloudspot's; None: it is all possible."""
+    if (fault := fault_of(machine)) is not None:
+        return f"with an impossible field ({fault})"
+    if len(quote(machine.id, safe="")) > MAX_SEGMENT_BYTES:
+        return "which cannot be an id"
+    if not machine.job_id or job_id not in {None, machine.job_id}:
+        return f"of job {machine.job_id[:200]!r}" + ("" if job_id is None else f", not {job_id!r}")
+    moments = (machine.launched_at, machine.ended_at)
+    if any(moment is not None and not is_possible_time(moment) for moment in moments):
+        return f"that ran from {machine.launched_at} to {machine.ended_at}"
+    return None
+
+
+def _checked_offers(offers: Callable[..., Sequence[Offer]]) -> Callable[..., Sequence[Offer]]:
+    @functools.wraps(offers)
+    def checked(self: Provisioner, resources: Resources) -> Sequence[Offer]:
+        found = offers(self, resources)
+        for one in found:
+            if (fault := fault_of(one)) is not None:
+                raise TransientError(f"the offer {one.key[:200]} is impossible ({fault}): nothing is known")
+        return found
+
+    return checked
+
+
+def _checked_price(current_price: Callable[..., float | None]) -> Callable[..., float | None]:
+    @functools.wraps(current_price)
+    def checked(self: Provisioner, offer: Offer) -> float | None:
+        found = current_price(self, offer)
+        if found is not None and not 0 <= found <= MAX_PRICE:
+            raise TransientError(f"the price of {offer.key} is said to be {found:.3g}, so it is not known")
+        return found
+
+    return checked
+
+
+def _checked_identity(node_identity: Callable[..., NodeIdentity]) -> Callable[..., NodeIdentity]:
+    @functools.wraps(node_identity)
+    def checked(self: Provider) -> NodeIdentity:
+        found = node_identity(self)
+        if (fault := fault_of(found)) is not None:
+            raise TransientError(f"the metadata service tells an impossible identity: {fault}")
+        return found
+
+    return checked
 
 
 def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | None) -> None:
@@ -581,11 +696,11 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
     where = prefix or "all objects"
     for meta in page.objects:
         if not meta.key.startswith(prefix):
-            raise _refused(store, f"the listing of {where} also holds {meta.key!r}, so it ignores the prefix")
+            fault = f"also holds {meta.key[:200]!r}, so it ignores the prefix"
+            raise _refused(store, f"the listing of {where} {fault}")
         if meta.key <= last:
-            raise _refused(
-                store, f"the listing of {where} does not move forward: after {last!r} comes {meta.key!r}"
-            )
+            fault = f"does not move forward: after {last[:200]!r} comes {meta.key[:200]!r}"
+            raise _refused(store, f"the listing of {where} {fault}")
         _check_meta(store, meta)
         last = meta.key
     following = page.next_after
@@ -594,17 +709,17 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
         following == after or following < max(last, prefix if after is None else "")
     ):
         raise _refused(
-            store, f"the listing of {where} does not move forward: it goes on after {following!r} once more"
+            store,
+            f"the listing of {where} does not move forward: it goes on after {following[:200]!r} once more",
         )
 
 
 def _check_meta(store: ObjectStore, meta: ObjectMeta) -> None:
     if not is_key(meta.key):
         raise _refused(store, f"it lists {meta.key[:200]!r}, which is not a key")
-    if not 0 <= meta.size <= _MAX_OBJECT_BYTES:
-        raise _refused(store, f"it says that {meta.key} has {meta.size:.3g} bytes")
-    # A moment without a time zone cannot be compared with these.
-    if meta.modified_at.tzinfo is None or not EARLIEST <= meta.modified_at < LATEST:
+    if not 0 <= meta.size <= MAX_TALLY:
+        raise _refused(store, f"it says that {meta.key} has {min(max(meta.size, -1), 10**30):.3g} bytes")
+    if not is_possible_time(meta.modified_at):
         raise _refused(store, f"it says that {meta.key} was modified at {meta.modified_at.isoformat()}")
 
 
@@ -675,7 +790,16 @@ class LogSink(ABC):
 
 
 class Provider(ABC):
-    """What a plugin registers: factories of the interfaces. Importing its module imports no SDK."""
+    """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+
+    ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
+    TransientError.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Check what the class's own method returns, whoever wrote it."""
+        super().__init_subclass__()
+        _check_answers(cls, Provider, node_identity=_checked_identity)
 
     name: ClassVar[str]
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
@@ -800,7 +924,9 @@ class Notifier(ABC):
     """What sends a job's messages; no error of its may show a URL, nor a part of one.
 
     Messages are sent from a process of their own, several at once, which is killed after some seconds. The
-    URLs come from the job's submission: whoever may write to the bucket chooses them.
+    URLs come from the job's submission: whoever may write to the bucket chooses them. So that process
+    connects to public addresses only, unless the user has named the host on this very computer: another
+    connection raises an OSError.
     """
 
     name: ClassVar[str]

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from cloudspot.decoding import Dated, Price, Seconds, StreamName, Tally
+from cloudspot.decoding import (
+    Dated,
+    InstanceId,
+    OrdinalOrZero,
+    Price,
+    Rank,
+    Seconds,
+    StreamName,
+    Tally,
+)
 
 
 class Market(str, enum.Enum):
@@ -220,12 +229,12 @@ ranks meet, and how many nodes it has."""
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as its provider reports it."""
 
-    id: str
+    id: InstanceId
     state: InstanceState
     job_id: str
-    launch: int
+    launch: OrdinalOrZero
     """The launch that it belongs to, counted from 1 (a tag on the machine)."""
-    rank: int | None = None
+    rank: Rank | None = None
     """The node's index within the launch, from 0, if the provider knows it."""
     end_reason: EndReason | None = None
     address: str | None = None
@@ -246,8 +255,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that this process runs on, according to its metadata service."""
 
-    instance_id: str
-    rank: int
+    instance_id: InstanceId
+    rank: Rank
     """The node's index within its launch, from 0."""
     address: str
     """Where the other nodes of the launch reach it."""
@@ -296,6 +305,8 @@ class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
 
     deadline: datetime | None
     """When it will be taken (UTC); None if the provider names no time."""
+    deadline_monotonic: float | None = None
+    """The same moment by this machine's ``time.monotonic``, if the source knows it; then it counts."""
     action: str = "terminate"
     """``terminate``, ``stop`` or ``hibernate``; each ends the training on this machine."""
     source: str = ""

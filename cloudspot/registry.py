@@ -121,6 +121,20 @@ def open_store(url: str) -> ObjectStore:
     return store
 
 
+def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
+    """Open the store of jobs at the URL, without I/O, and hold it to its id: see ``ObjectStore.hold_to``.
+
+    Use ``open_store`` for the places of inputs, and where the first job of a new store is submitted.
+
+    Raises:
+        SpecError: as for ``open_store``.
+        PluginError: as for ``open_store``.
+    """
+    store = open_store(url)
+    store.hold_to(store_id)
+    return store
+
+
 def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
     """Return the distributions, besides cloudspot, that a node of this provider needs for these stores.
 

@@ -6,6 +6,7 @@ import collections
 import gc
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
+from cloudspot.jobstore import store_clock
 from cloudspot.jobstore.state_home import HOME
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
@@ -59,6 +61,12 @@ def _guard_process() -> None:
         raise ForcedExit(what)
 
     os._exit = guarded  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def nobody_knows_a_stores_clock() -> None:
+    """Forget the clocks of other tests' stores, which may have the same URL and another time."""
+    store_clock._clocks.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +136,28 @@ def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> No
 def wait_until_fixture() -> Callable[..., None]:
     """``wait_until(condition, seconds=60)``: poll until the condition is true."""
     return _wait_until
+
+
+@pytest.fixture
+def huge_file(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``huge_file(end)``: a file of 4 GiB of zeros and this end, where the process may take 512 MiB more."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux limits the memory of a process")
+
+    def huge_file(end: bytes = b"", path: Path = tmp_path / "huge") -> Path:
+        with path.open("wb") as file:
+            file.truncate(4 << 30)
+            file.seek(0, os.SEEK_END)
+            file.write(end)
+        return path
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (512 << 20), limits[1]))
+    try:
+        yield huge_file
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from directorystore import directory_store
 from sessions import put_session_checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -17,7 +18,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part, SaveId
-from cloudspot.local.filestore import FileStore
 from cloudspot.train import tree
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -139,7 +139,7 @@ def trained(tmp_path):
     model(torch.randn(8, 30)).sum().backward()
     optimizer.step()
     objects = {"model": model, "optimizer": optimizer}
-    store = FileStore(f"file://{tmp_path}/bucket")
+    store = directory_store(tmp_path / "bucket")
     for step in (40, 50):
         put_session_checkpoint(
             store, "digits-7k3f", CheckpointId(2, step), objects, scratch=tmp_path / "ranks"
@@ -178,7 +178,7 @@ def test_the_reader_puts_a_sharded_model_together(reader, tmp_path):
             model.register_buffer(f"b_{name}", distribute_tensor(tensor, mesh, places, src_data_rank=None))
         return {"model": model}
 
-    store, scratch = FileStore(f"file://{tmp_path}/bucket"), tmp_path / "ranks"
+    store, scratch = directory_store(tmp_path / "bucket"), tmp_path / "ranks"
     put_session_checkpoint(store, "digits-7k3f", CheckpointId(1, 9), make, scratch=scratch, world_size=3)
     found = reader.read_checkpoint(tmp_path / "bucket", "digits-7k3f")["model"]
     assert found.keys() == {f"b_{name}" for name in full}
@@ -195,7 +195,7 @@ def test_the_reader_reads_compressed_chunks(reader, tmp_path):
     model = torch.nn.Module()
     for name, tensor in weights.items():
         model.register_buffer(f"b_{name}", tensor)
-    store = FileStore(f"file://{tmp_path}/bucket")
+    store = directory_store(tmp_path / "bucket")
     manifest = put_session_checkpoint(
         store, "digits-7k3f", CheckpointId(1, 9), {"model": model}, scratch=tmp_path / "ranks",
         chunk_bytes=20_000, compression=Compression(),

@@ -6,12 +6,24 @@ import msgspec
 import pytest
 from memorystore import InMemoryStore
 
+from cloudspot import interfaces
 from cloudspot.controller.account_orphans import AccountReaper
-from cloudspot.errors import StoreRefused
+from cloudspot.errors import StoreRefused, TransientError
+from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobstore import keys, removal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.store_inventory import SharedObjectInventory
-from cloudspot.model import ObjectMeta, ObjectPage
+from cloudspot.model import (
+    Billing,
+    Instance,
+    InstanceState,
+    Market,
+    NodeIdentity,
+    ObjectMeta,
+    ObjectPage,
+    Offer,
+    Resources,
+)
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
@@ -185,3 +197,103 @@ def test_what_a_head_cannot_say_is_refused_in_one_line(store, change):
     with pytest.raises(StoreRefused) as caught:
         store.head(keys.spec("a"))
     assert "\n" not in str(caught.value)
+
+
+class EndlessStore(InMemoryStore):
+    """Invents further keys for ever, in order."""
+
+    def list_page(self, prefix, *, after=None, limit=1000):
+        first = 1 + int((after or "0").rpartition("-")[2])
+        page = [
+            ObjectMeta(key=f"{prefix}-{number:012d}", size=1, modified_at=NOW)
+            for number in range(first, first + 50)
+        ]
+        return ObjectPage(objects=tuple(page), next_after=page[-1].key)
+
+
+def test_a_listing_without_an_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(interfaces, "MAX_LISTED", 120)
+    found = []
+    with pytest.raises(StoreRefused, match="the listing of jobs/a/ has more than 120 objects"):
+        found.extend(EndlessStore("endless://").list_objects("jobs/a/"))
+    assert len(found) <= 150
+
+
+# --- providers ----------------------------------------------------------------------------------
+
+
+MACHINE = Instance(id="i-1", state=InstanceState.RUNNING, job_id="a", launch=1, rank=0, launched_at=NOW)
+OFFER = Offer(
+    instance_type="t", zone="z", market=Market.SPOT, price_per_hour=1.0, on_demand_price_per_hour=2.0
+)
+IDENTITY = NodeIdentity(instance_id="i-1", rank=0, address="10.0.0.1")
+replace = msgspec.structs.replace
+
+
+def answering(interface, **answers):
+    """An instance of a plugin's class whose methods of these names give these answers."""
+    methods = {name: lambda self, *_args, answer=answer, **_: answer for name, answer in answers.items()}
+    others = dict.fromkeys(interface.__abstractmethods__ - methods.keys())
+    return type("Theirs", (interface,), {**others, **methods, "__init__": lambda self: None})()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": "b"},
+        {"job_id": ""},
+        {"id": ""},
+        {"id": "i" * 256},
+        {"id": "ü" * 50},
+        {"launch": -1},
+        {"launch": 10**30},
+        {"launch": float("nan")},
+        {"rank": 10_000},
+        {"rank": -1},
+        {"launched_at": NOW.replace(tzinfo=None)},
+        {"launched_at": NOW.replace(year=9999)},
+        {"ended_at": NOW.replace(year=1969)},
+    ],
+)
+def test_a_list_of_machines_with_an_impossible_one_tells_nothing(changes):
+    found = answering(Provisioner, instances=[MACHINE, replace(MACHINE, **changes)])
+    with pytest.raises(TransientError, match=r"^the list of machines has .*nothing is known$") as caught:
+        found.instances(job_id="a")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_list_of_machines_holds_the_job_s_or_those_of_any_job():
+    other = replace(MACHINE, id="z/ü", job_id="b", rank=None, ended_at=NOW)
+    assert answering(Provisioner, instances=[MACHINE]).instances(job_id="a") == [MACHINE]
+    assert answering(Provisioner, instances=[MACHINE, other]).instances() == [MACHINE, other]
+    with pytest.raises(TransientError, match="of job ''"):
+        answering(Provisioner, instances=[replace(MACHINE, job_id="")]).instances()
+
+
+@pytest.mark.parametrize("price", [float("nan"), float("inf"), -0.01, 1e10])
+def test_an_impossible_price_is_no_price(price):
+    for changes in (
+        {"price_per_hour": price},
+        {"on_demand_price_per_hour": price},
+        {"transfer_price_per_gib": price},
+        {"billing": Billing(minimum_seconds=-1.0)},
+        {"billing": Billing(increment_seconds=0.0)},
+    ):
+        found = answering(Provisioner, offers=[OFFER, replace(OFFER, **changes)])
+        with pytest.raises(TransientError, match=r"^the offer spot/z/t is impossible .*: nothing is known$"):
+            found.offers(Resources())
+    with pytest.raises(TransientError, match="the price of spot/z/t is said to be"):
+        answering(Provisioner, current_price=price).current_price(OFFER)
+
+
+def test_possible_offers_and_prices_come_as_they_are():
+    assert answering(Provisioner, offers=[OFFER]).offers(Resources()) == [OFFER]
+    for price in (None, 0.0, 0.5):
+        assert answering(Provisioner, current_price=price).current_price(OFFER) == price
+
+
+@pytest.mark.parametrize("changes", [{"rank": 10**9}, {"rank": -1}, {"instance_id": ""}])
+def test_a_machine_that_is_told_an_impossible_identity_is_told_nothing(changes):
+    with pytest.raises(TransientError, match="an impossible identity"):
+        answering(Provider, node_identity=replace(IDENTITY, **changes)).node_identity()
+    assert answering(Provider, node_identity=IDENTITY).node_identity() == IDENTITY

@@ -67,10 +67,12 @@ class Life:
                 num_nodes=job.spec.nodes.max,
                 asked_seconds=job.spec.logs.flush_seconds,
             ),
+            now=context.now,
         )
         self._secrets: Mapping[str, str] = {}
         self.runtime = runtime_of(node, job.spec, self._image_login)
         context.status.num_live = job.spec.nodes.max  # until it has heard the others
+        context.status.now = context.now
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
         self.events = EventFiles(node)

@@ -23,9 +23,10 @@ from cloudspot.jobstore import launches
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import job_file_of
 from cloudspot.jobstore.records import Intent
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.submission import read_submission_of
 from cloudspot.model import NodeIdentity
-from cloudspot.registry import open_provider, open_store, with_driver_options
+from cloudspot.registry import open_job_store, open_provider, with_driver_options
 
 _log = logging.getLogger("cloudspot.agent")
 
@@ -77,7 +78,7 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 
 
 def _live(node: Node, pipe: NoticePipe) -> None:
-    store = open_store(node.store_url)
+    store = open_job_store(node.store_url, node.store_id)
     try:
         submission = insist(
             lambda: read_submission_of(store, node.job_id, node.submission_sha256),
@@ -90,6 +91,8 @@ def _live(node: Node, pipe: NoticePipe) -> None:
         refuse(node, store, error)
         return
     identity = insist(provider.node_identity, deadline=time.monotonic() + START_SECONDS)
+    # Whatever this node writes from now on says when, by the store's clock.
+    insist(lambda: clock_of(store).compare(store))
     seated = insist(lambda: _seated(node, store, identity))
     if seated is None:
         _log.warning("all seats of launch %d are void, or other machines': ending", node.launch)
@@ -113,6 +116,7 @@ def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
     """
     deadline = time.monotonic() + START_SECONDS
     identity = insist(open_provider(node.provider, None).node_identity, deadline=deadline)
+    insist(lambda: clock_of(store).compare(store), deadline=deadline)
     seated = insist(lambda: _seated(node, store, identity), deadline=deadline)
     if seated is None:
         return

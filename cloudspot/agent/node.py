@@ -32,16 +32,18 @@ class Node:
         arena: Path,
         submission_sha256: str,
         data_cache: Path | None = None,
+        store_id: str | None = None,
     ) -> None:
         """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory.
 
         ``data_cache`` is where the files of inputs are kept, for all jobs of the machine; None: in
         ``directory``. ``submission_sha256`` is of the submission that the launch was requested for: nothing
-        else is run.
+        else is run. ``store_id`` is the id of the job's store; see ``ObjectStore.hold_to``.
         """
         self.job_id = job_id
         self.launch = launch
         self.store_url = store_url
+        self.store_id = store_id
         self.provider = provider
         self.directory = directory
         self.train_python = train_python
@@ -100,6 +102,7 @@ class Node:
                 arena=Path(environ.get("CLOUDSPOT_ARENA") or _default_arena(directory)),
                 submission_sha256=environ["CLOUDSPOT_SUBMISSION"],
                 data_cache=Path(data_cache) if data_cache else None,
+                store_id=environ.get("CLOUDSPOT_STORE_ID"),
             )
         except KeyError as error:
             message = f"the agent runs on a node, started by the boot script: {error.args[0]} is not set"

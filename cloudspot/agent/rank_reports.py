@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from cloudspot.decoding import Tally, decode
+from cloudspot.host.bounded_reads import read_at_most
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +56,7 @@ Report = TypeVar("Report", RankDrained, RankEnded, RankError)
 def read_report(path: Path, report_type: type[Report]) -> Report | None:
     """Return the report, or None: there is none that can be used."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_REPORT_BYTES + 1)
-        if len(data) > MAX_REPORT_BYTES:
-            _complain(path, f"it is longer than {MAX_REPORT_BYTES} bytes")
-            return None
-        report: Report = decode(data, report_type)
+        report: Report = decode(read_at_most(path, MAX_REPORT_BYTES), report_type)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cloudspot.model import PreemptionNotice
 
@@ -18,8 +18,6 @@ class Reclaim:
     notice: PreemptionNotice
     deadline: float
     """Monotonic: the earlier of the stated time and (first seen here) + notice_seconds."""
-    deadline_at: datetime
-    """The same moment by the wall clock, for people."""
     seen: float
     """Monotonic."""
 
@@ -27,11 +25,13 @@ class Reclaim:
 def understand(notice: PreemptionNotice, *, notice_seconds: float, now: float, wall: datetime) -> Reclaim:
     """Return the notice with its deadline on the monotonic clock.
 
-    A stated time counts only when it is the earlier one: a wall clock that lags would otherwise
-    promise time that the machine does not have.
+    ``wall`` is the store's time now, which is the cloud's. A stated time counts only when it is the earlier
+    one: a clock that lags would otherwise promise time that the machine does not have.
     """
     left = notice_seconds
-    if notice.deadline is not None:
+    if notice.deadline_monotonic is not None:
+        left = min(left, notice.deadline_monotonic - now)
+    elif notice.deadline is not None:
         left = min(left, (notice.deadline - wall).total_seconds())
     left = max(0.0, left)
-    return Reclaim(notice=notice, deadline=now + left, deadline_at=wall + timedelta(seconds=left), seen=now)
+    return Reclaim(notice=notice, deadline=now + left, seen=now)

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 
 import msgspec
 
@@ -30,8 +29,9 @@ from cloudspot.agent.training.trainer import end_training
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import launches
+from cloudspot.jobstore.store_clock import clock_of, utc_now
 from cloudspot.model import PreemptionNotice
-from cloudspot.registry import open_provider, open_store
+from cloudspot.registry import open_job_store, open_provider
 
 DEAD_SECONDS = 5.0
 """How long the boot script has to restart an agent that died; its first pauses are shorter."""
@@ -101,8 +101,7 @@ class Shutdown:
 
     def _tell(self) -> None:
         notice = PreemptionNotice(deadline=None, action="stop", source=self._source)
-        wall = datetime.now(timezone.utc)
-        reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=wall)
+        reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=utc_now())
         try:
             reclaim = NoticeFile(self._node.directory).give(reclaim)
             tell_agent(self._node.directory)
@@ -116,7 +115,7 @@ class Shutdown:
         # The record proves that no user code runs here any more.
         end_training(node)
         end_setup(node)
-        store = open_store(node.store_url)
+        store = open_job_store(node.store_url, node.store_id)
         identity = open_provider(node.provider, None).node_identity()
         slots = launches.read_slots(store, node.job_id, node.launch)
         rank = next((rank for rank, slot in slots.items() if slot.instance_id == identity.instance_id), None)
@@ -124,6 +123,7 @@ class Shutdown:
             _say("no slot is this machine's: there is nothing to record")
             return
         identity = msgspec.structs.replace(identity, rank=rank)
+        clock_of(store).compare(store)
         leaving = Leaving("drained", f"shut down ({self._source}) while its agent was dead")
         write_exit_record(store, node, identity, leaving, _status(node))
 

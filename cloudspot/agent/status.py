@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from cloudspot.jobstore.records import (
     Transfer,
     TransferKind,
 )
+from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.train import handoff as files
 
 MAX_METRICS_BYTES = 1 << 20
@@ -78,6 +79,8 @@ class Status:
         """Returns how far the log is delivered."""
         self.moved_bytes: Callable[[], int] = lambda: 0
         """Returns how many bytes this agent has moved between the machine and the job's bucket."""
+        self.now: Callable[[], datetime] = utc_now
+        """Returns the time of a new phase."""
         self._warnings: dict[str, str] = {}
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
@@ -104,7 +107,7 @@ class Status:
             state=state,
             generation=self.generation,
             reached_step=self.reached_step if state == "uploading" else None,
-            at=datetime.now(timezone.utc),
+            at=self.now(),
         )
         last = self.phases[-1] if self.phases else None
         if last is not None and (last.state, last.generation) == (phase.state, phase.generation):

@@ -61,6 +61,8 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The job has inputs that its machines keep on their disks."""
     install: Install | None = None
     """Needed if the image may have no cloudspot."""
+    store_id: str | None = None
+    """The store's id, if it has one; see ``ObjectStore.establish``."""
 
 
 def render_boot_script(plan: BootPlan) -> str:
@@ -75,8 +77,8 @@ def render_boot_script(plan: BootPlan) -> str:
 
     The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
     ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
-    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION`` and what the profile sets. The same plan gives the
-    same bytes.
+    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION``, perhaps ``CLOUDSPOT_STORE_ID``, and what the profile sets.
+    The same plan gives the same bytes.
 
     Raises:
         CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
@@ -98,6 +100,7 @@ def render_boot_script(plan: BootPlan) -> str:
         "CLOUDSPOT_TRAIN_PYTHON": profile.train_python,
         "CLOUDSPOT_SHUTDOWN": ending_command(profile),
         "CLOUDSPOT_LIFE": f"{plan.max_seconds - last:g} {NOTICE_SHARE * last:g} {last:g}",
+        **({} if plan.store_id is None else {"CLOUDSPOT_STORE_ID": plan.store_id}),
         **profile.environment,
     }
     lines = [

@@ -8,6 +8,7 @@ import time
 from cloudspot.cli import exit_codes
 from cloudspot.cli.main import program
 from cloudspot.model import REAP_EVENT
+from cloudspot.plugin.answers import number
 
 EVERY = "CLOUDSPOT_DRIVER_EVERY"
 """The variable with the seconds from one pass to the next."""
@@ -32,7 +33,7 @@ def handle(event: object = None, *_context: object) -> dict[str, int]:
         RuntimeError: no job could be driven; it names the status.
     """
     if isinstance(event, dict):
-        time.sleep(min(MAX_WAIT_SECONDS, float(event.get("wait_seconds", 0.0))))
+        time.sleep(min(MAX_WAIT_SECONDS, number(event.get("wait_seconds"), most=1e9) or 0.0))
     arguments = ["reconcile", "--as", os.environ[NAME], "--every", os.environ[EVERY]]
     if event == REAP_EVENT:
         arguments = ["reap", "--yes", "--provider", os.environ[PROVIDER]]

@@ -20,6 +20,8 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from cloudspot.errors import AuthError, SpecError
+from cloudspot.host.paced_http import UnreadRedirects, read_at_most
+from cloudspot.host.public_addresses import AddressRefused, handlers, public_addresses
 from cloudspot.jobfile.image import image_parts, login_key
 from cloudspot.model import RegistryLogin
 
@@ -36,6 +38,8 @@ _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
 """Servers that need no https; everyone between here and another one could read a log-in."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
+_MAX_SHOWN = 500
+"""So many characters of a failure are shown: a registry may say more."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -64,7 +68,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             challenge = error.headers.get("WWW-Authenticate", "")
             error.close()
             login = _login(registry, find_login, faults)
-            authorization = _authorization(challenge, login, f"repository:{name}:pull")
+            authorization = _authorization(challenge, login, f"repository:{name}:pull", registry)
             if authorization is None:
                 login = None  # nobody was told it
                 raise
@@ -79,20 +83,20 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
         why = "; ".join(("there is no such tag, or it is private", *faults))
         advice = f"name a log-in in run.image_login, or write {image}@sha256:..."
         raise (AuthError if faults else SpecError)(f"{_failed(image, registry, why)}; {advice}") from error
-    except (OSError, HTTPException, ValueError, AttributeError) as error:
+    except (OSError, HTTPException, ValueError, AttributeError, RecursionError) as error:
         why = str(getattr(error, "reason", error))
         raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if said not in {None, digest}:
-        raise SpecError(_failed(image, registry, f"it says {said}, and what it sends has {digest}"))
+        raise SpecError(_failed(image, registry, f"it says {str(said)[:80]}, and what it sends has {digest}"))
     return f"{image}@{digest}"
 
 
 def _failed(image: str, registry: str, why: str) -> str:
-    return f"run.image: {registry} does not tell the digest of {image}: {why}"
+    return f"run.image: {registry} does not tell the digest of {image}: {why[:_MAX_SHOWN]}"
 
 
-def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> str | None:
+def _authorization(challenge: str, login: RegistryLogin | None, scope: str, registry: str) -> str | None:
     """Return the ``Authorization`` header that answers a registry's challenge, None if there is none."""
     kind, _, parameters = challenge.partition(" ")
     basic = None if login is None else f"Basic {login.basic}"
@@ -105,9 +109,13 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str) -> s
     if "service" in found:
         query["service"] = found["service"]
     realm = urlsplit(found["realm"])
-    if realm.scheme != "https" and (realm.scheme, realm.hostname) not in _IN_CLEAR:
+    host = registry.partition(":")[0]
+    in_clear = {(realm.scheme, realm.hostname), ("http", host)}
+    if realm.scheme != "https" and not in_clear <= _IN_CLEAR:
         return None
-    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic)
+    # A registry of the internet sends nobody to a server of this computer or its network.
+    own_host = str(realm.hostname) if _is_private(host) else host
+    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic, own_host=own_host)
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
     if not (isinstance(token, str) and token.isascii() and token.isprintable()):
@@ -167,16 +175,26 @@ def _ask_helper(program: str, key: str) -> tuple[str, str] | None:
     return str(answer["Username"]), str(answer["Secret"])
 
 
-def _get(url: str, *, authorization: str | None) -> tuple[bytes, str | None]:
+def _is_private(host: str) -> bool:
+    """Return whether a host is of this computer or its network alone."""
+    try:
+        public_addresses(host, 443)
+    except AddressRefused:
+        return True
+    except OSError:  # perhaps a proxy knows it
+        return False
+    return False
+
+
+def _get(url: str, *, authorization: str | None, own_host: str = "") -> tuple[bytes, str | None]:
+    """Return a body and its digest by the server; only the URL's host, or another own one, may be private."""
     request = Request(url, headers={"Accept": ", ".join(_KINDS)})  # noqa: S310 - of http or https, as checked
     if authorization is not None:  # a server that is redirected to does not get it
         request.add_unredirected_header("Authorization", authorization)
     # What is sent in clear goes to this computer, and to no proxy.
-    handlers = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
-    with build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
+    proxies = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
+    checked = handlers(own_host or urlsplit(url).hostname or "")
+    with build_opener(*proxies, UnreadRedirects(), *checked).open(request, timeout=TIMEOUT_SECONDS) as answer:
         if urlsplit(answer.url).scheme != urlsplit(url).scheme:
             raise ValueError(f"it redirects to {urlsplit(answer.url).scheme}://")
-        data = answer.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ValueError("its answer is too large")
-        return data, answer.headers.get("Docker-Content-Digest")
+        return read_at_most(answer, _MAX_BYTES), answer.headers.get("Docker-Content-Digest")

@@ -28,8 +28,8 @@ from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Submission
 from cloudspot.jobstore.retention import standing_checkpoints
-from cloudspot.jobstore.store_probe import store_time
-from cloudspot.registry import open_provider, open_store, with_driver_options
+from cloudspot.jobstore.store_clock import store_time
+from cloudspot.registry import open_job_store, open_provider, open_store, with_driver_options
 
 if TYPE_CHECKING:
     from cloudspot.controller.loop import Controller
@@ -44,13 +44,16 @@ _SUFFIX_LENGTH = 4
 _MAX_ID_LENGTH = 63
 
 
-def open_named_store(store_url: str | None) -> ObjectStore:
-    """Open the store that ``--store`` or CLOUDSPOT_STORE named, or the default one."""
+def open_named_store(store_url: str | None, *, may_be_new: bool = False) -> ObjectStore:
+    """Open the store that ``--store`` or CLOUDSPOT_STORE named, or the default one.
+
+    If it ``may_be_new``, a job can be submitted to it before it is there.
+    """
     if store_url is None:
         # Remember what named it, for errors that name it.
         chosen = current_invocation().chosen_store = unnamed_store()
         store_url = chosen.url
-    return open_store(store_url)
+    return open_store(store_url) if may_be_new else open_job_store(store_url)
 
 
 def unnamed_store(provider: Provider | None = None) -> ChosenStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from datetime import datetime, timezone
 
 from cloudspot.cli.config import named_store
 from cloudspot.cli.invocation import current_invocation
@@ -22,6 +21,7 @@ from cloudspot.jobstore.history import History
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import write_summary
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import InstanceState
@@ -40,9 +40,11 @@ def find_resumable(
         CloudspotError: it is in ``--store``, and was moved from there to another store.
         SpecError: ``--from`` was given without ``--store``.
     """
-    target = open_named_store(store_url)
+    target = open_named_store(store_url, may_be_new=True)
     chosen = current_invocation().chosen_store
     is_asked = chosen is not None and chosen.origin.startswith("--store")
+    if not is_asked:
+        target.hold_to()
     if source_url is not None and not is_asked:
         raise SpecError("--from needs --store: the store to which the job moves")
     if source_url is not None:
@@ -56,8 +58,10 @@ def find_resumable(
     except JobNotFound:
         source = _usual_store() if is_asked else target
         if source.canonical_url == target.canonical_url:
+            find_job(source, text)  # Unlike the target, it is held, so it says if it is not mounted.
             raise
         return Job(source, find_job(source, text)), target
+    target.hold_to()
     if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
         return job, None
     # Only the user says which store is opened, and not a record.
@@ -155,6 +159,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     if history.submission_sha256 != job.submission_sha256:  # which the user has seen, and is noted below
         raise CloudspotError(resumption.CHANGED.format(job.id))
     plan = _plan_with_checkpoint(job, history)
+    target.establish()
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))
@@ -171,5 +176,5 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
         except DamagedCheckpoint as error:
             damaged.add(error.checkpoint)
             continue
-        write_summary(job.store, summarise(job.history(), datetime.now(timezone.utc)))
+        write_summary(job.store, summarise(job.history(), store_time(job.store)))
         return Job(target, job.id)

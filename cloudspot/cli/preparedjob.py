@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +25,7 @@ from cloudspot.jobfile.image import find_login
 from cloudspot.jobfile.setup_key import setup_key
 from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
 from cloudspot.jobstore.bundle import code_digests, code_files
+from cloudspot.jobstore.extraction import read_bundle
 from cloudspot.jobstore.forking import code_of
 from cloudspot.jobstore.submission import check_secrets
 from cloudspot.registry import driver_distributions, open_store, plugin_distributions
@@ -114,9 +113,8 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
     if spec.run.entrypoint in {None, before.run.entrypoint}:
         return
     code = code_of(job.store, job.first_history.submission)
-    with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
-        if spec.run.entrypoint not in archive.getnames():
-            raise SpecError(f"run.entrypoint: the code of job {job.id} has no file {spec.run.entrypoint!r}")
+    if all(one.name != spec.run.entrypoint for one in read_bundle(code.data, sha256=code.sha256)):
+        raise SpecError(f"run.entrypoint: the code of job {job.id} has no file {spec.run.entrypoint!r}")
 
 
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:

@@ -25,7 +25,14 @@ from cloudspot.controller.launchrequest import launch_token, render_launch
 from cloudspot.controller.memory import Memory
 from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.ownership import store_label
-from cloudspot.errors import CapacityError, JobNotFound, ObjectMissing, ProvisionError, QuotaError
+from cloudspot.errors import (
+    CapacityError,
+    CloudspotError,
+    JobNotFound,
+    ObjectMissing,
+    ProvisionError,
+    QuotaError,
+)
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import keys
@@ -39,6 +46,7 @@ from cloudspot.jobstore.records import (
     Finished,
     Intent,
     Repriced,
+    Submission,
     Suspended,
     VoidOutcome,
     new_nonce,
@@ -88,6 +96,7 @@ class Actor:
 
         Raises:
             JobNotFound: the job has been removed since its records were read.
+            CloudspotError: a machine of the job would not take this store for the job's.
             TransientError: the outcome is unknown; the next tick finds out.
         """
         if isinstance(action, Wait):
@@ -97,6 +106,7 @@ class Actor:
             self._waiting_for = None  # Those are repeated at each look.
             self._check_existence()
         if isinstance(action, OpenLaunch):
+            self._check_store(history.submission)
             # No machine without a mark: whoever drives the live jobs finds this one.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, spec, history), action.number)
@@ -160,6 +170,15 @@ class Actor:
             self._store.head(keys.spec(self._job_id))
         except ObjectMissing:
             raise JobNotFound(f"job {self._job_id!r} is no longer in {self._store.url}") from None
+
+    def _check_store(self, submission: Submission) -> None:
+        """Refuse to buy machines for a job whose directory was copied into another store."""
+        wanted = submission.store_id
+        if wanted is not None and self._store.find_id() not in (None, wanted):
+            raise CloudspotError(
+                f"job {self._job_id} was submitted to another store than {self._store.url} (its "
+                f"{keys.STORE_ID} is {wanted}), so no machine would serve it; stop it and resume it here"
+            )
 
     def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
         now = self._clock.now()

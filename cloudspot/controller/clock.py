@@ -5,17 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
+from functools import partial
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.store_clock import clock_of
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The wall clock for what people read, the monotonic one for durations."""
+    """The store's clock for all that records say and are judged by, the monotonic one for durations."""
 
     now: Callable[[], datetime]
     """Aware, UTC."""
     monotonic: Callable[[], float]
     """Seconds from an arbitrary start."""
+    compare: Callable[[], None] = lambda: None
+    """Asks the store for its time where that is due; TransientError if it does not answer."""
+    warning: Callable[[], str] = str
+    """Says that this computer's own clock is wrong; empty: it is not."""
 
 
-SYSTEM_CLOCK = Clock(now=lambda: datetime.now(timezone.utc), monotonic=time.monotonic)
+def clock_by(store: ObjectStore) -> Clock:
+    """Return the clocks of a controller of this process that drives jobs of the store."""
+    known = clock_of(store)
+    return Clock(
+        now=known.now,
+        monotonic=time.monotonic,
+        compare=partial(known.compare, store),
+        warning=lambda: known.warning,
+    )

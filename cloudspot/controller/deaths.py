@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from cloudspot.controller.actions import Certify
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit
 from cloudspot.model import EndReason, Instance, InstanceState
-from cloudspot.story.outcomes import last_sign
+from cloudspot.story.outcomes import claimed_at, last_sign, left_at
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -52,11 +51,6 @@ def _machines(launch: LaunchHistory, observed: Observed) -> dict[str, int | None
     return {**ranks, **{machine: rank for rank, slot in launch.slots.items() for machine in slot.owed}}
 
 
-def _last_word(launch: LaunchHistory, rank: int, instance_id: str) -> Exit | None:
-    last = launch.own_exits.get(rank)
-    return last if last is not None and last.instance_id == instance_id else None
-
-
 def _certificate(
     launch: LaunchHistory,
     instance_id: str,
@@ -64,17 +58,18 @@ def _certificate(
     observed: Observed,
     now: datetime,
 ) -> Certify:
-    last = None if rank is None else _last_word(launch, rank, instance_id)
     known = (*observed.machines_of(launch), *observed.vanished)
     instance = next((one for one in known if one.id == instance_id), None)
     seat = None if rank is None else launch.claimed.get(rank)
     owned = rank if seat is not None and seat.instance_id == instance_id else None
-    claimed = launch.intent.at if owned is None else launch.claimed[owned].at
+    claimed = launch.intent.at if owned is None else claimed_at(launch, owned)
+    left = None if owned is None else left_at(launch, owned)
     launched = None if instance is None else instance.launched_at
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
-    if last is not None:
-        ended, reason = last.at, EndReason.SELF
+    if left is not None:
+        # What is yet to come was told by a clock that runs ahead.
+        ended, reason = left if left <= now else ended, EndReason.SELF
     elif instance is None and owned is not None:  # It ended before we first looked.
         ended = min(ended, last_sign(launch, owned))
     if instance is not None and instance.state is InstanceState.ENDED:

@@ -131,6 +131,7 @@ def render_launch(
         version=__version__ if submission.agent is None else submission.version,
         stages_inputs=any(one.is_staged for one in spec.data.values()),
         install=_install(submission),
+        store_id=submission.store_id,
     )
     group = InstanceGroup(
         job_id=submission.job_id,

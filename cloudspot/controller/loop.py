@@ -25,7 +25,7 @@ from cloudspot.controller.actions import (
     Wait,
 )
 from cloudspot.controller.between_passes import BetweenPasses
-from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.consoles import Consoles
 from cloudspot.controller.decide import decide
 from cloudspot.controller.experience import Experience, leave_experience, read_experience
@@ -137,7 +137,7 @@ class Controller:
         job_id: str,
         provider: Provider,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
         poll_seconds: float = POLL_SECONDS,
         reader: HistoryReader | None = None,
@@ -158,7 +158,7 @@ class Controller:
         self._label = store_label(store)
         self._provider = provider
         self._provisioner = provider.provisioner()
-        self._clock = clock
+        self._clock = clock = clock or clock_by(self._store)
         self._sleep = sleep
         self._poll_seconds = poll_seconds
         self._reader = reader or HistoryReader(self._store, job_id)
@@ -188,6 +188,7 @@ class Controller:
         self._copied: tuple[int, float] | None = None
         """How many settled launches were copied last, and when (monotonic)."""
         self._warned: frozenset[str] = frozenset()
+        self._clock_warning = ""
 
     @property
     def poll_seconds(self) -> float:
@@ -309,6 +310,7 @@ class Controller:
         if history is not None:
             self._check_submission(history)
             check_adopted(self._store, self._provider, history)
+            events += self._news_of_clock()
             events += diff(self._last, history)
             self._last = history
             spec = self._spec
@@ -402,6 +404,7 @@ class Controller:
         asked = self._clock.monotonic()
         history: History | None = None
         try:
+            self._clock.compare()  # Nothing is decided by a clock that may be wrong.
             if self._is_quiet and self._num_glances < MAX_GLANCES:
                 history = self._reader.glance(rereads=self._num_glances % 2 == 1)
             self._num_glances = 0 if history is None else self._num_glances + 1
@@ -448,6 +451,11 @@ class Controller:
         if history.submission_sha256 != self._submission_sha256:
             raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
         self._spec = self._spec or job_file_of(history.submission)
+
+    def _news_of_clock(self) -> tuple[Event, ...]:
+        """Tell once that this computer's clock is wrong, which no decision suffers from."""
+        before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
+        return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
 
     def _old_prices(self, history: History) -> Iterator[LaunchHistory]:
         """Yield the launches whose price was written down or asked for too long ago."""
@@ -567,7 +575,7 @@ class Controller:
         if len(settled) > known and is_due:
             yield "copy settled launches"
             try:
-                self._reader.journal.renew_copy()
+                self._reader.journal.copy()
                 write_settled(self._store, history, settled)
                 self._copied = len(settled), self._clock.monotonic()
             except TransientError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from cloudspot.controller.sending import send
 from cloudspot.model import Message
@@ -22,7 +22,7 @@ class Outbox:
     Thread-safe.
     """
 
-    def __init__(self, send: Callable[[str, Message, Mapping[str, str]], Mapping[str, str]] = send) -> None:
+    def __init__(self, send: Callable[..., Mapping[str, str]] = send) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(MAX_AT_ONCE)
@@ -30,15 +30,17 @@ class Outbox:
         self._failures: list[tuple[str, str]] = []
         """By job."""
 
-    def put(self, through: str, message: Message, urls: Mapping[str, str]) -> None:
-        """Send the message soon; returns at once."""
+    def put(self, through: str, message: Message, urls: Mapping[str, str], *, own: Collection[str]) -> None:
+        """Send the message soon, as ``send`` does; returns at once."""
         with self._lock:
             if self._num_on_the_way >= MAX_ON_THE_WAY:
                 line = f"notify: too many messages wait, so one is lost: {message.title}"
                 self._failures.append((message.job_id, line))
                 return
             self._num_on_the_way += 1
-        threading.Thread(target=self._run, args=(through, message, urls), name="message", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(through, message, urls, own), name="message", daemon=True
+        ).start()
 
     def take_failures(self, job_id: str | None = None) -> tuple[tuple[str, str], ...]:
         """Return what did not arrive, of one job or of all, by job, each once: a line without any URL."""
@@ -53,11 +55,11 @@ class Outbox:
         while self._num_on_the_way and time.monotonic() < end:
             time.sleep(CHECK_SECONDS)
 
-    def _run(self, through: str, message: Message, urls: Mapping[str, str]) -> None:
+    def _run(self, through: str, message: Message, urls: Mapping[str, str], own: Collection[str]) -> None:
         errors: Mapping[str, str] = {}
         try:
             with self._turns:
-                errors = self._send(through, message, urls)
+                errors = self._send(through, message, urls, own=own)
         finally:
             lines = [f"notify: {name} {error}; not told: {message.title}" for name, error in errors.items()]
             with self._lock:

@@ -8,11 +8,13 @@ Where machines are this very computer, it is not driven.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.notify import NotifySpec, secrets_in
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore import own_jobs
 from cloudspot.jobstore.history import History
@@ -23,6 +25,12 @@ from cloudspot.registry import open_provider, provider_class, with_driver_option
 
 MAX_LABEL = 128
 """Characters. A plugin whose cloud allows fewer in a tag's value keeps the label elsewhere."""
+
+
+_OWN_HOST = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]*@)?[^/?#@$]+([/?#]|$)")
+"""How a notify URL begins whose host is no secret."""
+_HARMLESS = re.compile(r"[\w.~%-]*", re.ASCII)
+"""A secret that ends no part of a URL."""
 
 
 def store_label(store: ObjectStore) -> str:
@@ -109,6 +117,28 @@ def _with_own_options(
                 f"[providers.{name}] of your config file"
             )
     return with_driver_options(spec, name, options)
+
+
+def own_notify_urls(
+    store: ObjectStore, job_id: str, notify: NotifySpec, secrets: Mapping[str, str]
+) -> frozenset[str]:
+    """Return the names, as in ``resolved``, of the URLs that this computer has noted for the job.
+
+    The secrets are the store's word. So what they fill in may be a name, a password or a token, but no part
+    of where the URL leads.
+    """
+    noted = {
+        url
+        for content in _noted(store, job_id).values()
+        for url in content["spec"].get("notify", {}).get("urls", ())
+    }
+    return frozenset(
+        name
+        for name, url in zip(notify.resolved(secrets), notify.urls, strict=True)
+        if url in noted
+        and _OWN_HOST.match(url)
+        and all(_HARMLESS.fullmatch(secrets[one]) for one in secrets_in(url))
+    )
 
 
 def _noted(store: ObjectStore, job_id: str) -> Mapping[str, Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cloudspot.controller.clock import SYSTEM_CLOCK, Clock
+from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.outbox import Outbox
@@ -70,7 +70,7 @@ class Reconciler:
         store: ObjectStore,
         open_provider: Callable[[Submission, JobSpec], Provider],
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
         outbox: Outbox | None = None,
         driver: str = "",
@@ -82,7 +82,7 @@ class Reconciler:
         """
         self._store = patient(store, sleep=sleep)
         self._open_provider = open_provider
-        self._clock = clock
+        self._clock = clock or clock_by(self._store)
         self._sleep = sleep
         self._driver = driver
         self._every = every

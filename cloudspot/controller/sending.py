@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,11 +19,17 @@ import msgspec
 
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
+from cloudspot.host.guarded_connections import Permit, guard_connections, permit
 from cloudspot.model import Message
 from cloudspot.registry import notifier_class
 
 SEND_SECONDS = 20.0
 """A URL that has not accepted a message by then counts as one that has not."""
+
+REFUSED = (
+    "leads to an address that is not on the internet: only the computer that submitted the job sends there, "
+    "and only if the job file itself names the host; attach to the job there, or use a public address"
+)
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +39,8 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     urls: dict[str, str]
     """By the names by which they may be shown."""
+    own: tuple[str, ...]
+    """The names of those that this computer's user has chosen."""
 
     def __repr__(self) -> str:
         return f"_Order({self.through}, {', '.join(self.urls)})"
@@ -46,13 +54,21 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def send(
-    through: str, message: Message, urls: Mapping[str, str], *, seconds: float = SEND_SECONDS
+    through: str,
+    message: Message,
+    urls: Mapping[str, str],
+    *,
+    own: Collection[str],
+    seconds: float = SEND_SECONDS,
 ) -> dict[str, str]:
     """Send the message to all URLs at once; return the names of those that did not accept it, and why.
 
+    Only the ``own`` ones, which this computer's user has chosen, may lead to addresses that are not on the
+    internet: whoever may write to the bucket chooses the others, and where their servers redirect.
+
     Takes at most ``seconds``, and raises nothing. Safe in any thread.
     """
-    order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls)))
+    order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls), own=tuple(own)))
     # The same modules as here, wherever the child is: not in a directory of which a URL could name a file.
     path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
     try:
@@ -89,15 +105,20 @@ def main() -> None:
     os.dup2(2, 1)  # What a library prints is no answer.
     order: _Order = decode(sys.stdin.buffer.read(), _Order)
     notifier = notifier_class(order.through)()
+    guard_connections()
 
     def attempt(name: str, url: str) -> None:
         error: str | None = None
+        granted = Permit(may_be_private=name in order.own)
+        permit.set(granted)
         try:
             notifier.send(url, order.message)
         except CloudspotError as refused:
             error = str(refused)
         except Exception as fault:  # noqa: BLE001 - whatever a library raises; its text may hold the URL
             error = f"could not be asked: {type(fault).__name__}"
+        if error is not None and granted.has_refused:
+            error = REFUSED
         os.write(out, msgspec.json.encode(_Answer(name=name, error=error)) + b"\n")
 
     threads = [threading.Thread(target=attempt, args=one) for one in order.urls.items()]

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, tzinfo
 
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.outbox import Outbox
+from cloudspot.controller.ownership import own_notify_urls
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import cost_text
@@ -124,7 +125,9 @@ class Teller:
                 break
             won.append(one)
         if won:
-            self._outbox.put(notify.through, message_of(won, history, self._clock.now(), notify.zone), urls)
+            message = message_of(won, history, self._clock.now(), notify.zone)
+            own = own_notify_urls(self._store, self._job_id, notify, self._secrets)
+            self._outbox.put(notify.through, message, urls, own=own)
         if problem is not None:
             raise problem
 

@@ -21,6 +21,7 @@ import msgspec
 
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import CloudspotError
+from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.locks import lock
 from cloudspot.local.forms import num_cores
 from cloudspot.local.guest import copy_disk
@@ -235,6 +236,8 @@ class LocalMachineHost(MachineHost):
             reclaims=self._plan(machine),
             notice_seconds=0.0,
             launched_at=now_utc(),
+            launched_boot=this_boot(),
+            launched_uptime=boot_seconds(),
             guest=Guest(
                 service=cloud.metadata_service,
                 service_addresses=addresses,

@@ -6,19 +6,17 @@ it. What a killed writer has left is unlocked: the next process that writes into
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import re
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
@@ -151,13 +149,3 @@ def _lock_new(partial: Path, descriptor: int) -> bool:
 
 def _new_name() -> str:
     return f".cloudspot-{this_boot()}-{os.urandom(8).hex()}.partial"
-
-
-@cache
-def this_boot() -> str:
-    """Return a name for this boot of this host: all its processes see each other's locks and writes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        boot = platform.node()
-    return hashlib.blake2b(boot.encode(), digest_size=4).hexdigest()

@@ -72,7 +72,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def secret_names(self) -> tuple[str, ...]:
         """Return the names of the secrets in the URLs, each once."""
-        return tuple(dict.fromkeys(name for url in self.urls for name in _SECRET.findall(url)))
+        return tuple(dict.fromkeys(name for url in self.urls for name in secrets_in(url)))
 
     @property
     def zone(self) -> tzinfo:
@@ -103,6 +103,11 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             f"urls[{i}] ({re.split('(?<=://)', url)[0]})": _SECRET.sub(lambda found: secrets[found[1]], url)
             for i, url in enumerate(self.urls)
         }
+
+
+def secrets_in(url: str) -> list[str]:
+    """Return the names of the secrets that a URL takes."""
+    return _SECRET.findall(url)
 
 
 def check_notify(notify: NotifySpec) -> None:

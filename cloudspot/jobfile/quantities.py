@@ -81,7 +81,10 @@ def parse_moment(text: str, *, now: datetime) -> datetime:
     """
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
-        return now - timedelta(seconds=parse_duration(stripped))
+        try:
+            return now - timedelta(seconds=parse_duration(stripped))
+        except OverflowError:
+            raise ValueError(f"there was no moment {stripped[:40]} ago") from None
     try:
         if _TIME_OF_DAY.fullmatch(stripped):
             moment = datetime.combine(now.date(), time.fromisoformat(stripped), now.tzinfo)
@@ -117,7 +120,10 @@ def parse_size(text: str) -> int:
             )
         raise ValueError(f'expected a size with its unit, such as "50GiB" or "500MB", got "{text}"')
     # Exact for whole numbers of any size; a fraction is rounded to a byte.
-    return int(number) * _BYTES[unit] if "." not in number else round(float(number) * _BYTES[unit])
+    try:
+        return int(number) * _BYTES[unit] if "." not in number else round(float(number) * _BYTES[unit])
+    except (ValueError, OverflowError):
+        raise ValueError(f"a size of {len(number)} digits is too large") from None
 
 
 def parse_money(text: str) -> tuple[float, str | None]:

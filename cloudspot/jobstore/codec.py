@@ -38,7 +38,7 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
     """
     try:
         record: Record = decoding.decode(data, record_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptData(f"{key} is malformed: {str(error)[:MAX_FAULT_LENGTH]}") from error
     return record
 

@@ -150,9 +150,10 @@ def plan_copy(
     if meta is None:
         raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
     found[code] = meta.size
-    elsewhere = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id), keys.own_agent(job_id, ""))
-    copies = {keys.journal_copy(job_id), keys.settled_launches(job_id)}
-    left_out = {keys.summary(job_id), keys.suspicions(job_id), *copies}
+    copies = keys.journal_copies_prefix(job_id)
+    checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
+    elsewhere = (*checkpoints, keys.own_agent(job_id, ""), copies)
+    left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
     artifacts = keys.artifacts_prefix(job_id)
     copied = {
         key: CopiedObject(

@@ -19,10 +19,10 @@ from cloudspot.host.partial_files import partial_directory
 from cloudspot.jobstore.integrity import parents
 
 MAX_EXTRACTED_BYTES = 1 << 30
-"""All files together: a small archive can unpack to any size."""
+"""All that an archive unpacks to, its members' headers included: a small one can unpack to any size."""
 MAX_MEMBERS = 200_000
-_HEADER_BYTES = 4096
-"""The most that a member takes besides its content, on average."""
+MAX_HEADER_BYTES = 64 << 10
+"""All headers of one member together; a safe name has 2 KiB at most."""
 _KINDS = {
     tarfile.REGTYPE: "file",
     tarfile.AREGTYPE: "file",
@@ -37,7 +37,7 @@ def extract_bundle(
     """Extract a bundle into ``dest``, which appears whole and replaces what was there.
 
     It may hold only files, directories and relative symlinks that stay inside. The archive's
-    ``sha256``, in hex, is checked before anything else; its files may have ``max_bytes`` together.
+    ``sha256``, in hex, is checked before anything else; unpacked it may have ``max_bytes``.
 
     Raises:
         CorruptData: the hash differs.
@@ -49,7 +49,7 @@ def extract_bundle(
         dest.parent.mkdir(parents=True, exist_ok=True)
         with partial_directory(dest.parent) as staging, partial_directory(dest.parent) as replaced:
             with _opened(data, max_bytes) as archive:
-                archive.extractall(staging)  # noqa: S202 - every member was judged
+                archive.extractall(staging, members=_members(archive))  # noqa: S202 - each was judged
             if os.path.lexists(dest):
                 dest.rename(replaced / dest.name)
             staging.rename(dest)
@@ -78,7 +78,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
     """
     _check(data, sha256, max_bytes)
     with _opened(data, max_bytes) as archive:
-        for member in archive:
+        for member in _members(archive):
             if not member.isdir():
                 stream = None if member.issym() else archive.extractfile(member)
                 yield Member(
@@ -132,9 +132,8 @@ def is_safe_link(name: str, target: str) -> bool:
 
 def _check_members(data: bytes, max_bytes: int) -> None:
     kinds: dict[str, str] = {}
-    total = 0
     with _opened(data, max_bytes) as archive:
-        for member in archive:
+        for member in _members(archive):
             kind = _KINDS.get(member.type)
             if kind is None or member.issparse():
                 raise BundleError(
@@ -147,8 +146,7 @@ def _check_members(data: bytes, max_bytes: int) -> None:
             if member.name in kinds:
                 raise BundleError(f"the code bundle holds {member.name!r} twice")
             kinds[member.name] = kind
-            total += member.size
-            if total > max_bytes or len(kinds) > MAX_MEMBERS:
+            if member.size > max_bytes or len(kinds) > MAX_MEMBERS:
                 raise BundleError(f"the code bundle has more than {max_bytes} bytes or {MAX_MEMBERS} members")
     for name in kinds:
         for parent in parents(name):
@@ -162,6 +160,7 @@ class _Archive(tarfile.TarFile):
     tarfile's own filter looks at each member once more, where this Python has one.
     """
 
+    bounded: _Bounded
     extraction_filter = staticmethod(getattr(tarfile, "data_filter", lambda member, _path: member))
 
     def chown(self, *_arguments: object, **_options: object) -> None:
@@ -177,32 +176,49 @@ class _Archive(tarfile.TarFile):
             Path(targetpath).chmod(mode | (mode & 0o444) >> 2)
 
 
+def _members(archive: _Archive) -> Iterator[tarfile.TarInfo]:
+    """Yield the members and keep none: their headers may take far more memory than in the archive."""
+    for member in archive:
+        archive.bounded.expect(member.size)
+        yield member
+        archive.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
+
+
 @contextmanager
-def _opened(data: bytes, max_bytes: int) -> Iterator[tarfile.TarFile]:
+def _opened(data: bytes, max_bytes: int) -> Iterator[_Archive]:
     try:
-        with (
-            gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked,
-            _Archive.open(
-                fileobj=_Bounded(unpacked, max_bytes + MAX_MEMBERS * _HEADER_BYTES),
-                mode="r|",
-                errors="strict",
-            ) as archive,
-        ):
-            yield archive
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+            bounded = _Bounded(unpacked, max_bytes)
+            with _Archive.open(fileobj=bounded, mode="r|", errors="strict") as archive:
+                archive.bounded = bounded
+                yield archive
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise BundleError(f"the code bundle cannot be read as an archive: {error}") from error
 
 
 class _Bounded(io.RawIOBase):
-    """Reads at most a number of bytes: packed data does not say how large it is."""
+    """Reads at most ``max_bytes`` in all, and little beside what the next member is to have.
+
+    Packed data does not say how large it is, and tarfile reads headers and maps of holes as long as they
+    claim to be.
+    """
 
     def __init__(self, inner: io.BufferedIOBase, max_bytes: int) -> None:
         self._inner = inner
-        self._left = max_bytes
+        self._max_bytes = max_bytes
+        self._num_read = 0
+        self._limit = 0
+        self.expect(0)
+
+    def expect(self, num_bytes: int) -> None:
+        """Allow so many bytes from here on, the headers behind them, and what is read ahead."""
+        limit = self._num_read + max(0, num_bytes) + MAX_HEADER_BYTES + tarfile.RECORDSIZE
+        self._limit = min(limit, self._max_bytes)
 
     def read(self, size: int = -1) -> bytes:
-        data = self._inner.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
-        self._left -= len(data)
-        if self._left < 0:
+        left = self._limit - self._num_read
+        data = self._inner.read(min(size, left + 1) if size >= 0 else left + 1)
+        self._num_read += len(data)
+        if self._num_read > self._limit:
             raise BundleError("the code bundle unpacks to more than is allowed")
         return data

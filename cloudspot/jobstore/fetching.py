@@ -23,6 +23,7 @@ from cloudspot.jobstore.chunks import (
     read_chunk,
     stored_chunks,
 )
+from cloudspot.jobstore.disk_room import check_room
 from cloudspot.jobstore.integrity import check_manifest
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS, extents, xxh3_128
@@ -85,7 +86,8 @@ def fetch(
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses, or the checkpoint directory exists already.
+        CloudspotError: the disk refuses or has no room for all of it, which is asked before anything is
+            written, or the checkpoint directory exists already.
     """
     check_manifest(manifest)
     store = patient(store)
@@ -95,6 +97,7 @@ def fetch(
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        _check_room(directory, manifest, manifest.size)
         if manifest.kind == "session":
             files = _make_files(manifest, directory, present)
             each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
@@ -142,15 +145,17 @@ def fetch_ranges(
 
     Raises:
         CorruptData: a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses.
+        CloudspotError: the disk refuses, or has no room for them.
     """
     store = patient(store)
     chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
     carrier = _Carrier(store, chunks, {part.rank for part in manifest.parts}, progress)
     files = {part.rank: _files_of(part) for part in manifest.parts}
+    num_bytes = sum(stored.chunk.size for stored in chunks)
     with _disk_errors(directory):
+        _check_room(directory, manifest, num_bytes)
         each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-    return sum(stored.chunk.size for stored in chunks), carrier.present_bytes
+    return num_bytes, carrier.present_bytes
 
 
 def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
@@ -274,6 +279,16 @@ def _fetch_directories(
                 os.utime(path, ns=(written_at, written_at))
         for name, path in staging.items():
             path.rename(targets[name])
+
+
+def _check_room(directory: Path, manifest: Manifest, num_bytes: int) -> None:
+    """Check that so much of a checkpoint has room, since a few compressed bytes can be chunks of any number.
+
+    What the files of its parts take already is room as well.
+    """
+    names = {part_file(part.rank) for part in manifest.parts}
+    held = sum(path.lstat().st_blocks * 512 for path in directory.iterdir() if path.name in names)
+    check_room(directory, num_bytes - held)
 
 
 def _set_size(path: Path, size: int, *, flags: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime
 
 import msgspec
 
@@ -21,6 +21,7 @@ from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import CheckpointId, Manifest, Origin, Part, Submission, new_nonce
 from cloudspot.jobstore.seals import read_seal
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.submission import code_key
 
 
@@ -55,7 +56,7 @@ def bring_checkpoint(
     """
     check_manifest(manifest)
     store = patient(store)
-    copy = _renumbered(manifest)
+    copy = _renumbered(manifest, at=clock_of(store).now())
 
     def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
         source, target = pair
@@ -74,14 +75,14 @@ def bring_checkpoint(
     return copy.id
 
 
-def _renumbered(manifest: Manifest) -> Manifest:
+def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
     """Return the manifest as that of a generation 0 and of no round, which no training of the new job has."""
     copy = msgspec.structs.replace(
         manifest,
         generation=0,
         round=0,
         parts=tuple(_of_generation_0(part) for part in manifest.parts),
-        at=datetime.now(timezone.utc),
+        at=at,
         writer=new_nonce(),
     )
     check_manifest(copy)

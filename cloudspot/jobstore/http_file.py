@@ -12,15 +12,18 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.error import HTTPError
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request, build_opener
 
 import cloudspot
+from cloudspot.decoding import LATEST, whole_number
 from cloudspot.errors import AuthError, CloudspotError, ObjectMissing, TransientError
+from cloudspot.host.paced_http import UnreadRedirects
+from cloudspot.host.public_addresses import AddressRefused, handlers
 
 PIECE_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
 """How long a server may say nothing."""
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 _MISSING = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
@@ -45,7 +48,7 @@ class HttpFile:
     def __init__(self, url: str) -> None:
         self.url = url
         self.shown = urlunsplit(urlsplit(url)._replace(query="", fragment=""))
-        self._opener = build_opener(_SafeRedirects())
+        self._opener = build_opener(_SafeRedirects(), *handlers(urlsplit(url).hostname or ""))
 
     def head(self) -> HttpHead:
         """Ask for the first byte, since servers may answer HEAD otherwise than GET; raises as ``opened``."""
@@ -78,7 +81,12 @@ class HttpFile:
             yield head, iter(())
             return
         except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, AddressRefused):
+                raise CloudspotError(f"{self.shown} redirects, and {reason}") from error
             raise self._broken(error) from error
+        except ValueError as error:  # a host that no name can be, or brackets that do not match
+            raise CloudspotError(f"{self.shown} redirects to what is no URL") from error
         with answer:
             yield self._read_head(answer, span), self._pieces(answer)
 
@@ -88,14 +96,16 @@ class HttpFile:
             raise CloudspotError(f"{self.shown}: the server sends it compressed only; put it into a store")
         if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
             match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-            found = None if match is None else (int(match[1]), int(match[2]) + 1)
-            if match is None or found != (span[0], min(sum(span), int(match[3]))):
+            first, last, size = (None, None, None) if match is None else map(whole_number, match.groups())
+            if size is None or last is None or (first, last + 1) != (span[0], min(sum(span), size)):
                 raise CloudspotError(f"{self.shown}: the server answered with another range than asked for")
-            return HttpHead(int(match[3]), _version(headers), _seconds(headers), has_ranges=True)
+            return HttpHead(size, _version(headers), _seconds(headers), has_ranges=True)
         if span is not None and span[0] > 0:
             raise CloudspotError(f"{self.shown}: the server has ranges at times only; put it into a store")
-        length = headers.get("Content-Length", "")
-        size = int(length) if length.isdecimal() else None
+        length = headers.get("Content-Length")
+        size = whole_number(length)
+        if length is not None and size is None:
+            raise CloudspotError(f"{self.shown}: the server says Content-Length: {length[:40]}")
         return HttpHead(size, _version(headers), _seconds(headers), has_ranges=False)
 
     def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -109,7 +119,7 @@ class HttpFile:
         return TransientError(f"{self.shown} cannot be read: {getattr(error, 'reason', None) or error}")
 
     def _error(self, error: HTTPError) -> CloudspotError:
-        text = f"{self.shown} answered {error.code} {error.reason}"
+        text = f"{self.shown} answered {error.code} {str(error.reason)[:200]}"
         if error.code in _MISSING:
             return ObjectMissing(text)
         if error.code in _DENIED:
@@ -119,8 +129,8 @@ class HttpFile:
         return CloudspotError(text)
 
 
-class _SafeRedirects(HTTPRedirectHandler):
-    """Follows a redirection, but never from https to less."""
+class _SafeRedirects(UnreadRedirects):
+    """Follows a redirection, but never from https to less; ``handlers`` checks its address."""
 
     def redirect_request(
         self,
@@ -134,7 +144,7 @@ class _SafeRedirects(HTTPRedirectHandler):
         scheme = urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
             raise CloudspotError(f"{req.host} redirects to {scheme}://, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _version(headers: Message) -> str:
@@ -143,6 +153,7 @@ def _version(headers: Message) -> str:
 
 def _seconds(headers: Message) -> int:
     try:
-        return max(0, int(parsedate_to_datetime(headers.get("Last-Modified", "")).timestamp()))
-    except (TypeError, ValueError):
+        seconds = int(parsedate_to_datetime(headers.get("Last-Modified", "")).timestamp())
+    except (TypeError, ValueError, OverflowError):
         return 0
+    return min(max(0, seconds), int(LATEST.timestamp()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,11 +19,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import try_lock
-from cloudspot.host.partial_files import this_boot, whole_file
+from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.jobfile.data import DataSpec
+from cloudspot.jobstore.disk_room import check_fits, check_room
 from cloudspot.jobstore.fetching_processes import Fetch, fetching_processes, processes_for
 from cloudspot.jobstore.inputs import BLOCK_BYTES, Input, InputChanged, Wanted, open_input, version_of_all
 from cloudspot.jobstore.parallel import each
@@ -38,7 +39,6 @@ LOCK_SECONDS = 0.2
 """Between two looks whether another process still stages the same input."""
 PORTION_FILES, PORTION_BYTES = 64, 16 << 20
 """How many small files another process is told to fetch at once, and how much that may be."""
-_GIB = 2**30
 
 
 class Repeat(Protocol):
@@ -139,6 +139,9 @@ class InputCache:
 
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
         """Fetch what is missing; return how many bytes that were."""
+        total = sum(file.size for file in files)
+        # All that is kept of a large file grows with what is claimed of it: so first, whether that can be.
+        check_fits(self.root, total)
         missing = [file for file in files if not self.has(source, file)]
         small = [file for file in missing if file.size <= BLOCK_BYTES]
         large = [
@@ -151,8 +154,7 @@ class InputCache:
             if left not in parts:
                 left.unlink()  # of a version that is no more, or of an earlier boot
         num_left = sum(file.size for file in small) + sum(one.num_left_bytes for one in large)
-        _check_room(self.root, num_left, spare_share=staging.spare_share)
-        total = sum(file.size for file in files)
+        check_room(self.root, num_left, spare_share=staging.spare_share)
         num_processes = staging.num_processes or processes_for(len(small))
         fetch: Fetch = _SmallFiles(self, own, source, staging.num_threads)
         with ExitStack() as stack:
@@ -365,16 +367,6 @@ def _check_hash(source: Input, file: Wanted, found: str) -> None:
     expected = source.spec.sha256
     if expected is not None and found != expected:
         raise CorruptData(f"{source.describe(file)} has the sha256 {found}, and not {expected}")
-
-
-def _check_room(root: Path, num_bytes: int, *, spare_share: float) -> None:
-    disk = shutil.disk_usage(root)
-    free = max(0, disk.free - int(spare_share * disk.total))
-    if num_bytes > free:
-        raise CloudspotError(
-            f"no space left on the disk of {root}: {num_bytes / _GIB:.1f} GiB are to come, and "
-            f"{free / _GIB:.1f} GiB are free; ask for more with resources.disk"
-        )
 
 
 @contextmanager

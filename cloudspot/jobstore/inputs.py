@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
-from cloudspot.interfaces import ObjectStore, is_key
+from cloudspot.interfaces import MAX_LISTED, ObjectStore, is_key
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.http_file import HttpFile, HttpHead
 from cloudspot.model import ObjectMeta
@@ -169,6 +169,10 @@ class _StoreInput(Input):
         for page in self.store.list_pages(""):
             found += (_wanted(one.key, one) for one in page.objects)
             skipped.update(page.skipped)
+            if len(found) + len(skipped) > MAX_LISTED:
+                raise CloudspotError(
+                    f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
+                )
         if skipped:
             raise CloudspotError(
                 f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "

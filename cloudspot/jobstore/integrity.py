@@ -12,8 +12,8 @@ from cloudspot.jobstore.records import Manifest, Part
 from cloudspot.jobstore.seals import Item, Seal, plan_digest, read_seal
 from cloudspot.train import boxes
 
-MAX_CHUNK_BYTES = 512 << 20
-"""A chunk is read into memory as a whole."""
+MAX_CHUNK_BYTES = 64 << 20
+"""A chunk is read into memory as a whole, several at once, and no writer makes larger ones."""
 MAX_PARTS = 10_000
 """Keys give a rank four digits."""
 _HASH = re.compile(r"[0-9a-f]{32}")

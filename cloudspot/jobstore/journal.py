@@ -6,9 +6,11 @@ number until it is missing: a single cheap request where nothing is new.
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -24,7 +26,10 @@ from cloudspot.jobstore.stored_records import find_bytes, find_record
 from cloudspot.model import LaunchRequest
 
 COPY_EVERY = 4
-"""After so many records the journal's copy is renewed: by nodes behind their commits, and by controllers."""
+"""After so many records there is one more copy: nodes write it behind their commits, and controllers."""
+_RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
+"""How many records a copy may hold; a run of so many begins at a multiple of that number."""
+_COPY = re.compile(r"(\d{8,12})-(\d{8,12})", re.ASCII)
 
 
 class Journal:
@@ -38,7 +43,9 @@ class Journal:
         self._records: tuple[JournalRecord, ...] = ()
         self._order = JournalOrder(job_id)
         self.num_copied = 0
-        """How many records came from the copy, or are in the one that this journal has written."""
+        """How many records came from copies, or are in those that stand since this journal has looked."""
+        self._unfit: set[range] = set()
+        """The runs whose copies are not of this journal, or damaged."""
 
     @property
     def known(self) -> tuple[JournalRecord, ...]:
@@ -48,17 +55,13 @@ class Journal:
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
-        Costs one request more than the number of new records; for a reader that comes new to a job with a
-        copy, three more than there are records since that.
+        Costs one request more than the number of new records. A reader that comes new to a job begins with
+        the first record, a listing of the copies, and a few of them.
 
         Raises:
             CorruptData: a record is malformed, or does not follow from those before it.
         """
-        found = list(self._records)
-        if not found:
-            found = self._begin()
-            if len(found) == 1:
-                found += self._listed(after=1)
+        found = list(self._records) or self._begin()
         while found:
             record = self._find(len(found) + 1)
             if record is None:
@@ -89,7 +92,7 @@ class Journal:
         return True
 
     def request(self, launch: int) -> LaunchRequest:
-        """Return the rendered request of a launch; one more request where the copy told of the launch."""
+        """Return the rendered request of a launch; one more request where a copy told of the launch."""
         for number, record in enumerate(self._records, start=1):
             if isinstance(record, Intent) and record.launch == launch:
                 whole = record if record.request.body else self._find(number)
@@ -97,36 +100,78 @@ class Journal:
                 return whole.request
         raise ValueError(f"launch {launch} was not read")
 
-    def renew_copy(self) -> None:
-        """Replace the job's copy of the journal if it lacks ``COPY_EVERY`` records that were read here."""
-        if len(self._records) - self.num_copied >= COPY_EVERY:
-            self.write_copy()
+    def copy(self) -> None:
+        """Write the copies that lack, once ``COPY_EVERY`` records or more that were read here are in none.
 
-    def write_copy(self) -> None:
-        """Replace the job's copy of the journal by what was read so far."""
+        A copy holds a run of records and is never written again, except where it is unfit: so each record is
+        written as often as there are lengths of runs, however long the journal becomes.
+        """
         records = self._records
-        copy = JournalCopy(records=tuple(_without_request(one) for one in records))
-        self._store.put(keys.journal_copy(self._job_id), codec.encode(copy))
-        self.num_copied = len(records)
+        if len(records) - self.num_copied < COPY_EVERY:
+            return
+        standing = set(self._list_copies(after=self.num_copied)) - self._unfit
+        start = 0
+        for size in reversed(_RUNS):
+            while start + size <= len(records):
+                run = range(start, start + size)
+                if run.stop > self.num_copied and run not in standing:
+                    copy = JournalCopy(
+                        first_writer=records[0].writer,
+                        records=tuple(_without_request(one) for one in records[run.start : run.stop]),
+                    )
+                    self._store.put(self._copy_key(run), codec.encode(copy))
+                start = run.stop
+        self.num_copied = start
+        self._unfit.clear()
 
     def _begin(self) -> list[JournalRecord]:
-        """Return the first record, and those that follow it in the copy if it is of this journal.
-
-        A driver that was suspended while its job was removed may write the copy of a job that had the id
-        before. Each writer knew what stands before its record, so a first record of the same writer proves
-        that all others are the same too.
-        """
+        """Return the first records: from the copies as far as they reach, or else as a listing shows them."""
         first = self._find(1)
         if first is None:
             return []
+        longest = {run.start: run for run in sorted(self._list_copies(after=0), key=len)}
+        runs = list[range]()
+        while (start := runs[-1].stop if runs else 0) in longest:
+            runs.append(longest[start])
+        found, order = list[JournalRecord](), JournalOrder(self._job_id)
+        for run, records in zip(runs, each(partial(self._read_copy, first.writer), runs), strict=True):
+            with suppress(CorruptData):
+                order.extend(records)
+                found += records
+            if len(found) < run.stop:
+                self._unfit.add(run)
+                break
+        self.num_copied = len(found)
+        if self._unfit or not found:
+            found = found or [first]
+            found += self._listed(after=len(found))
+        return found
+
+    def _read_copy(self, first_writer: str, run: range) -> tuple[JournalRecord, ...]:
+        """Return the records of a run; none if its copy is gone, damaged, or not of this journal.
+
+        A driver that was suspended while its job was removed may write a copy of a job that had the id
+        before. Each writer knew what stands before its record, so a first record of the same writer proves
+        that all others are the same too.
+        """
         with suppress(CorruptData):
-            copy = find_record(self._store, keys.journal_copy(self._job_id), JournalCopy)
-            if copy is not None and copy.records and copy.records[0].writer == first.writer:
-                order = JournalOrder(self._job_id)
-                order.extend(copy.records)
-                self.num_copied = len(copy.records)
-                return list(copy.records)
-        return [first]
+            copy = find_record(self._store, self._copy_key(run), JournalCopy)
+            if copy is not None and copy.first_writer == first_writer and len(copy.records) == len(run):
+                return copy.records
+        return ()
+
+    def _list_copies(self, *, after: int) -> Iterator[range]:
+        """Yield the runs with copies that reach further than record number ``after``."""
+        prefix = keys.journal_copies_prefix(self._job_id)
+        for meta in self._store.list_objects(prefix, after=f"{prefix}{after:08d}~"):
+            match = _COPY.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None:
+                run = range(int(match[2]) - 1, int(match[1]))
+                if len(run) in _RUNS and run.start % len(run) == 0:
+                    yield run
+
+    def _copy_key(self, run: range) -> str:
+        return keys.journal_copy(self._job_id, run.start + 1, run.stop)
 
     def _find(self, number: int) -> JournalRecord | None:
         key = keys.journal(self._job_id, number)

@@ -12,9 +12,9 @@ JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
 _OF_JOB = re.compile(
     rf"""jobs/({JOB_ID.pattern})/(?:
-        spec | code | image | summary | settled | suspicions | journal-copy | secrets(?:\.\d+)?
+        spec | code | image | summary | settled | suspicions | secrets(?:\.\d+)?
         | inputs/[a-z][a-z0-9_-]*(?:\.\d+)? | (?:submissions|agents)/[0-9a-f]{{64}}
-        | journal/\d{{8,}} | told/[^/]+
+        | journal/\d{{8,}} | journal-copies/\d{{8,12}}-\d{{8,12}} | journal-copy | told/[^/]+
         | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
         | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
         | manifests/\d{{6,}}-\d{{12,}}(?:\.damaged)?
@@ -26,6 +26,10 @@ _OF_JOB = re.compile(
     re.ASCII | re.VERBOSE,
 )
 _SHARED = re.compile(r"(?:agents|code)/[0-9a-f]{64}")
+
+
+STORE_ID = "store-id"
+"""The mark of a store in a directory: a random id, which an empty mount point or another disk lacks."""
 
 
 def index_prefix() -> str:
@@ -160,9 +164,14 @@ def journal(job_id: str, number: int) -> str:
     return f"jobs/{job_id}/journal/{number:08d}"
 
 
-def journal_copy(job_id: str) -> str:
-    """Return the key of the copy of the journal's first records; overwritten, or absent."""
-    return f"jobs/{job_id}/journal-copy"
+def journal_copies_prefix(job_id: str) -> str:
+    """Return the prefix of the copies of runs of the journal's records."""
+    return f"jobs/{job_id}/journal-copies/"
+
+
+def journal_copy(job_id: str, first: int, last: int) -> str:
+    """Return the key of the copy of the records with the numbers ``first`` to ``last`` (inclusive)."""
+    return f"jobs/{job_id}/journal-copies/{last:08d}-{first:08d}"
 
 
 def told_prefix(job_id: str) -> str:

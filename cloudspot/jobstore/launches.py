@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from types import MappingProxyType
 
 import msgspec
@@ -14,15 +14,11 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Slot, new_nonce
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import create_record, read_record
 from cloudspot.model import NodeIdentity
 
 _RANK = re.compile(r"\d{4}", re.ASCII)
-
-
-def utc_now() -> datetime:
-    """Return the time by this computer's clock."""
-    return datetime.now(timezone.utc)
 
 
 def claim_slot(
@@ -32,7 +28,7 @@ def claim_slot(
     rank: int,
     identity: NodeIdentity,
     *,
-    now: Callable[[], datetime] = utc_now,
+    now: Callable[[], datetime] | None = None,
 ) -> Slot:
     """Claim the seat for this machine and return its owner's record.
 
@@ -42,7 +38,7 @@ def claim_slot(
     slot = Slot(
         instance_id=identity.instance_id,
         address=identity.address,
-        at=now(),
+        at=(now or clock_of(store).now)(),
         writer=new_nonce(),
     )
     return create_record(store, keys.slot(job_id, launch, rank), slot)
@@ -77,14 +73,21 @@ def void_slot(
     *,
     machines: tuple[str, ...] = (),
     cause: str = "",
-    now: Callable[[], datetime] = utc_now,
+    now: Callable[[], datetime] | None = None,
 ) -> Slot:
     """Forbid the seat to every machine, unless one has claimed it; return the record that stands.
 
     The seat is void only if the record returned says so (it has no ``instance_id``). ``machines`` are those
     that are there for it, and are on the bill until their end is proven; ``cause`` is what they said.
     """
-    slot = Slot(instance_id=None, detail=detail, machines=machines, cause=cause, at=now(), writer=new_nonce())
+    slot = Slot(
+        instance_id=None,
+        detail=detail,
+        machines=machines,
+        cause=cause,
+        at=(now or clock_of(store).now)(),
+        writer=new_nonce(),
+    )
     return create_record(store, keys.slot(job_id, launch, rank), slot)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime
 
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
@@ -25,6 +25,7 @@ from cloudspot.jobstore.records import (
     new_nonce,
 )
 from cloudspot.jobstore.retention import stored_saves
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import create_record, find_meta, read_record
 
 _RANK = re.compile(r"\d{4}", re.ASCII)
@@ -106,7 +107,7 @@ def try_commit(
             manifest = write_manifest(store, job_id, save, known=known)
             if manifest is None:
                 return None
-            record = commit_of(manifest, at=datetime.now(timezone.utc), writer=writer)
+            record = commit_of(manifest, at=clock_of(store).now(), writer=writer)
         if journal.append(record, len(records) + 1):
             return record
 
@@ -182,7 +183,7 @@ def write_manifest(
         kind=parts[0].kind,
         size=sum(part.size for part in parts),
         parts=tuple(sorted(parts, key=lambda part: part.rank)),
-        at=datetime.now(timezone.utc),
+        at=clock_of(store).now(),
         writer=new_nonce(),
     )
     check_manifest(manifest)

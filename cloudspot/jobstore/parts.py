@@ -32,7 +32,7 @@ from cloudspot.jobstore.records import Chunk, File, Part, SaveId, new_nonce
 from cloudspot.jobstore.shared_chunks import Sharing
 from cloudspot.jobstore.stored_records import create_record, find_record
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = MAX_CHUNK_BYTES
 """Large enough to make a request worth its latency, small enough to send several at once."""
 NUM_THREADS = 4
 MIN_BACKGROUND_BYTES = 16 << 20

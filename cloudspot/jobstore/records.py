@@ -1,8 +1,8 @@
 """The records in the bucket, typed, most of them create-only.
 
-Overwritten are Heartbeat, Summary, JournalCopy, SettledLaunches, Suspicions, MarketSeen and Removal.
+Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal.
 
-Times are a writer's wall clock (UTC), for people; decisions use the reader's own monotonic clock. Every
+Times (UTC) are by the store's clock, as their writer knows it; see ``store_clock``. Every
 create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
 its own put from another's.
 
@@ -149,6 +149,8 @@ class Submission(_Written, frozen=True, kw_only=True):
     """Where the checkpoint came from with which the job began, as its generation 0."""
     bakes: bool = False
     """Its node only runs the setup, and waits until an image of its disk is made."""
+    store_id: KeyWord | None = None
+    """The id of the store, if it has one; see ``ObjectStore.establish``."""
 
     @property
     def milliseconds(self) -> int:
@@ -337,8 +339,10 @@ JournalRecord = Intent | Generation | Commit | Repriced | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/journal-copy``: the first records of the journal; overwritten, perhaps short or absent."""
+    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; perhaps absent."""
 
+    first_writer: str
+    """The nonce of the journal's first record, which tells it from the journal of another job of this id."""
     records: tuple[JournalRecord, ...]
     """Without the rendered requests of the launches."""
 

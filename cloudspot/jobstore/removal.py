@@ -28,8 +28,11 @@ NUM_THREADS = 8
 
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
     """Return how many objects the job has, and their bytes, without the code that jobs may share."""
-    sizes = [meta.size for meta in patient(store).list_objects(keys.job_prefix(job_id))]
-    return len(sizes), sum(sizes)
+    num_objects = num_bytes = 0
+    for page in _pages(patient(store), keys.job_prefix(job_id)):
+        num_objects += len(page)
+        num_bytes += sum(meta.size for meta in page)
+    return num_objects, num_bytes
 
 
 def remove_job(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cloudspot import __version__
@@ -24,6 +24,7 @@ from cloudspot.jobstore.job_lists import mark_live, resumed_writer, unmark_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.records import Moved, Resumed, Seat, Submission, new_nonce
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import find_meta
 from cloudspot.jobstore.submission import (
     agent_key,
@@ -99,7 +100,10 @@ def resume(
     check_resumable(store, history)
     check_secrets(spec.secret_names, environ)
     store = patient(store)
-    submission = _next_submission(history, spec, provider, agent)
+    store_id = store.establish()
+    clock = clock_of(store)
+    clock.compare(store)
+    submission = _next_submission(history, spec, provider, agent, store_id=store_id, at=clock.now())
     job_id, number = submission.job_id, history.num_records + 1
     _check_existence(store, job_id)
     try:
@@ -126,7 +130,7 @@ def resume(
     record = Resumed(
         resumption=submission.resumption,
         submission_sha256=sha256,
-        at=datetime.now(timezone.utc),
+        at=clock_of(store).now(),
         writer=new_nonce(),
     )
     if not Journal(store, job_id).append(record, number):
@@ -171,12 +175,18 @@ def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
         return True
     check_resumable(store, history)
     assert history.finished is not None, "a job that has not ended is finished first"
-    record = Moved(to=to.canonical_url, at=datetime.now(timezone.utc), writer=new_nonce())
+    record = Moved(to=to.canonical_url, at=clock_of(store).now(), writer=new_nonce())
     return Journal(store, history.submission.job_id).append(record, history.num_records + 1)
 
 
 def _next_submission(
-    history: History, spec: JobSpec, provider: str, agent: AgentArchive | None
+    history: History,
+    spec: JobSpec,
+    provider: str,
+    agent: AgentArchive | None,
+    *,
+    store_id: str | None,
+    at: datetime,
 ) -> Submission:
     first = history.first_submission
     return Submission(
@@ -190,8 +200,9 @@ def _next_submission(
         agent=staged(agent),
         has_own_code=first.has_own_code,
         forked_from=first.forked_from,
+        store_id=store_id,
         num_launches_before=len(history.launches),
         resumption=history.submission.resumption + 1,
-        at=datetime.now(timezone.utc),
+        at=at,
         writer=resumed_writer(first.writer, history.submission.resumption + 1),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import partial
 
 from cloudspot.errors import CorruptData
@@ -28,6 +28,7 @@ from cloudspot.jobstore.records import (
     new_nonce,
 )
 from cloudspot.jobstore.shared_chunks import committed_manifest
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import create_record, find_meta, find_record, first_names
 from cloudspot.model import ObjectMeta
 
@@ -74,7 +75,7 @@ def standing_checkpoints(
 
 def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reason: str) -> None:
     """Let every node know that a chunk of a checkpoint does not verify: they try it last."""
-    damage = Damage(reason=reason, at=datetime.now(timezone.utc), writer=new_nonce())
+    damage = Damage(reason=reason, at=clock_of(store).now(), writer=new_nonce())
     create_record(patient(store), keys.damage(job_id, checkpoint), damage)
 
 

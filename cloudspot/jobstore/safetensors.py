@@ -22,6 +22,7 @@ from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
+from cloudspot.jobstore.disk_room import check_room
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.parts import NUM_THREADS
 from cloudspot.jobstore.patience import patient
@@ -85,6 +86,7 @@ def write_safetensors(
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
     with _disk_errors(path), whole_file(path) as file:
+        check_room(path.parent, size)
         descriptor = file.fileno()
         write_at(descriptor, header, 0)
         os.ftruncate(descriptor, size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from cloudspot.decoding import EARLIEST, LATEST, NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
+from cloudspot.decoding import NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.records import Part
 from cloudspot.train.boxes import Box
@@ -63,7 +63,10 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     rank_states: dict[str, Any]
     """The JSON state of this rank and of those that it has relieved, by rank."""
     stall_seconds: Seconds
-    sealed_at_unix: Annotated[float, msgspec.Meta(ge=EARLIEST.timestamp(), lt=LATEST.timestamp())]
+    boot: str = ""
+    """The boot of the machine on which it was sealed; empty: an earlier version has written the seal."""
+    sealed_monotonic: Seconds = 0.0
+    """When it was sealed, by the monotonic clock that the processes of that boot share."""
     raw: dict[str, Any]
     """All of it, as the trainer wrote it."""
 

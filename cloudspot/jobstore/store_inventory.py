@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Final
 
 from cloudspot.errors import CloudspotError
@@ -17,6 +17,7 @@ from cloudspot.jobstore.shared_objects import (
     new_reaper,
     shared_objects,
 )
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.model import Asset, ObjectMeta, UnfinishedUpload
 
 _MARK: Final = "mark"
@@ -87,10 +88,10 @@ class SharedObjectInventory(Inventory):
         """
         listed, marks = shared_objects(self._store)
         unneeded = find_unneeded(self._store, frozenset(meta.key for meta in listed), need=needed_now)
-        recently = datetime.now(timezone.utc) - _MARK_AGE
+        recently = store_time(self._store) - _MARK_AGE if marks else None
         return [
             *(self._asset(meta, is_in_use=meta.key not in unneeded) for meta in listed),
-            *(self._asset(meta, is_in_use=meta.modified_at > recently) for meta in marks),
+            *(self._asset(meta, is_in_use=recently is None or meta.modified_at > recently) for meta in marks),
         ]
 
     def end(self, asset: Asset) -> None:

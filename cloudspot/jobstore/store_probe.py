@@ -1,8 +1,6 @@
-"""What a store is asked before one relies on it: whether it refuses a second create, and what its time is."""
+"""What a store is asked before one relies on it: whether it refuses a second create."""
 
 from __future__ import annotations
-
-from datetime import datetime
 
 from cloudspot.errors import AuthError, ObjectExists, StoreRefused
 from cloudspot.interfaces import ObjectStore
@@ -44,17 +42,6 @@ def probe(store: ObjectStore) -> None:
             raise StoreRefused(
                 f"{store.url}: after a second create the first object {what}; use another store"
             )
-    finally:
-        store.delete(key)
-
-
-def store_time(store: ObjectStore) -> datetime:
-    """Return the store's time now, which is that of an object put for it; the object is deleted again."""
-    key = keys.probe(new_nonce())
-    store = patient(store)
-    try:
-        store.put(key, b"")
-        return store.head(key).modified_at
     finally:
         store.delete(key)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from cloudspot.jobstore.records import (
     Submission,
     new_nonce,
 )
+from cloudspot.jobstore.store_clock import clock_of, utc_now
 from cloudspot.jobstore.store_probe import probe
 from cloudspot.jobstore.stored_records import create_record, find_bytes, find_meta, find_record
 
@@ -124,7 +124,10 @@ def submit_bundle(
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     check_secrets(submission.secret_names, environ)
     store = patient(store)
+    submission = msgspec.structs.replace(submission, store_id=store.establish())
     probe(store)
+    clock_of(store).compare(store)
+    submission = msgspec.structs.replace(submission, at=clock_of(store).now())
     # The content tells our reservation from another's if the answer to the put is lost.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
@@ -159,7 +162,7 @@ def submit_bundle(
 
 
 def hash_of(data: bytes) -> str:
-    """Return a hash of all that a submission's bytes say, except for when it was made and its nonce; in hex.
+    """Return a hash of all that a submission's bytes say, except for when and where it was made, in hex.
 
     By it drivers and nodes know what was submitted, and a dry run gives the same as the submission itself.
     """
@@ -169,7 +172,7 @@ def hash_of(data: bytes) -> str:
 def content_of(data: bytes) -> dict[str, Any]:
     """Return the values that ``hash_of`` covers, by the names of the record's fields."""
     said: dict[str, Any] = decode(data, dict[str, Any])
-    return {name: value for name, value in said.items() if name not in {"at", "writer"}}
+    return {name: value for name, value in said.items() if name not in {"at", "writer", "store_id"}}
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
@@ -248,7 +251,7 @@ def new_submission(
         code_bytes=bundle.size,
         secret_names=spec.secret_names,
         version=__version__,
-        at=datetime.now(timezone.utc),
+        at=utc_now(),
         writer=new_nonce(),
         agent=staged(agent),
         forked_from=forked_from,
@@ -323,7 +326,7 @@ def request_stop(
     store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int, detail: str = ""
 ) -> StopRequest:
     """Ask the job to checkpoint and end; return the first request, which stands until the next resumption."""
-    request = StopRequest(reason=reason, detail=detail, at=datetime.now(timezone.utc), writer=new_nonce())
+    request = StopRequest(reason=reason, detail=detail, at=clock_of(store).now(), writer=new_nonce())
     return create_record(store, keys.stop(job_id, resumption), request)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
+from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
 
 T = TypeVar("T")
@@ -24,6 +25,15 @@ class WrappedStore(ObjectStore, passes_on=True):
     @property
     def canonical_url(self) -> str:
         return self.inner.canonical_url
+
+    def establish(self) -> str | None:
+        return self._call("establish", keys.STORE_ID, self.inner.establish)
+
+    def find_id(self) -> str | None:
+        return self._call("get", keys.STORE_ID, self.inner.find_id)
+
+    def hold_to(self, store_id: str | None = None) -> None:
+        self.inner.hold_to(store_id)
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         self._call("put", key, lambda: self.inner.put(key, data, if_absent=if_absent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,17 +18,19 @@ from urllib.parse import unquote, urlsplit
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
+    CorruptData,
     ObjectExists,
     ObjectMissing,
     SpecError,
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.direct_writes import write_past_cache
 from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.host.piecewise_writes import PIECE_BYTES
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key, is_key
+from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, check_key, is_key
 from cloudspot.jobstore import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
@@ -35,6 +38,8 @@ STAGING = ".cloudspot-staging"
 """The directory under the root where objects are written before they appear; never listed."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_MARK = re.compile(r"[0-9a-f]{32}")
+_MAX_MARK_BYTES = 64
 _PAGE_SIZE = 1000
 _LARGE_BYTES = 8 << 20
 """Files of this size or more do not stay in the kernel's cache."""
@@ -44,7 +49,7 @@ _NUM_TRIES = 50
 
 
 class FileStore(ObjectStore):
-    """Objects as plain files below a directory that need not exist yet.
+    """Objects as plain files below a directory, which only ``establish`` makes.
 
     A put is written aside, synced to the disk and then linked (``if_absent``) or renamed into place,
     both of which are atomic on every POSIX filesystem; it returns when file and directory entry are
@@ -55,20 +60,28 @@ class FileStore(ObjectStore):
 
     A root that the store creates is readable by its owner only. In a root that the user has made, files and
     directories follow the umask, so that users may share it; a job's secrets stay their owner's alone.
+
+    An unmounted disk leaves an empty directory. So a store that is held to its id (``hold_to``) reads the
+    mark in its root with each request: before anything is changed, and before the outcome is reported. A
+    request during which the disk disappears may leave files in the empty directory, but it fails. A store
+    that is not held, such as an input's, is any directory.
     """
 
     def __init__(self, url: str) -> None:
         """Parse the URL; no I/O.
 
         Raises:
-            SpecError: ``url`` is not ``file:///absolute/path``. The first put raises it if a file is in
-                the way.
+            SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put raise it if
+                a file is in the way.
         """
         self.url = url
         self.root = _parse_url(url)
         self._staging = self.root / STAGING
         self._durable: dict[Path, int] = {}  # directory -> its inode when its entry was synced
         self._is_swept = False
+        self._mark = self.root / keys.STORE_ID
+        self._is_held = False
+        self._id: str | None = None
 
     @property
     def canonical_url(self) -> str:
@@ -77,6 +90,43 @@ class FileStore(ObjectStore):
 
     def __repr__(self) -> str:
         return f"FileStore({self.url!r})"
+
+    def establish(self) -> str:
+        """Make the root and its mark unless they are there; see ObjectStore.
+
+        All processes that do so at once get the same id. If the store is held already, both must be there.
+        """
+        with self._translated("write", keys.STORE_ID):
+            self._check_place()
+            for path in reversed((self.root, *self.root.parents)):
+                is_there = path.exists()
+                if not is_there:
+                    try:
+                        path.mkdir(0o700 if path == self.root else 0o777, exist_ok=True)
+                    except (FileExistsError, NotADirectoryError) as error:
+                        raise self._in_the_way() from error
+                # Another submission may have made it and not synced its entry yet.
+                if not is_there or path == self.root:
+                    with suppress(PermissionError):  # The root's parent need not be ours to read.
+                        _sync_directory(path.parent)
+        with suppress(ObjectExists):
+            self.put(keys.STORE_ID, os.urandom(16).hex().encode(), if_absent=True)
+        self.hold_to(self._id)
+        self._check_place()
+        assert self._id is not None, "the check has noted it"
+        return self._id
+
+    def find_id(self) -> str | None:
+        """Return the id in the root's mark; see ObjectStore."""
+        try:
+            return self.get(keys.STORE_ID).decode("ascii", errors="replace")
+        except ObjectMissing:
+            return None
+
+    def hold_to(self, store_id: str | None = None) -> None:
+        """Look at the mark in each request from now on; see ObjectStore."""
+        self._is_held = True
+        self._id = store_id
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Store ``data`` under ``key``; see ObjectStore."""
@@ -88,7 +138,10 @@ class FileStore(ObjectStore):
         """Return the whole object; see ObjectStore."""
         path = self._path(key)
         with self._translated("read", key):
-            return path.read_bytes()
+            try:
+                return read_at_most(path, MAX_GET_BYTES)
+            except ValueError as error:
+                raise CorruptData(f"{self.url}: {key}: {error}") from None
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return some of the object's bytes; see ObjectStore."""
@@ -144,6 +197,7 @@ class FileStore(ObjectStore):
         with self._translated("list", prefix):
             below = self._below(prefix, after, skipped)
             while found := tuple(islice(below, _PAGE_SIZE)):
+                self._check_place()
                 yield ObjectPage(objects=found, next_after=found[-1].key, skipped=tuple(skipped))
                 skipped.clear()
         if skipped:
@@ -164,6 +218,7 @@ class FileStore(ObjectStore):
         """
         path = self._path(key)
         with self._translated("delete", key):
+            self._check_place()
             if path.is_dir():
                 return  # a prefix of keys
             try:
@@ -176,13 +231,12 @@ class FileStore(ObjectStore):
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. The bytes are synced once, by ``commit``."""
-        # Only an optimization: ``commit`` decides.
         path = self._path(key)
-        with self._translated("write", key):
-            is_taken = if_absent and path.is_file()
-        if is_taken:
-            raise ObjectExists(f"{self.url}: {key} exists")
-        return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
+        with self._translated("write", key, is_final=False):
+            self._check_place()
+            if if_absent and path.is_file():  # Only an optimization: ``commit`` decides.
+                raise ObjectExists(f"{self.url}: {key} exists")
+            return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return the file's own URL: readers of the directory need no other credentials."""
@@ -192,19 +246,21 @@ class FileStore(ObjectStore):
 
     def _stage(self, key: str) -> tuple[Path, int]:
         """Create the file that will become the object; return its path and descriptor."""
-        with self._translated("write", key):
-            if not self._is_swept:
-                self._is_swept = True
-                remove_abandoned(self._staging, all_names=True)
-            for _ in range(_NUM_TRIES):
-                try:
-                    self._make_directory(self._staging)
-                    return create_partial(self._staging, mode=0o600 if keys.is_secret(key) else 0o666)
-                except FileNotFoundError:
-                    continue
-                except NotADirectoryError as error:
-                    raise SpecError(f"store {self.url}: a file is in the way of its directory") from error
-            raise FileNotFoundError(errno.ENOENT, "the staging directory keeps vanishing")
+        if not self._is_swept:
+            self._is_swept = True
+            remove_abandoned(self._staging, all_names=True)
+        for _ in range(_NUM_TRIES):
+            try:
+                self._make_directory(self._staging)
+                return create_partial(self._staging, mode=0o600 if keys.is_secret(key) else 0o666)
+            except FileNotFoundError:
+                continue
+            except NotADirectoryError as error:
+                raise self._in_the_way() from error
+        raise FileNotFoundError(errno.ENOENT, "its directory is not there, or keeps vanishing")
+
+    def _in_the_way(self) -> SpecError:
+        return SpecError(f"store {self.url}: a file is in the way of its directory")
 
     def _publish(self, staged: Path, key: str, *, if_absent: bool) -> None:
         """Move a staged, synced file to its key, durably."""
@@ -250,27 +306,28 @@ class FileStore(ObjectStore):
         )
 
     def _make_directory(self, path: Path) -> None:
-        """Make the directory and its parents; return when their entries are durable.
+        """Make the directory and its parents below the root; return when their entries are durable.
 
         Raises:
-            FileNotFoundError: another process removed a parent, as empty, at this very moment.
+            FileNotFoundError: there is no root, or another process removed a parent, as empty, at this very
+                moment.
         """
         try:
             inode = path.stat().st_ino
         except FileNotFoundError:
+            if path == self.root:
+                raise
             inode = None
-        is_above_root = path in self.root.parents
-        if inode is not None and (is_above_root or self._durable.get(path) == inode):
+        if path == self.root or (inode is not None and self._durable.get(path) == inode):
             return
         self._make_directory(path.parent)
         try:
-            path.mkdir(0o700 if path == self.root else 0o777)
+            path.mkdir()
         except FileExistsError:
             if path.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         # Also if it existed: another writer may have made it and not synced its entry yet.
-        with suppress(PermissionError):  # The root's parent need not be ours to read.
-            _sync_directory(path.parent)
+        _sync_directory(path.parent)
         self._durable[path] = path.stat().st_ino
 
     def _drop_empty_directories(self, path: Path) -> None:
@@ -326,16 +383,51 @@ class FileStore(ObjectStore):
             raise StoreRefused(f"{self.url}: {link} is a symlink, which is not followed; remove it")
         return self.root / key
 
+    def _check_place(self) -> None:
+        """Check that the root has the mark of the store to which this one is held, if it is.
+
+        Raises:
+            AuthError: the mark was never read before, and may not be read.
+            TransientError: there is no such mark, or it has another id.
+        """
+        if not self._is_held:
+            return
+        try:
+            with open(self._mark, "rb", buffering=0) as file:  # noqa: PTH123 (half the time of Path.open)
+                found = file.read(_MAX_MARK_BYTES).decode("ascii", errors="replace")
+        except OSError as error:
+            if error.errno in _DENIED and self._id is None:
+                raise AuthError(f"{self.url}: cannot read its {keys.STORE_ID}: {error.strerror}") from error
+            raise TransientError(
+                f"{self.url}: nothing was submitted to it yet, or its disk is not mounted: "
+                f"{keys.STORE_ID}, which cloudspot run writes there, cannot be read: {error.strerror}"
+            ) from error
+        if _MARK.fullmatch(found) is None or found != (self._id or found):
+            raise TransientError(
+                f"{self.url}: another store is mounted there: its {keys.STORE_ID} is {found!r}"
+            )
+        self._id = found
+
     @contextmanager
-    def _translated(self, verb: str, key: str) -> Iterator[None]:
+    def _translated(self, verb: str, key: str, *, is_final: bool = True) -> Iterator[None]:
+        """Translate a request's errors; let neither these nor a success through from a wrong place.
+
+        A success that is not final is checked by ``commit``.
+        """
         try:
             yield
+        except CloudspotError:
+            self._check_place()
+            raise
         except OSError as error:
+            self._check_place()
             is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
             if is_absent and verb == "read":
                 raise ObjectMissing(f"{self.url}: no object {key}") from error
             kind = AuthError if error.errno in _DENIED else TransientError
             raise kind(f"{self.url}: cannot {verb} {key}: {error.strerror}") from error
+        if is_final:
+            self._check_place()
 
 
 class _FileUpload(Upload):
@@ -354,7 +446,8 @@ class _FileUpload(Upload):
         # Each view is released even where an error's traceback keeps this frame: the caller may want to
         # close the mapping behind it.
         with (
-            self._store._translated("write", self._key),  # noqa: SLF001 (one class in two parts)
+            # One class in two parts.
+            self._store._translated("write", self._key, is_final=False),  # noqa: SLF001
             memoryview(data).cast("B") as view,
         ):
             written = write_past_cache(self._descriptor, view) if len(view) >= _LARGE_BYTES else 0
@@ -366,6 +459,7 @@ class _FileUpload(Upload):
         self._check_open()
         try:
             with self._store._translated("write", self._key):  # noqa: SLF001
+                self._store._check_place()  # noqa: SLF001
                 _sync_file(self._descriptor)
                 _leave_cache(self._descriptor)
                 self._store._publish(self._staged, self._key, if_absent=self._if_absent)  # noqa: SLF001

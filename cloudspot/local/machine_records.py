@@ -99,6 +99,10 @@ class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
     address: str
     reclaims: tuple[PlannedReclaim, ...]
     launched_at: datetime
+    launched_boot: str = ""
+    """The boot of this host in which that was; empty: an earlier version has created it."""
+    launched_uptime: Seconds = 0.0
+    """The same moment by ``boot_seconds``."""
     guest: Guest | None = None
     """None: a machine of the provider ``local`` itself."""
 

@@ -35,6 +35,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cloudspot.host.boot_clock import boot_seconds, this_boot
+from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore import codec
@@ -163,9 +165,7 @@ class MachineDirectory:
         Raises:
             FileNotFoundError: it has printed nothing.
         """
-        with self.console.open("rb") as file:
-            file.seek(max(0, self.console.stat().st_size - CONSOLE_BYTES))
-            return file.read().decode("utf-8", errors="replace")
+        return read_end(self.console, CONSOLE_BYTES).decode("utf-8", errors="replace")
 
     def instance(self) -> Instance:
         """Return the machine as the provider reports it."""
@@ -202,8 +202,9 @@ class MachineDirectory:
             state = self.state()
             if state.state is InstanceState.ENDED:
                 return
-            age = (now_utc() - self.record().launched_at).total_seconds()
-            if self.supervisor() is None and age < unborn_seconds:
+            record = self.record()
+            is_young = boot_seconds() - record.launched_uptime < unborn_seconds
+            if self.supervisor() is None and is_young and record.launched_boot == this_boot():
                 return
             self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.mark))
 

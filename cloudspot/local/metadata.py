@@ -70,7 +70,12 @@ class LocalPreemptionSource(PreemptionSource):
         notice = fetch_json("/notice", StandingNotice)
         if notice is None:
             return None
-        return PreemptionNotice(deadline=notice.deadline, action=notice.action, source="local-metadata")
+        return PreemptionNotice(
+            deadline=notice.deadline,
+            deadline_monotonic=notice.deadline_monotonic,
+            action=notice.action,
+            source="local-metadata",
+        )
 
 
 def fetch_json(path: str, kind: type[_T]) -> _T | None:

@@ -33,6 +33,8 @@ class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
 
     deadline: datetime
     """When the machine ends (UTC)."""
+    deadline_monotonic: float | None = None
+    """The same by this host's monotonic clock, which its local machines share."""
     action: str = "terminate"
     given_at: datetime = msgspec.field(default_factory=lambda: datetime.now(timezone.utc))
 

@@ -18,6 +18,7 @@ import msgspec
 
 from cloudspot.decoding import NodeCount, convert, decode
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
+from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.interfaces import Provisioner
 from cloudspot.jobstore import own_jobs
@@ -289,6 +290,8 @@ def _record(body: LocalRequest, rank: int, num_nodes: int, machine_id: str, dige
         address=_address(machine_id),
         reclaims=body.reclaims[rank],
         launched_at=now_utc(),
+        launched_boot=this_boot(),
+        launched_uptime=boot_seconds(),
     )
 
 

@@ -167,7 +167,8 @@ class Supervisor:
         self._deadline = deadline
         _log.info("machine %s: reclaimed in %.3f s", self.record.id, notice_seconds)
         if notice_seconds > 0:
-            notice = StandingNotice(deadline=now_utc() + timedelta(seconds=notice_seconds))
+            at = now_utc() + timedelta(seconds=notice_seconds)
+            notice = StandingNotice(deadline=at, deadline_monotonic=deadline)
             state = msgspec.structs.replace(self.machine.state(), notice_deadline=notice.deadline)
             self.machine.write_state(state)
             self._form.view.notice = notice

@@ -18,7 +18,8 @@ _NUM_LOOKS_AT_LEAST = 2
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    gap_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400.0)]
+    gap_seconds: Annotated[float, msgspec.Meta(ge=1.0, le=86400.0)]
+    """A finer gap is no market that anybody has looked at, and makes more ticks than fit into memory."""
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import check_key
 from cloudspot.model import CheckResult
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot.plugin.sdkerrors import SdkErrors
 from cloudspot.retrying import T, retry
@@ -119,6 +121,13 @@ class Bucket(ABC):
     nothing is there), delete, sign for, and the plugin's own."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
+
+    def __init_subclass__(cls) -> None:
+        """Take an answer that the class's requests cannot read for somebody else's."""
+        super().__init_subclass__()
+        for name in ("connect", "head", "download", "list_names", "list_uploads"):
+            if name in cls.__dict__:
+                setattr(cls, name, _reading(cls.__dict__[name]))
 
     def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
         """Read ``scheme://bucket/prefix``; no I/O.
@@ -262,6 +271,19 @@ class Bucket(ABC):
         return TransientError(
             f"{self.url}: cannot read {key}: the connection broke after {num_read} of {num_bytes} bytes"
         )
+
+
+def _reading(request: Callable[..., T]) -> Callable[..., T]:
+    @functools.wraps(request)
+    def read(self: Bucket, *arguments: Any, **options: Any) -> T:
+        try:
+            return request(self, *arguments, **options)
+        except self.errors.raised:
+            raise
+        except UNREADABLE as error:
+            raise NotTold("a form that can be read") from error
+
+    return read
 
 
 def told(value: T | None, what: str) -> T:

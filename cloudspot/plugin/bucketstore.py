@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
-from cloudspot.errors import CloudspotError, ObjectMissing, StoreRefused
-from cloudspot.interfaces import Data, ObjectStore, Upload, is_key
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, StoreRefused, TransientError
+from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage, UnfinishedUpload
 from cloudspot.plugin.bucket import Bucket, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.multipart import (
@@ -88,6 +88,7 @@ class BucketStore(ObjectStore):
         """Return the whole object; see ObjectStore.
 
         Raises:
+            CorruptData: it is larger than ``MAX_GET_BYTES``.
             TransientError: also if the bytes do not match the checksum that came with them.
         """
         return self._read(key, None)
@@ -110,16 +111,17 @@ class BucketStore(ObjectStore):
 
             def fill(client: Any) -> int:
                 with self._download(client, key, (start, start + len(view) - 1)) as (found, num_bytes):
-                    length, filled = min(num_bytes, len(view)), 0
-                    while filled < length:
-                        with view[filled : min(filled + READ_BYTES, length)] as block:
+                    filled = 0
+                    while filled < num_bytes:
+                        with view[filled : min(filled + READ_BYTES, num_bytes)] as block:
                             count = found.body.readinto(block)
                         if not count:
-                            raise self.bucket.cut_off(key, filled, length)
+                            raise self.bucket.cut_off(key, filled, num_bytes)
                         filled += count
-                    with view[:length] as data:
+                    self._check_end(found, key)
+                    with view[:num_bytes] as data:
                         found.verify(data)
-                    return length
+                    return num_bytes
 
             try:
                 return self.bucket.ask("read", key, fill)
@@ -253,14 +255,16 @@ class BucketStore(ObjectStore):
     def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
         def read(client: Any) -> bytes:
             with self._download(client, key, span) as (found, num_bytes):
-                # Asked for by its length it comes in one piece, straight from the socket. An empty one is
-                # read too: at its end the connection is given back.
-                data = found.body.read(num_bytes or 1)[:num_bytes]
+                if span is None and num_bytes > MAX_GET_BYTES:
+                    raise CorruptData(f"{self.url}: {key}: it is longer than {MAX_GET_BYTES} bytes")
+                # Asked for by its length it comes in one piece, straight from the socket.
+                data = found.body.read(num_bytes) if num_bytes else b""
                 while len(data) < num_bytes:
                     more = found.body.read(num_bytes - len(data))
                     if not more:
                         raise self.bucket.cut_off(key, len(data), num_bytes)
                     data += more
+                self._check_end(found, key)
                 with memoryview(data) as view:
                     found.verify(view)
                 return data
@@ -285,6 +289,16 @@ class BucketStore(ObjectStore):
             # Servers differ in whether an empty object has a range.
             if span is not None and not found.is_partial and found.num_bytes > 0:
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
+            if span is not None and found.num_bytes > span[1] - span[0] + 1:
+                raise StoreRefused(
+                    f"{self.url}: the answer for {key} is said to have {found.num_bytes} bytes, more than "
+                    "were asked for; remove the proxy in between, or use another store"
+                )
             yield found, found.num_bytes
         finally:
             found.body.close()
+
+    def _check_end(self, found: Download, key: str) -> None:
+        """Read on where the body should end, which gives the connection back: it must be over."""
+        if found.body.read(1):
+            raise TransientError(f"{self.url}: the answer for {key} has more bytes than it says")

@@ -14,6 +14,7 @@ from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ImageHost, Provider, Provisioner
 from cloudspot.model import CheckResult, MachineImage, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS, AnswerCache
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.priceparts import price_with_extras
 from cloudspot.plugin.sdkerrors import UnknownRole
 
@@ -178,14 +179,16 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         Raises:
             SpecError: an option names what does not exist.
         """
-        return self._finder.offers(resources)
+        with readable("looking for offers"):
+            return self._finder.offers(resources)
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now; see Provisioner."""
         if offer.market is not Market.SPOT:
             return None
         try:
-            price = self._finder.spot_price(offer)
+            with readable(f"asking what {offer.key} costs"):
+                price = self._finder.spot_price(offer)
         except (AuthError, TransientError):
             raise
         except CloudspotError as error:

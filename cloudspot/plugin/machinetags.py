@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final
 
+from cloudspot.decoding import MAX_LAUNCHES, whole_number
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup
 
 JOB: Final = "cloudspot-job"
@@ -42,8 +43,7 @@ def launch_of(tags: Mapping[str, str]) -> int:
 
     0 if they name none: that launch is in no journal, so a machine whose tags were tampered with is ended.
     """
-    launch = tags.get(LAUNCH, "")
-    return int(launch) if launch.isdigit() else 0
+    return whole_number(tags.get(LAUNCH), most=MAX_LAUNCHES - 1) or 0
 
 
 def store_digest(store_url: str) -> str:

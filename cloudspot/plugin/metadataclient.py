@@ -18,6 +18,10 @@ from email.message import Message
 from typing import ClassVar
 
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.host.public_addresses import NoRedirects
+
+MAX_ANSWER_BYTES = 1 << 20
+"""What a metadata service says is a few KiB."""
 
 
 class MetadataClient:
@@ -119,19 +123,23 @@ def ask_metadata(
     """Return the body and the headers of an answer; never through a proxy that the environment names.
 
     Raises:
-        HTTPError: the service answered with an error.
-        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short.
+        HTTPError: the service answered with an error, or a redirect, which would get the token.
+        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short or endless.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 # link-local
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects())
     try:
         with opener.open(request, timeout=timeout) as answer:
-            body: bytes = answer.read()
+            body: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+            if len(body) > MAX_ANSWER_BYTES:
+                raise TransientError(f"the metadata service answers with more than {MAX_ANSWER_BYTES} bytes")
+            if answer.length:
+                raise TransientError("the metadata service's answer was cut short")
             return body.decode("utf-8", errors="replace"), answer.headers
     except urllib.error.HTTPError:
         raise
-    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts
-        raise TransientError(f"the metadata service does not answer: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:  # URLError, timeouts, no header's value
+        raise TransientError(f"the metadata service does not answer: {str(error)[:200]}") from error
 
 
 def parse_time(text: str) -> datetime:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Seat
 from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
-from cloudspot.story.outcomes import last_sign, own_beat, own_exit
+from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
@@ -263,11 +263,11 @@ def _lines(
             times = certificate.started_at, certificate.ended_at
             yield _line(launch, rank, instance_id, *times, now, is_reclaimed=is_reclaimed)
             continue
-        started = launch.intent.at if rank is None else launch.slots[rank].at
+        started = launch.intent.at if rank is None else claimed_at(launch, rank)
         # A cloud may forget a machine whose seat was given up before anybody could prove its end.
         ended = None if instance_id in ranks else voided.get(instance_id)
-        if rank is not None and (exit_record := own_exit(launch, rank)) is not None:
-            ended = exit_record.at
+        if rank is not None and (left := left_at(launch, rank)) is not None:
+            ended = min(left, now)
         elif rank is not None and instances is not None and instance is None:
             sign = last_sign(launch, rank)
             ended = sign if now - sign > _NEITHER_LISTED_NOR_HEARD else None
@@ -277,6 +277,7 @@ def _lines(
                 ended = instance.ended_at or ended or now
             elif instance.state in _UP:  # Its last word does not end the bill; the end of the machine does.
                 ended = None
+        started = min(started, ended or now)  # A node's clock may run ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED
         yield _line(launch, rank, instance_id, started, ended, now, is_reclaimed=is_reclaimed)
 

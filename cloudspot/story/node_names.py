@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cloudspot.decoding import MAX_LAUNCHES, MAX_NODES, whole_number
 from cloudspot.jobstore.records import Seat
 
 
@@ -13,10 +14,11 @@ def parse_seat(name: str) -> Seat:
     Raises:
         ValueError: it is not a node's name.
     """
-    launch, dot, rank = name.partition(".")
-    if not dot or not all(part.isascii() and part.isdigit() for part in (launch, rank)) or int(launch) < 1:
-        raise ValueError(f"{name!r} is not a node's name; expected one such as 2.0")
-    return Seat(int(launch), int(rank))
+    told, _, number = name.partition(".")
+    launch, rank = whole_number(told, most=MAX_LAUNCHES - 1), whole_number(number, most=MAX_NODES - 1)
+    if not launch or rank is None:
+        raise ValueError(f"{name[:40]!r} is not a node's name; expected one such as 2.0")
+    return Seat(launch, rank)
 
 
 def ranges(seats: Iterable[Seat]) -> str:

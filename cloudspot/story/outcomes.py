@@ -211,8 +211,28 @@ def last_sign(launch: LaunchHistory, rank: int) -> datetime:
     """Return when the machine that owns the rank was last heard of: its newest heartbeat, or its claim."""
     beat = own_beat(launch, rank)
     if beat is None:
-        return launch.slots[rank].at
+        return claimed_at(launch, rank)
     return launch.beats_listed[rank][0] if rank in launch.beats_listed else beat.at
+
+
+def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
+    """Return when its owner claimed the rank, or when the launch was intended if that cannot be true.
+
+    An owner's clock may be wrong: a claim lies between the intent and its last heartbeat.
+    """
+    at, begun = launch.slots[rank].at, launch.intent.at
+    beat = own_beat(launch, rank)
+    last = launch.beats_listed[rank][0] if beat is not None and rank in launch.beats_listed else at
+    return at if begun <= at <= last else begun
+
+
+def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
+    """Return when the owner of the rank said its last word, if it did: not before it was last heard of.
+
+    A node's exit record and its last heartbeat come within seconds, and the store's clock dates the latter.
+    """
+    last = own_exit(launch, rank)
+    return None if last is None else max(last.at, last_sign(launch, rank))
 
 
 def succeeded(history: History) -> bool:

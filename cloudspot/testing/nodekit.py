@@ -46,9 +46,12 @@ class PreemptionSourceTests(Kit):
         source = machine.provider().preemption_source()
         assert source.poll() is None
         deadline = _in(90)
+        given = time.monotonic()
         machine.give_notice(deadline)
         notice = source.wait(ANSWER_SECONDS)
         assert notice is not None
+        if notice.deadline_monotonic is not None:
+            assert abs(notice.deadline_monotonic - given - 90) <= 2
         assert notice.action in {"terminate", "stop", "hibernate"}
         assert notice.source
         if not self.states_deadline:

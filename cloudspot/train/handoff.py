@@ -39,6 +39,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
@@ -52,6 +53,9 @@ ARENA = "CLOUDSPOT_ARENA"
 ARENA_SPILL = "CLOUDSPOT_ARENA_SPILL"
 """Where they go when memory is short: a directory on local disk."""
 GENERATION = "CLOUDSPOT_GENERATION"
+MAX_JSON_BYTES = 1 << 20
+MAX_NUMBER_BYTES = 64
+"""What is longer was not written by cloudspot: the script may write into the directory, too."""
 JOB_ID = "CLOUDSPOT_JOB"
 ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
 """The directory that the agent syncs to the bucket."""
@@ -167,7 +171,7 @@ def publish_held(handoff: Path) -> None:
 #               modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
-#   sealed_at_unix  seconds
+#   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
 #
 # ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:
 # "file" is relative to the restore directory and holds the part's bytes, already verified. With
@@ -188,10 +192,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in the file, or None if there is no such file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        value: dict[str, Any] = json.loads(read_at_most(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         return None
-    value: dict[str, Any] = json.loads(text)
     return value
 
 
@@ -297,7 +300,7 @@ def exited_path(handoff: Path, rank: int) -> Path:
 def read_exited(handoff: Path, rank: int) -> int | None:
     """Return the exit status of the rank, or None while it runs (or has been killed with its launcher)."""
     try:
-        return int(exited_path(handoff, rank).read_text())
+        return int(read_at_most(exited_path(handoff, rank), MAX_NUMBER_BYTES))
     except FileNotFoundError:
         return None
 

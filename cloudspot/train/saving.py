@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.train import checkpoint, handover
 from cloudspot.train.arena import Arena, Slot
 from cloudspot.train.boundary_marks import Description
@@ -230,7 +231,7 @@ class Saver:
             if giver == 0:  # whose word counts where ranks differ
                 content["objects"] = state["objects"]
         slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
-        write_json(path, {**content, "sealed_at_unix": time.time()})
+        write_json(path, {**content, "boot": this_boot(), "sealed_monotonic": time.monotonic()})
         self.sealed_step = content["step"]
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.process_marks import kill_marked
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
@@ -97,6 +98,7 @@ class Bench:
     def __init__(self, root):
         self.root = root
         self.store = FileStore(f"file://{root}/store")
+        self.store.establish()
         self.provider = GivenProvider()
         self.lives = []
 
@@ -201,7 +203,7 @@ class Bench:
             "format": 1, "generation": checkpoint.generation, "step": checkpoint.step, "round": 0, "rank": rank,
             "world_size": world_size, "kind": "interval", "slot": str(slot), "nbytes": len(data), "plan": plan,
             "items": items, "objects": {}, "rank_states": {str(rank): {}}, "stall_seconds": 0.01,
-            "sealed_at_unix": time.time(), **changes,
+            "boot": this_boot(), "sealed_monotonic": time.monotonic(), **changes,
         }  # fmt: skip
         name = files.SealName(
             checkpoint.generation, checkpoint.step, changes.get("round", 0), rank, taken=taken

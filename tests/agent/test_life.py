@@ -43,6 +43,7 @@ JOB = "digits-1"
 SESSION = """
 import hashlib, json, os, sys, time
 from pathlib import Path
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.train import handoff as files
 
 handoff = Path(os.environ[files.HANDOFF])
@@ -65,7 +66,8 @@ def seal(step, kind="interval", data=b"weights"):
         "kind": kind,
         "slot": str(slot), "nbytes": len(data), "plan": hashlib.sha256(table.encode()).hexdigest(),
         "items": items, "objects": {}, "rank_states": {"0": {}}, "stall_seconds": 0.0,
-        "sealed_at_unix": time.time(),
+        "boot": this_boot(),
+        "sealed_monotonic": time.monotonic(),
     })
 
 def drain(step):

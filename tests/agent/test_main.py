@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from unittest import mock
 
 import msgspec
@@ -13,9 +14,11 @@ from made_journal import append
 from made_records import Records
 
 from cloudspot.agent import main, store_retry
-from cloudspot.errors import SpecError
-from cloudspot.jobstore import codec, keys, launches
+from cloudspot.errors import SpecError, TransientError
+from cloudspot.jobstore import codec, keys, launches, store_clock
+from cloudspot.jobstore.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.submission import hash_of
+from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
 
 JOB = "digits-1"
@@ -79,6 +82,16 @@ def test_a_job_that_this_version_cannot_read_ends_with_the_reason(given):
     assert launches.read_slots(given.store, JOB, 1)[0].instance_id == "m-1"
 
 
+@pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_what_a_machine_writes_says_when_by_the_stores_clock(given, shift):
+    """By its own, a job was stopped at a hundredth of its limit, or billed for a day too much."""
+    wrong = StoreClock(wall=lambda: utc_now() + timedelta(seconds=shift))
+    store_clock._clocks[given.store.canonical_url] = wrong
+    main.refuse(given.node(), given.store, SpecError("unknown"))
+    for written in (launches.read_slots(given.store, JOB, 1)[0], given.exit_record()):
+        assert abs((written.at - utc_now()).total_seconds()) < 30.0
+
+
 def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_crash(
     given, monkeypatch, capsys
 ):
@@ -86,13 +99,27 @@ def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_cr
     monkeypatch.setattr(store_retry, "DENIED_SECONDS", 0.0)
     node = given.node()
     denied = DenyingStore(given.store, lambda method, key: True)
-    monkeypatch.setattr(main, "open_store", lambda url: denied)
+    monkeypatch.setattr(main, "open_job_store", lambda url, store_id: denied)
     monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
     assert main.main() == main.CANNOT_SERVE
     assert capsys.readouterr().err == (
         "cloudspot: this machine cannot serve its job: access denied: the credentials lack store:get\n"
     )
     assert (node.logs / "agent.log").read_text().count("Traceback") == 0
+
+
+def test_an_agent_asks_no_directory_but_that_of_its_jobs_id(given, monkeypatch, tmp_path):
+    """Another disk at the same place may have a job of the same id."""
+    store = FileStore(f"file://{tmp_path}/disk")
+    store.establish()
+    store.put(keys.spec(JOB), codec.encode(given.life().context.job.submission))
+    node = given.node()
+    node.store_url, node.store_id = store.url, "0a" * 16
+    monkeypatch.setattr(main, "START_SECONDS", 0.0)
+    before = sorted(store.root.rglob("*"))
+    with pytest.raises(TransientError, match="another store is mounted there: its store-id is"):
+        main._live(node, pipe=None)
+    assert sorted(store.root.rglob("*")) == before
 
 
 def test_a_machine_whose_index_another_has_too_speaks_for_the_seat_that_it_takes(given):
@@ -123,7 +150,7 @@ def test_a_submission_that_was_replaced_after_the_launch_was_requested_is_not_ru
     lives = []
     monkeypatch.setattr(main, "Life", lambda *parts: lives.append(parts) or mock.Mock())
     given.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, writer="again")))
-    monkeypatch.setattr(main, "open_store", lambda url: given.store)
+    monkeypatch.setattr(main, "open_job_store", lambda url, store_id: given.store)
     main._live(node, pipe=None)
     assert len(lives) == 1  # The same but for its time and nonce.
     given.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, **change)))

@@ -1,16 +1,16 @@
 """What the agent has moved between its machine and the bucket is counted, whichever way it went."""
 
 import pytest
+from directorystore import directory_store
 from faultstore import DenyingStore
 
 from cloudspot.agent.metered_store import MeteredStore
 from cloudspot.errors import AuthError, ObjectMissing
-from cloudspot.local.filestore import FileStore
 
 
 @pytest.fixture
 def store(tmp_path):
-    store = FileStore(f"file://{tmp_path}/bucket")
+    store = directory_store(tmp_path / "bucket")
     store.put("there", b"0123456789")
     return store
 

@@ -30,6 +30,11 @@ def test_the_arena_has_a_name_that_nobody_can_guess_and_each_agent_of_the_machin
     assert not first.arena.exists()
 
 
+def test_a_store_has_an_id_if_the_boot_script_says_so(tmp_path):
+    assert from_environment(tmp_path).store_id is None
+    assert from_environment(tmp_path, CLOUDSPOT_STORE_ID="0a" * 16).store_id == "0a" * 16
+
+
 def test_an_arena_that_another_made_is_refused_by_name(tmp_path):
     (tmp_path / "arena").mkdir()
     (tmp_path / "arena").chmod(0o777)

@@ -29,5 +29,11 @@ def test_a_notice_without_a_time_counts_from_when_it_was_seen() -> None:
 
 def test_a_deadline_that_has_passed_is_now() -> None:
     notice = PreemptionNotice(deadline=WALL - timedelta(seconds=3))
-    reclaim = understand(notice, notice_seconds=30.0, now=5.0, wall=WALL)
-    assert (reclaim.deadline, reclaim.deadline_at) == (5.0, WALL)
+    assert understand(notice, notice_seconds=30.0, now=5.0, wall=WALL).deadline == 5.0
+
+
+def test_a_time_by_the_machines_monotonic_clock_counts_whatever_the_other_clocks_say() -> None:
+    """With one an hour behind, nothing of a notice was left; with one an hour ahead, too much of it."""
+    for hours in (-1, 1):
+        notice = PreemptionNotice(deadline=WALL + timedelta(hours=hours), deadline_monotonic=1015.0)
+        assert understand(notice, notice_seconds=120.0, now=1000.0, wall=WALL).deadline == 1015.0

@@ -10,6 +10,7 @@ import pytest
 
 from cloudspot.boot import functionarchive
 from cloudspot.boot.functionarchive import make_function_archive
+from cloudspot.local.filestore import FileStore
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,10 @@ def test_it_makes_a_pass_with_nothing_else_installed(archive, tmp_path):
         "import sys; sys.path.insert(0, sys.argv[1]); "
         "from cloudspot.cli.function import handle; print(handle({}, None))"
     )
+    store = FileStore(f"file://{tmp_path}/store")
+    store.establish()
     environ = {
-        "CLOUDSPOT_STORE": f"file://{tmp_path}/store",
+        "CLOUDSPOT_STORE": store.url,
         "CLOUDSPOT_DRIVER_NAME": "function x",
         "CLOUDSPOT_DRIVER_EVERY": "60",
         "HOME": str(tmp_path),

@@ -207,6 +207,12 @@ def test_the_agent_finds_what_the_plan_says(machine: Machine):
     assert machine.lines("arguments") == ["-m cloudspot.agent"]
 
 
+def test_the_id_of_a_store_that_has_one_reaches_the_agent(machine: Machine):
+    assert "CLOUDSPOT_STORE_ID" not in render_boot_script(plan())
+    machine.boot(statuses=["0"], store_id="0a" * 16)
+    assert machine.environment()["CLOUDSPOT_STORE_ID"] == "0a" * 16
+
+
 @pytest.mark.parametrize("value", ["it's $HOME `id` $(id)", 'a "b" \\ *', "two\nlines", "-n", ""])
 def test_no_value_is_read_as_shell(machine: Machine, value: str):
     machine.boot(statuses=["0"], store_url=value)

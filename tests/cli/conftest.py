@@ -385,7 +385,9 @@ class Jobs:
 @pytest.fixture
 def jobs(tmp_path: Path, job_file: Path, local_home: Path) -> Jobs:
     """A store of its own, and a local provider without machines."""
-    return Jobs(FileStore(f"file://{tmp_path}/bucket"), job_file, tmp_path)
+    store = FileStore(f"file://{tmp_path}/bucket")
+    store.establish()
+    return Jobs(store, job_file, tmp_path)
 
 
 @pytest.fixture
@@ -413,7 +415,7 @@ def four_jobs(jobs, tmp_path, monkeypatch):
     for job_id in (*ODD, *HEALTHY):
         journal = Journal(jobs.store, job_id)
         journal.read()
-        journal.write_copy()
+        journal.copy()
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudspot.local.filestore import FileStore
 from cloudspot.registry import store_schemes
 
 JOB = 'name = "digits"\n[run]\nentrypoint = "train.py"\n'
@@ -313,6 +314,7 @@ CASES = [
         "show gone",
         "no job 'gone' in {store}; list them with: cloudspot ps --store {store} (this store: CLOUDSPOT_STORE)",
         5,
+        jobs=("digits-7k3f",),
     ),
     Case(
         "an id with slashes",
@@ -549,7 +551,7 @@ def test_debug_shows_where_it_came_from_before_and_after_the_command(desk):
 )
 @pytest.mark.parametrize("buffering", [None, "1"])
 def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(desk, command, buffering):
-    # Without a store that is named: of one that holds nothing `ps` warns.
+    FileStore(f"file://{desk.here}/home/store").establish()
     environ = {name: value for name, value in desk.environ.items() if name != "CLOUDSPOT_STORE"}
     if buffering:
         environ["PYTHONUNBUFFERED"] = buffering
@@ -572,6 +574,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(desk, command, b
 
 @pytest.mark.parametrize("command", ["plan", "ps", "--help", "completion fish"])
 def test_a_full_disk_below_standard_output_is_one_line(desk, command):
+    FileStore(f"file://{desk.here}/home/store").establish()
     done = desk.type(f"{command} > /dev/full", environ={"CLOUDSPOT_STORE": None})
     assert (done.stderr, done.returncode) == (
         "error: standard output cannot be written: No space left on device\n",
@@ -649,7 +652,7 @@ def test_code_that_may_not_be_read_is_named(desk, nobody):
 def test_a_store_that_may_not_be_written_is_named(desk, nobody):
     (desk.here / "bucket").mkdir(mode=0o755)
     done = nobody("run")
-    assert done.stderr.startswith(f"error: {desk.store} cannot be written to: ")
+    assert done.stderr.startswith(f"error: {desk.store}: cannot write store-id: Permission denied")
     assert done.stderr.endswith("(this store: CLOUDSPOT_STORE)\n")
     assert (done.stderr.count("\n"), done.returncode) == (1, 4)
     assert desk.what_is_there() == []
@@ -665,7 +668,7 @@ def test_a_store_that_may_not_be_read_is_named(desk, nobody, jobs):
 def test_a_home_that_may_not_be_written_is_named(desk, nobody):
     done = nobody("run", CLOUDSPOT_LOCAL_HOME=None, CLOUDSPOT_STORE=None)
     assert done.stderr.startswith(
-        f"error: file://{desk.here}/.local/state/cloudspot/store cannot be written to: "
+        f"error: file://{desk.here}/.local/state/cloudspot/store: cannot write store-id: Permission denied"
     )
     assert (done.stderr.count("\n"), done.returncode) == (1, 4)
     done = nobody("init")

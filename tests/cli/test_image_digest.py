@@ -18,6 +18,7 @@ from small_image import small_image, why_no_containers
 from cloudspot.cli import image_digest
 from cloudspot.cli.image_digest import with_digest
 from cloudspot.errors import AuthError, SpecError
+from cloudspot.host import public_addresses
 from cloudspot.jobfile.spec import load_job
 from cloudspot.model import RegistryLogin
 
@@ -34,6 +35,9 @@ class Registry(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(where.query).items()}
         given = self.headers.get("Authorization")
         server.seen.append((where.path, given))
+        if server.location:
+            self.answer(307, b"", location=server.location)
+            return
         if where.path == "/token":
             wanted = {"scope": "repository:team/train:pull", "service": "here"}
             is_known = given == (f"Basic {LOGIN}" if server.is_private else None)
@@ -45,9 +49,10 @@ class Registry(BaseHTTPRequestHandler):
         else:
             self.answer(200, server.manifest, digest=server.digest)
 
-    def answer(self, status, data, *, challenge=None, digest=None):
+    def answer(self, status, data, *, challenge=None, digest=None, location=None):
         self.send_response(status)
-        for name, value in (("WWW-Authenticate", challenge), ("Docker-Content-Digest", digest)):
+        headers = {"WWW-Authenticate": challenge, "Docker-Content-Digest": digest, "Location": location}
+        for name, value in headers.items():
             if value is not None:
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
@@ -61,8 +66,9 @@ class Registry(BaseHTTPRequestHandler):
 @pytest.fixture
 def registry(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    server = ThreadingHTTPServer(("", 0), Registry)
     server.name = f"127.0.0.1:{server.server_port}"
+    server.location = ""
     server.seen, server.is_private, server.expected = [], False, "Bearer t0"
     server.challenge = (
         f'Bearer realm="http://{server.name}/token",service="here",scope="repository:team/train:pull"'
@@ -115,6 +121,25 @@ def test_a_registry_that_wants_a_token_gets_one(registry):
         "/token",
         "/v2/team/train/manifests/7",
     ]
+
+
+@pytest.mark.parametrize("says", ["realm", "redirect"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "10.0.0.1"])
+def test_a_registry_of_the_internet_sends_nobody_to_an_address_of_their_network(
+    registry, monkeypatch, says, host
+):
+    """The registry here stands for one, since a record may name any."""
+    monkeypatch.setattr(public_addresses, "is_public", lambda address: address == "127.0.0.2")
+    public, _, port = registry.name.replace("127.0.0.1", "127.0.0.2").partition(":")
+    monkeypatch.setattr(image_digest, "_IN_CLEAR", {("http", one) for one in (public, host)})
+    target = f"http://{host}:{port}/token"
+    if says == "realm":
+        registry.challenge = f'Bearer realm="{target}",service="here"'
+    else:
+        registry.location = target
+    with pytest.raises(SpecError, match=f"{host} is not an address on the internet"):
+        with_digest(f"{public}:{port}/team/train:7", mine)
+    assert [path for path, _ in registry.seen] == ["/v2/team/train/manifests/7"]
 
 
 @pytest.mark.parametrize("command", ["plan", "offers"])
@@ -227,7 +252,7 @@ def test_what_is_sent_in_clear_goes_through_no_proxy(registry, monkeypatch):
     assert with_digest(f"{registry.name}/team/train:7", mine).endswith(DIGEST)
 
 
-@pytest.mark.parametrize("answer", ['{"token": "TOP\\nSECRET"}', "[1]"])
+@pytest.mark.parametrize("answer", ['{"token": "TOP\\nSECRET"}', "[1]", '{"token":' + "[" * 200_000])
 def test_an_answer_that_holds_no_token_is_told_without_it(registry, monkeypatch, answer):
     monkeypatch.setattr(json, "loads", lambda _data, loads=json.loads: loads(answer))
     with pytest.raises(SpecError) as refused:
@@ -284,13 +309,20 @@ def test_a_log_in_is_not_sent_in_clear_to_a_stranger_and_no_file_read(registry, 
     [
         ({"digest": f"sha256:{'0' * 64}"}, f"it says sha256:0+, and what it sends has {DIGEST}"),
         ({"challenge": "Negotiate"}, "no such tag, or it is private"),
-        ({"manifest": b"x" * (image_digest._MAX_BYTES + 1)}, "its answer is too large"),
+        ({"manifest": b"x" * (image_digest._MAX_BYTES + 1)}, "its answer is longer than 8388608 bytes"),
     ],
 )
 def test_what_is_no_digest_is_refused_with_the_reason(registry, changes, says):
     vars(registry).update(changes)
     with pytest.raises(SpecError, match=f"run.image: {registry.name} does not tell the digest .*{says}"):
         with_digest(f"{registry.name}/team/train:7")
+
+
+def test_what_a_registry_says_at_length_is_cut_short(registry):
+    registry.digest = "sha256:" + "0" * 60_000
+    with pytest.raises(SpecError, match=r"it says sha256:0+") as refused:
+        with_digest(f"{registry.name}/team/train:7")
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_registry_that_does_not_answer_is_named_with_the_way_out():

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from directorystore import directory_store
 from faultstore import DenyingStore
 from memorystore import InMemoryStore
 
@@ -16,7 +17,7 @@ from cloudspot.local.provisioner import LocalProvisioner
 
 @pytest.fixture
 def data(tmp_path):
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     store.put("images/one", b"x" * 1024)
     store.put("images/two", b"y" * 2048)
     return store

@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 from click.testing import CliRunner
+from directorystore import directory_store
 from made_records import Records
 
 from cloudspot.cli.main import program
@@ -13,7 +14,6 @@ from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.submission import submit
-from cloudspot.local.filestore import FileStore
 
 REFUSED = (
     "job 'old' was submitted by an older cloudspot (format 1): this one cannot drive it; finish or remove it"
@@ -23,7 +23,7 @@ REFUSED = (
 @pytest.fixture
 def store(tmp_path, local_home):
     """The job ``old`` was made before submissions had a format, and trained until an hour ago."""
-    store = FileStore(f"file://{tmp_path}/store")
+    store = directory_store(tmp_path / "store")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text("")
     spec = spec_from_json({"name": "digits", "run": {"entrypoint": "train.py"}})

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from made_journal import forget_copies
 from odd_values import odd_bytes
 from own_notes import note
 from record_kinds import HEALTHY, ODD, kind_of
@@ -46,7 +47,7 @@ class OddStore:
             note(job_id, store_url=store_label(self.store), sha256=hash_of(self.store.get(keys.spec(job_id))))
         self.store.put(key, data)
         if key.startswith(keys.journal_prefix(self.job_id)):
-            self.store.delete(keys.journal_copy(self.job_id))  # else the record is not read
+            forget_copies(self.store, self.job_id)  # else the record is not read
         if kind_of(key) not in {SettledLaunches, None}:
             self.store.delete(keys.settled_launches(self.job_id))  # else a settled launch's are not read
 

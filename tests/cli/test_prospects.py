@@ -107,7 +107,7 @@ def test_a_job_without_hope_is_refused_in_a_line_and_stores_nothing(jobs, tmp_pa
     options = [word for one in sets for word in ("--set", one)]
     result = jobs.run(*command, str(jobs.job_file), *options, status=2)
     assert result.stderr == f"error: {reason}; --anyway goes on all the same\n"
-    assert not (tmp_path / "bucket").exists()
+    assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
 @pytest.mark.parametrize("case", REFUSED)

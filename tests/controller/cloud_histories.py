@@ -10,6 +10,7 @@ import random
 from datetime import timedelta
 
 from launch_histories import check_journal, check_supply, is_rightful
+from made_journal import forget_copies
 from simcloud import Machine, SimCloud
 from simnodes import Script, SimAgents
 from simulation import START, Odds, SimStore, Violation, World
@@ -201,7 +202,7 @@ class Town:
     @property
     def journal(self):
         """The records themselves: their copy lacks the requests."""
-        self.store.inner.delete(keys.journal_copy(JOB))
+        forget_copies(self.store.inner, JOB)
         return Journal(self.store.inner, JOB).read()
 
     def outcomes(self):

@@ -17,6 +17,7 @@ from cloudspot.controller.actions import (
     VoidSeat,
     Wait,
 )
+from cloudspot.controller.deaths import certificates
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
 from cloudspot.controller.observed import CreateFailure, LastWords
 from cloudspot.jobstore.records import Ending, Seat
@@ -198,6 +199,21 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
     assert (certificate.instance_id, certificate.end_reason) == ("i-1-0", EndReason.RECLAIMED)
     why = "i-1-0 ended before it claimed its seat (reclaimed)"
     assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
+
+
+@pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, shift):
+    """Where the provider told no end, one a day ahead was billed a day more, and one a day behind nothing."""
+    launch = records.launch(
+        slots={0: records.slot("i-1-0", at=10 + shift)},
+        heartbeats={0: records.heartbeat(at=580 + shift)},
+        beats_listed={0: (records.at(580), 700)},
+        exits={0: records.exit("drained", at=584 + shift)},
+    )
+    ended = records.instance(state="ended", launched=None)
+    (certificate,) = certificates(records.history(launch), records.observed(ended), records.at(600))
+    assert records.at(0) <= certificate.started_at <= records.at(600)
+    assert records.at(580) <= certificate.ended_at <= records.at(600)
 
 
 def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(records):

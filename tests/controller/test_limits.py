@@ -52,6 +52,18 @@ def test_the_steps_of_a_node_that_has_left_were_made_until_its_training_ended(re
     assert stop_seconds(history) == 30 + 6 + 120 + 120
 
 
+@pytest.mark.parametrize("at", [-86400.0, -3500.0])
+def test_a_node_whose_clock_lags_does_not_make_a_stop_longer(records, at):
+    """One an hour behind made a job of 0.5 USD stop at 0.0053: its stop was taken to cost an hour."""
+    launch = records.launch(
+        heartbeats={0: records.heartbeat(at=at)},
+        beats_listed={0: (records.at(95), 700)},
+        exits={0: records.exit("drained", at=at)},
+        certificates={"i-1-0": records.certificate("i-1-0", ended=110.0)},
+    )
+    assert stop_seconds(records.history(launch)) == 30 + 30 + 120 + 15
+
+
 @pytest.mark.parametrize("changes", [{"steps": 0}, {"generation": 2}])
 def test_a_node_that_has_counted_no_step_of_its_generation_tells_nothing(records, changes):
     history = records.history(records.launch(heartbeats={0: trained(records, **changes)}))

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import threading
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from simulation import SimStore, World
 
 from cloudspot.controller import act
 from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait
+from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import (
     COPY_SECONDS,
     END_LIMIT_SECONDS,
@@ -23,13 +25,22 @@ from cloudspot.controller.loop import (
     Controller,
 )
 from cloudspot.controller.outbox import Outbox
-from cloudspot.errors import AuthError, CapacityError, JobNotFound, ProvisionError, QuotaError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CapacityError,
+    CloudspotError,
+    JobNotFound,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Submission
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.settled_launches import find_settled
+from cloudspot.jobstore.store_clock import StoreClock
 from cloudspot.jobstore.submission import _Secrets, request_stop
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
@@ -207,7 +218,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
 def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delays_or_changes_it(records):
     lasted, sent, held = [], [], threading.Event()
 
-    def send(through, message, urls):
+    def send(through, message, urls, *, own):
         assert held.wait(30)
         sent.append((message.title, urls))
         return {"urls[0] (json://)": "answered 500"}
@@ -439,6 +450,18 @@ def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
         list(steps)
     assert house.cloud.tokens == []
     assert list(house.store.list_objects("jobs/")) == []
+
+
+def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_store(house):
+    """Its machines would wait for the store that their request names."""
+    found = house.history.submission
+    house.store.find_id = lambda: "0a" * 16
+    house.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(found, store_id="0b" * 16)))
+    with pytest.raises(CloudspotError, match="job digits-1 was submitted to another store than memory://"):
+        house.controller().run_until_finished()
+    assert (house.cloud.tokens, house.journal) == ([], ())
+    house.store.find_id = lambda: "0b" * 16
+    assert house.controller().run_until_finished().finished.outcome == "succeeded"
 
 
 def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
@@ -821,3 +844,39 @@ def test_a_price_that_is_none_is_a_warning_and_the_job_goes_on_at_the_known_one(
     assert warning.startswith("the price of launch 1 is not known: ")
     assert house.history.launches[0].prices == ()
     assert house.history.finished is None
+
+
+def test_a_driver_whose_clock_is_20_minutes_ahead_gives_up_no_seat(house):
+    """At its first look it took each machine that was booting for one that had hung for 20 minutes."""
+    house.controller().tick()
+    ahead = house.world.clock(max_skew_seconds=0.0).now
+
+    def wrong():
+        return ahead() + timedelta(minutes=20)
+
+    def voided(clock):
+        driver = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep)
+        tick = driver.tick()
+        return VoidSeat in types(tick.actions), [one.text for one in tick.events if "clock is" in one.text]
+
+    known = StoreClock(wall=wrong, uptime=lambda: house.world.time)
+    known.compare(house.store)
+    assert abs((known.now() - ahead()).total_seconds()) < 3
+    by_the_store = Clock(
+        now=known.now,
+        monotonic=lambda: house.world.time,
+        warning=lambda: known.warning,
+    )
+    is_voided, told = voided(by_the_store)
+    assert (is_voided, len(told)) == (False, 1)
+    # Its own clock would have done so.
+    assert voided(Clock(now=wrong, monotonic=lambda: house.world.time)) == (True, [])
+
+
+def test_nothing_is_decided_while_nobody_knows_the_stores_time(house):
+    def fail():
+        raise TransientError("no answer")
+
+    clock = Clock(now=house.world.now, monotonic=lambda: house.world.time, compare=fail)
+    tick = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep).tick()
+    assert (tick.actions, tick.history, tick.problems) == ((), None, ("no answer",))

@@ -75,7 +75,7 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
         "refuses": "refuse:secret",
         "hangs": "hang:secret",
     }
-    assert send("pager", MESSAGE, urls, seconds=2.0) == {
+    assert send("pager", MESSAGE, urls, own=(), seconds=2.0) == {
         "raises": "could not be asked: ValueError",
         "refuses": "answered 403",
         "hangs": "did not answer within 2 s",
@@ -122,7 +122,7 @@ def is_alive(pid):
 
 
 def test_a_notifier_that_takes_its_process_along_has_failed(site):
-    failed = send("pager", MESSAGE, {"dies": "die:secret"})
+    failed = send("pager", MESSAGE, {"dies": "die:secret"}, own=())
     assert failed == {"dies": "could not be asked: its process failed"}
 
 

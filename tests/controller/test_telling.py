@@ -5,14 +5,17 @@ from datetime import timedelta
 
 import pytest
 from memorystore import InMemoryStore
+from own_notes import note
 
 from cloudspot.controller import telling
 from cloudspot.controller.clock import Clock
+from cloudspot.controller.ownership import store_label
 from cloudspot.controller.telling import LEAVE_SECONDS, MAX_LINES, Teller, message_of
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.notify import NewsKind, NotifySpec
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.state_home import HOME
 from cloudspot.jobstore.submission import _Secrets
 from cloudspot.model import Severity
 from cloudspot.story.events import EventKind
@@ -28,8 +31,9 @@ class Box:
     def __init__(self):
         self.put_in = []
 
-    def put(self, through, message, urls):
+    def put(self, through, message, urls, *, own):
         self.put_in.append((message, dict(urls)))
+        self.own = own
 
     def take_failures(self, job_id):
         return ()
@@ -206,6 +210,37 @@ def test_no_variable_of_the_drivers_own_is_put_into_a_url(desk, records, monkeyp
     desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values={"TOKEN": "of the job"})))
     desk.tell(desk.teller(), busy(records), notify)
     assert [urls for _, urls in desk.box.put_in] == [{"urls[0] (json://)": "json://host/of the job"}]
+
+
+def test_only_the_submitters_computer_lets_a_url_lead_anywhere_and_no_secret_decides_where(
+    desk, records, tmp_path, monkeypatch
+):
+    """The record and the secrets are the store's word: a training may have changed them."""
+    monkeypatch.setenv(HOME, str(tmp_path))
+    urls = (
+        "ntfy://nas.lan/${TOPIC}",
+        "json://me:${TOKEN}@10.0.0.7:8080/",
+        "json://${TOPIC}",
+        "${TOKEN}",
+        "json://10.0.0.8/",
+        "json://x/${HOST}",
+    )
+    notify = NotifySpec(urls=urls)
+
+    def own(**changed):
+        values = {"TOPIC": "job", "TOKEN": "a%2Fb-c", "HOST": "@10.0.0.9/", **changed}
+        desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values=values)))
+        desk.store.delete(keys.told(JOB, "reclaimed-1-0"))
+        desk.tell(desk.teller(), records.history(records.launch(outcome="reclaimed")), notify)
+        desk.seconds += LEAVE_SECONDS
+        return desk.box.own
+
+    assert own() == frozenset()
+    for number, noted in enumerate([urls[:4], urls[5:]]):  # as it was submitted, and resumed
+        spec = {"name": "digits", "run": {"command": ["true"]}, "notify": {"urls": list(noted)}}
+        note(JOB, store_url=store_label(desk.store), sha256=str(number) * 64, spec=spec)
+    assert own() == {"urls[0] (ntfy://)", "urls[1] (json://)"}
+    assert own(TOKEN="x@169.254.169.254/") == {"urls[0] (ntfy://)"}
 
 
 def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others(desk, records):

@@ -11,7 +11,7 @@ LAYOUT = (Path(__file__).parents[2] / "docs" / "bucket-layout.md").read_text()
 
 def documented_keys() -> dict[str, str]:
     """Return a regular expression for each key of the documented layout."""
-    keys = re.findall(r"^\| `([^`]*/[^`]*)` \|", LAYOUT, re.MULTILINE)
+    keys = re.findall(r"^\| `([^`]*/[^`]*|store-id)` \|", LAYOUT, re.MULTILINE)
     # An artifact's name is a path.
     return {
         key: re.sub(r"<\w+>", lambda found: ".+" if found[0] == "<name>" else "[^/]+", re.escape(key))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from acting_user import JOBS, User
-
-from cloudspot.local.filestore import FileStore
+from directorystore import directory_store
 
 SCRIPT = """
 import os
@@ -66,7 +65,7 @@ notice = "6s"
 @pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_reclaimed_job_trains_on_from_its_inputs(user: User, tmp_path: Path, is_shared: bool) -> None:
     """With a cache that its machines share, the second one fetches nothing; else each has its own."""
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     for number in range(64):
         store.put(f"numbers/{number % 4}/{number:02}.txt", b"1 2 3 %d" % number)
     store.put("factor", b"0.5")

@@ -28,22 +28,27 @@ from test_store_faults import step_lines
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound, TransientError
-from cloudspot.host.process_marks import is_marked
+from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import Generation, Intent, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
+from cloudspot.train.fork_server import MARK as SERVER_MARK
 
 NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS", "200"))
 NUM_LOADED_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS_LOAD", "50"))
 LOAD = 30
 JOB = "storm"
 KINDS = ("kill", "freeze", "outage", "full-disk", "clock", "notice", "stop", "rm")
+BESIDES = ("clock-steps", "clock-steps", "fork-server")
+"""What strikes among the drawn faults where clocks step."""
 JUMPS = (-7200.0, -60.0, -3.0, 3.0, 60.0, 7200.0)
 """Of clocks, in seconds."""
 DISK = "64m"
+MAX_UPLOAD_SECONDS = 300.0
+"""No upload of a few kilobytes takes longer, not even on a busy machine."""
 OUTAGE_SECONDS = 10.0
 """No outage of the store is longer."""
 
@@ -140,8 +145,25 @@ def strike_full_disk(run: Run) -> None:
 
 def strike_clock(run: Run) -> None:
     """Let the clock of the command line or of a node jump."""
-    name = run.rng.choice(("cli", f"node-{run.rng.randrange(run.num_nodes)}"))
-    (run.user.home / "clocks" / name).write_text(str(run.rng.choice(JUMPS)))
+    node, shift = f"node-{run.rng.randrange(run.num_nodes)}", run.rng.choice(JUMPS)
+    names = [("cli",), (node, f"{node}-ranks")][run.rng.randrange(2)]
+    for name in names:
+        (run.user.home / "clocks" / name).write_text(str(shift))
+
+
+def strike_clock_steps(run: Run) -> None:
+    """Let the clocks of the command line, an agent and its ranks jump by up to an hour, each by itself."""
+    node = f"node-{run.rng.randrange(run.num_nodes)}"
+    for name in run.rng.sample(("cli", node, f"{node}-ranks"), run.rng.randrange(1, 4)):
+        (run.user.home / "clocks" / name).write_text(str(run.rng.uniform(-3600.0, 3600.0)))
+
+
+def strike_fork_server(run: Run) -> None:
+    """Kill the process of one machine from which torchrun and the ranks are forked."""
+    if alive := run.alive():
+        socket = run.rng.choice(alive) / "node" / "fork-server.socket"
+        for pid in marked_processes(SERVER_MARK, str(socket)):
+            send(pid, signal.SIGKILL)
 
 
 def strike_notice(run: Run) -> None:
@@ -185,6 +207,8 @@ STRIKES: dict[str, Callable[[Run], None]] = {
     "freeze": strike_freeze,
     "full-disk": strike_full_disk,
     "clock": strike_clock,
+    "clock-steps": strike_clock_steps,
+    "fork-server": strike_fork_server,
     "notice": strike_notice,
     "move": strike_move,
     "driver": strike_driver,
@@ -374,6 +398,7 @@ def check(run: Run, weights: Callable[[], str]) -> None:
             checkpoints = json.loads(user.cloudspot("checkpoints", "verify", JOB, "--json").stdout)
             assert all(checkpoint["verified"] for checkpoint in checkpoints)
             assert shown["last_commit"]["step"] >= run.told_step
+    check_durations(run)
     lines = step_lines(user, JOB)
     num_lost, num_ends = len(lines) - len(set(lines)), len(shown["generations"]) - 1
     if shown["state"] == "stopped":  # what is in no checkpoint is lost, too
@@ -382,6 +407,15 @@ def check(run: Run, weights: Callable[[], str]) -> None:
     if shown["steps_lost_is_exact"]:
         # An end may find rank 0 in a step that has not printed its line, and another rank in the next.
         assert num_lost <= shown["steps_lost"] <= num_lost + 2 * num_ends, run.struck
+
+
+def check_durations(run: Run) -> None:
+    """Check that no clock has reached what the nodes have measured, or when they say that they left."""
+    for launch in run.history().launches:
+        for rank, beat in launch.heartbeats.items():
+            assert (beat.upload_seconds or 0.0) < MAX_UPLOAD_SECONDS, (run.struck, beat.upload_seconds)
+            put = written(run.user.home / "store" / keys.heartbeat(JOB, launch.number, rank)) / 1e9
+            assert abs(put - beat.at.timestamp()) < MAX_UPLOAD_SECONDS, (run.struck, beat.at)
 
 
 def check_records(user: User) -> None:
@@ -415,11 +449,18 @@ def check_removal(run: Run) -> None:
     assert left == []
 
 
-def outlive_faults(user: User, seed: int, undisturbed: Callable[..., dict[str, Any]]) -> None:
-    """Draw a job and its faults from the seed, run them, and check all that must hold."""
+def outlive_faults(
+    user: User, seed: int, undisturbed: Callable[..., dict[str, Any]], *, besides: Sequence[str] = ()
+) -> None:
+    """Draw a job and its faults from the seed, run them, and check all that must hold.
+
+    ``besides``: faults that strike at drawn places among the others.
+    """
     rng = random.Random(seed)
     num_nodes = rng.choice((1, 1, 2, 3))
     kinds = [rng.choice(KINDS[:-2]) for _ in range(rng.randrange(1, 4))]
+    for kind in besides:
+        kinds.insert(rng.randrange(len(kinds) + 1), kind)
     kinds += rng.choice(((), (), (), ("rm",), ("stop",)))
     print(f"seed {seed}: {num_nodes} nodes, {kinds}")
     sets = (*settings(num_nodes, step_seconds=0.03), 'checkpoint.interval="400ms"')
@@ -466,6 +507,22 @@ def load() -> Iterator[None]:
 def test_random_faults_on_one_node_and_on_two(user: User, seed: int, undisturbed) -> None:
     # A trainer is killed inside a save; nodes are frozen twice. Neither costs another launch.
     outlive_faults(user, seed, undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("seed", range(10000, 10000 + NUM_SEEDS))
+def test_soak_of_random_faults_while_clocks_step(user: User, seed: int, undisturbed) -> None:
+    outlive_faults(user, seed, undisturbed, besides=BESIDES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("small_disk", "load")
+@pytest.mark.parametrize("seed", range(15000, 15000 + NUM_LOADED_SEEDS))
+def test_soak_of_random_faults_while_clocks_step_under_load(user: User, seed: int, undisturbed) -> None:
+    outlive_faults(user, seed, undisturbed, besides=BESIDES)
 
 
 @pytest.mark.soak

@@ -51,6 +51,7 @@ ABSENT = {
     "jobs/<id>/suspicions",
     "jobs/<id>/logs/<stream>/<date>/<number>",
     "jobs/<id>/checkpoints/<generation>-<step>-<round>/bases/<rank>/<base>",  # nothing of 1 MiB is shared
+    "store-id",
 }
 
 

@@ -80,6 +80,17 @@ def test_what_is_no_size_is_refused_with_advice(text, advice):
     assert advice in str(error.value)
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 400 + ".5"])
+def test_a_size_of_hundreds_of_digits_is_refused_in_few_words(number):
+    with pytest.raises(ValueError, match=r"^a size of \d+ digits is too large$"):
+        parse_size(f"{number}GiB")
+
+
+def test_a_duration_that_leads_before_all_time_is_no_moment():
+    with pytest.raises(ValueError, match=r"^there was no moment 9+h ago$"):
+        parse_moment("9" * 30 + "h", now=NOON)
+
+
 @pytest.mark.parametrize(
     ("text", "money"), [("12.50", (12.5, None)), ("12.50 USD", (12.5, "USD")), ("3EUR", (3.0, "EUR"))]
 )

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import made_journal
 import pytest
 import sessions
+from directorystore import directory_store
 
 from cloudspot.jobstore import manifests, parts, shared_chunks
 from cloudspot.jobstore.records import CheckpointId, File, SaveId
-from cloudspot.local.filestore import FileStore
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def make_seals(checkpoint, datas, **changes):
                 "world_size": len(datas), "kind": "interval", "slot": "/dev/shm/slot", "nbytes": len(data),
                 "plan": plan, "items": tables[rank],
                 "objects": {"best": float("inf")} if rank == 0 else None, "rank_states": {str(rank): {"rng": [rank]}},
-                "stall_seconds": 0.1, "sealed_at_unix": 0.0, **changes,
+                "stall_seconds": 0.1, "boot": "0123abcd", "sealed_monotonic": 0.0, **changes,
             }
         ).encode()
         for rank, data in enumerate(datas)

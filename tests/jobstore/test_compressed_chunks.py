@@ -1,20 +1,21 @@
 """Checkpoints of which chunks are compressed: read, shared, copied and deleted like all others."""
 
 import random
+import shutil
 
 import msgspec
 import pytest
 from memorystore import InMemoryStore
 from sessions import Everything
 
-from cloudspot.errors import CorruptData
+from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import codec, fetching, forking, keys, manifests, parts, retention
 from cloudspot.jobstore.chunks import read_blocks, read_stored, stored_chunks
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import CheckpointId, Origin, Part, SaveId
 from cloudspot.jobstore.safetensors import write_safetensors
-from cloudspot.jobstore.shared_chunks import Sharing
+from cloudspot.jobstore.shared_chunks import Sharing, known_chunks
 from cloudspot.jobstore.tensors import Piece, StoredTensor
 from cloudspot.train.boxes import Box
 
@@ -58,6 +59,41 @@ def test_what_becomes_shorter_is_stored_compressed_and_the_rest_as_it_is(store, 
     assert (manifest.size, plain.sent) == (plain.size, plain.size)
     listed = [meta.size for meta in store.list_objects(keys.save_prefix("x", manifest.save) + "chunks/")]
     assert manifest.sent == sum(listed) < 3700
+
+
+def test_a_few_bytes_that_many_chunks_share_write_no_more_than_there_is_room_for(
+    store, checkpoints, tmp_path, monkeypatch
+):
+    """A small bucket may claim a checkpoint of any size, each chunk of which verifies."""
+    first = put(store, checkpoints, C(1, 10), [b"a" * 1500])
+    shared = known_chunks(first)[1500, first.parts[0].chunks[0].xxh3_128]
+    size, save = 1500 * 2000, SaveId(1, 20, 0)
+    seal = checkpoints.seals(save, [bytes(size)])[0].decode()
+    part = replace(first.parts[0], step=20, chunks=(shared,) * 2000, size=size, seal=seal)
+    claim = replace(first, step=20, parts=(part,), size=size)
+    assert sum(meta.size for meta in store.list_objects("jobs/x/")) < 10_000
+    free = size - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, free))
+    tensor = StoredTensor("all", "uint8", (size,), (Piece(Box((0,), (size,)), 0, 0, size),))
+    whole = {"part-0.bin": [(0, size)]}
+    for write in (
+        lambda: fetching.fetch(store, "x", claim, tmp_path / "r"),
+        lambda: write_safetensors(store, "x", claim, [tensor], tmp_path / "f.safetensors", metadata={}),
+        lambda: (
+            fetching.lay_out(store, "x", claim, tmp_path / "late"),
+            fetching.fetch_ranges(store, "x", claim, tmp_path / "late", whole),
+        ),
+    ):
+        with pytest.raises(CloudspotError, match=r"no space left on the disk .* 0\.0 GiB are to come"):
+            write()
+        assert sum(path.stat().st_blocks for path in tmp_path.rglob("*.bin")) == 0
+        assert not list(tmp_path.rglob("*.safetensors"))
+    free = size
+    fetching.fetch(store, "x", claim, tmp_path / "r")
+    assert (tmp_path / "r/part-0.bin").read_bytes() == b"a" * size
+    # What is there already needs no room.
+    free = 0
+    fetching.fetch(store, "x", claim, tmp_path / "r", present={0})
 
 
 def test_the_records_of_what_is_not_compressed_are_as_they_were(store, checkpoints):

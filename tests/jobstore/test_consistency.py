@@ -1,6 +1,7 @@
 """Records that contradict each other or their keys."""
 
 import pytest
+from directorystore import directory_store
 from made_records import Records
 
 from cloudspot.errors import CorruptData
@@ -8,7 +9,6 @@ from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.consistency import JournalOrder
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import Summary
-from cloudspot.local.filestore import FileStore
 
 MADE = Records()
 
@@ -177,7 +177,7 @@ def test_a_journal_out_of_order_names_the_record_that_does_not_follow(journal, n
 @pytest.fixture
 def store(tmp_path):
     """A job with one launch of one node."""
-    store = FileStore(f"file://{tmp_path}/store")
+    store = directory_store(tmp_path / "store")
     submission = MADE.history().submission
     store.put(keys.spec("digits-1"), codec.encode(submission))
     store.put(keys.journal("digits-1", 1), codec.encode(MADE.intent(1)))

@@ -7,6 +7,7 @@ from contextlib import suppress
 import made_journal
 import msgspec
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 from made_records import Records
 from memorystore import InMemoryStore
@@ -33,7 +34,6 @@ from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.retention import standing_checkpoints
 from cloudspot.jobstore.shared_chunks import Sharing
 from cloudspot.jobstore.submission import hash_of
-from cloudspot.local.filestore import FileStore
 
 JOB = "digits-1"
 CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
@@ -168,11 +168,10 @@ def expected_contents(source):
         keys.summary(JOB),
         keys.suspicions(JOB),
         keys.settled_launches(JOB),
-        keys.journal_copy(JOB),
         keys.agent(sha256_of(AGENT)),
         keys.own_agent(JOB, sha256_of(OTHER_AGENT)),
     }
-    elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB))
+    elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB), keys.journal_copies_prefix(JOB))
     names = {key for key in set(whole) - left_out if not key.startswith(elsewhere)} | checkpoint
     found = {key: whole[key] for key in names}
     return found | {keys.recent(JOB, milliseconds=1767225600000): b""}
@@ -215,8 +214,8 @@ def test_the_copy_tells_the_same_past_and_has_the_best_checkpoint_and_no_secret(
 ):
     if kind == "file":
         stored = contents(source)
-        source = FileStore(f"file://{tmp_path}/source")
-        target = FileStore(f"file://{tmp_path}/target")
+        source = directory_store(tmp_path / "source")
+        target = directory_store(tmp_path / "target")
         for key, data in stored.items():
             source.put(key, data)
     told = []

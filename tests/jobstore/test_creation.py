@@ -3,17 +3,17 @@
 import threading
 
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
-from cloudspot.local.filestore import FileStore
 
 
 @pytest.fixture
 def inner(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def test_the_first_writer_gets_none_and_the_second_the_winners_bytes(inner):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 
 import pytest
 
@@ -208,23 +209,77 @@ def sparse(info):
     return pack((info, data), format=tarfile.PAX_FORMAT)
 
 
-def test_a_small_archive_of_a_huge_file_is_refused(tmp_path, monkeypatch):
+def test_a_small_archive_of_a_huge_file_is_refused(tmp_path):
     data = pack(member("zeros", bytes(5 << 20)))
     assert len(data) < 20_000
     with pytest.raises(BundleError, match="more than"):
         extract(data, tmp_path / "dest", max_bytes=1 << 20)
     # A header that hides its size: what unpacks is bounded as well.
-    monkeypatch.setattr(extraction, "MAX_MEMBERS", 1)
     with pytest.raises(BundleError, match="unpacks to more"):
-        extract(gzip.compress(pack_header() + bytes(5 << 20)), tmp_path / "dest", max_bytes=1 << 20)
+        extract(gzip.compress(pack_header(4 << 20) + bytes(5 << 20)), tmp_path / "dest", max_bytes=1 << 20)
     assert everything(tmp_path) == []
 
 
-def pack_header():
+def pack_header(size, kind=tarfile.XHDTYPE):
     info, _ = member("a")
-    info.size = 4 << 20
-    info.type = tarfile.XHDTYPE  # An extended header is read whole, whatever its size.
-    return info.tobuf()
+    info.size, info.type = size, kind
+    return info.tobuf()  # An extended header is read whole, whatever its size.
+
+
+def test_headers_count_towards_what_an_archive_may_unpack_to(tmp_path):
+    data = pack(*(member(f"empty-{number}") for number in range(1000)))
+    assert len(data) < 30_000
+    extract(data, tmp_path / "dest", max_bytes=1000 * 512 + 2 * tarfile.RECORDSIZE)
+    with pytest.raises(BundleError, match="unpacks to more"):
+        extract(data, tmp_path / "other", max_bytes=1000 * 512 - 1)
+    assert everything(tmp_path / "other") == []
+
+
+def holes(num):
+    """A file of 1.0 in GNU's sparse format that claims so many holes, and holds the map of them."""
+    info, _ = member("a")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a"}
+    data = b"%d\n" % num + b"0\n0\n" * num
+    info.size = len(data)
+    return gzip.decompress(pack((info, data), format=tarfile.PAX_FORMAT))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pack_header(64 << 20) + bytes(65 << 20),
+        pack_header(64 << 20, tarfile.XGLTYPE) + bytes(65 << 20),
+        pack_header(64 << 20, tarfile.GNUTYPE_LONGNAME) + bytes(65 << 20),
+        pack_header(64 << 20, tarfile.GNUTYPE_LONGLINK) + bytes(65 << 20),
+        pack_header(0) * 20_000,
+        holes(4 << 20),
+    ],
+    ids=["pax", "global", "long-name", "long-link", "a-chain", "holes"],
+)
+def test_long_headers_are_refused_before_memory_is_used(tmp_path, raw):
+    data = gzip.compress(raw, compresslevel=1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError):
+            extract(data, tmp_path / "dest")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_headers_of_many_members_are_not_kept(tmp_path):
+    members = []
+    for number in range(30):
+        info, data = member(f"a{number}")
+        info.pax_headers = {f"k{key}": "v" for key in range(3000)}
+        members.append((info, data))
+    data = pack(*members, format=tarfile.PAX_FORMAT)
+    tracemalloc.start()
+    try:
+        extract(data, tmp_path / "dest")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from directorystore import directory_store
 from process_portrait import left_open
 from staged_inputs import contents, staging
 
@@ -27,13 +28,12 @@ from cloudspot.jobstore.fetching_processes import (
 )
 from cloudspot.jobstore.input_cache import PORTION_FILES, InputCache, _SmallFiles
 from cloudspot.jobstore.inputs import BLOCK_BYTES, open_input
-from cloudspot.local.filestore import FileStore
 
 
 @pytest.fixture
 def given(tmp_path):
     """The objects of a store in the test's directory, of which one is not small."""
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     found = {f"{number % 7}/{number:03}": os.urandom(100 + number) for number in range(6 * PORTION_FILES)}
     found["large"] = os.urandom(BLOCK_BYTES + 1)
     for key, data in found.items():
@@ -114,7 +114,7 @@ def test_where_no_process_can_be_had_all_is_fetched_here(tmp_path, given, source
 
 def test_an_object_that_changes_meanwhile_is_fetched_again(tmp_path, given, source, monkeypatch):
     cache, wanted = InputCache(tmp_path / "cache"), source.wanted
-    changed = FileStore(f"file://{tmp_path}/data")
+    changed = directory_store(tmp_path / "data")
 
     def listed_before():
         found = wanted()
@@ -273,7 +273,7 @@ def test_there_are_as_many_as_have_work_and_a_core(monkeypatch, cores, num_files
 
 
 def test_of_a_portion_what_came_before_an_error_stays(tmp_path, monkeypatch):
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     for number in range(8):
         store.put(f"{number}", b"x")
     (tmp_path / "cache" / "own").mkdir(parents=True)

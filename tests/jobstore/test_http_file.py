@@ -5,8 +5,11 @@ import functools
 import hashlib
 import os
 import re
+import shutil
+import socket
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,6 +17,7 @@ import pytest
 from staged_inputs import contents, staging
 
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, ObjectMissing, TransientError
+from cloudspot.host import paced_http
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import http_file
 from cloudspot.jobstore.http_file import HttpFile
@@ -69,6 +73,13 @@ def server():
     found.shutdown()
     found.server_close()
     thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _without_a_proxy_of_this_computers(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
@@ -265,7 +276,251 @@ def test_a_redirection_is_followed_but_not_to_another_scheme(server, monkeypatch
         http_file._SafeRedirects().redirect_request(request, None, 302, "", {}, "http://host/file")
 
 
+def redirecting(server, target):
+    """Have the server redirect what is asked of it first."""
+    server.answer = lambda h: h.path == "/file.bin" and (h.say(302, b"", ("Location", target)) or True)
+    return HttpFile(server.url)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "169.254.169.254",
+     "100.100.100.200", "[fd00:ec2::254]", "10.0.0.1", "[64:ff9b::7f00:1]", "[2002:7f00:1::1]"],
+)  # fmt: skip
+def test_a_redirection_leads_to_no_address_that_only_this_machine_reaches(server, host):
+    """Metadata services hand out the machine's role; what they say would be an input of the training."""
+    file = redirecting(server, f"http://{host}:{server.server_address[1]}/elsewhere?token=confidential")
+    with pytest.raises(
+        CloudspotError, match=r"/file.bin redirects, and .* is not an address on the"
+    ) as caught:
+        file.head()
+    assert type(caught.value) is CloudspotError
+    assert "confidential" not in str(caught.value)
+    assert [path for path, _ in server.asked] == ["/file.bin"]
+
+
+def test_the_host_that_the_job_file_names_may_have_any_address(server):
+    for target in (f"http://127.0.0.1:{server.server_address[1]}/elsewhere", "/elsewhere", "//127.0.0.1:1/"):
+        with contextlib.nullcontext() if "127.0.0.1:1/" not in target else pytest.raises(TransientError):
+            assert redirecting(server, target).head().size == 5
+
+
+def test_a_redirection_connects_to_the_address_that_was_checked(server, monkeypatch):
+    """Asked a second time, the attacker's name server would say 127.0.0.1."""
+    answers, connected = iter(["93.184.216.34", "127.0.0.1"]), []
+    real_find, real_connect = socket.getaddrinfo, socket.create_connection
+
+    def find(host, port, *args, **options):
+        address = next(answers) if host == "cdn.example" else host
+        return real_find(address, port, *args, **options)
+
+    def connect(address, *args):
+        connected.append(address)
+        return real_connect(server.server_address, *args)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert redirecting(server, "http://cdn.example/elsewhere").head().size == 5
+    assert connected == [("127.0.0.1", server.server_address[1]), ("93.184.216.34", 80)]
+    with pytest.raises(CloudspotError, match=r"redirects, and cdn\.example is not an address"):
+        redirecting(server, "http://cdn.example/elsewhere").head()
+
+
+def test_of_a_name_with_several_addresses_only_the_public_ones_are_tried(server, monkeypatch):
+    found = [
+        (2, 1, 6, "", (address, 80)) for address in ("10.0.0.1", "93.184.216.34", "1.1.1.1", "169.254.1.1")
+    ]
+    tried, real_connect = [], socket.create_connection
+
+    def connect(address, *args):
+        tried.append(address[0])
+        if address[0] == "93.184.216.34":
+            raise ConnectionRefusedError
+        return real_connect(server.server_address, *args)
+
+    file = redirecting(server, "http://cdn.example/elsewhere")
+    real_find = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **options: found if host == "cdn.example" else real_find(host, *args, **options),
+    )
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert file.head().size == 5
+    assert tried == ["127.0.0.1", "93.184.216.34", "1.1.1.1"]
+
+
+def test_nothing_but_a_public_address_is_asked_for_through_a_proxy(server, monkeypatch):
+    """A proxy connects by itself; it is given no name that leads elsewhere as seen from here."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    server.answer = lambda h: (
+        h.path == "http://files.example/x" and (h.say(302, b"", ("Location", server.target)) or True)
+    )
+    file = HttpFile("http://files.example/x")
+    server.target = "http://169.254.169.254/latest"
+    with pytest.raises(CloudspotError, match=r"redirects, and 169\.254\.169\.254 is not"):
+        file.head()
+    server.target = "http://only-the-proxy-knows.invalid/y"
+    assert file.head().size == 5
+    assert [path for path, _ in server.asked] == ["http://files.example/x"] * 2 + [server.target]
+
+
+@pytest.mark.parametrize(
+    "target", ["http://[::1", f"http://{'a' * 70}.example/", "http://a..b/", "http://[x]/"]
+)
+def test_a_redirection_to_what_is_no_url_is_an_error_in_one_line(server, target):
+    with pytest.raises(CloudspotError):
+        redirecting(server, target).head()
+
+
 def test_another_range_than_asked_for_is_refused(server):
     server.answer = lambda h: h.say(206, b"xx", ("Content-Range", "bytes 7-8/100")) or True
     with pytest.raises(CloudspotError, match="another range"):
         HttpFile(server.url).head()
+
+
+# --- servers that drag an answer out ------------------------------------------------------------
+
+
+def test_a_block_that_trickles_is_given_up_and_only_it_is_asked_for_again(server, cache, monkeypatch):
+    """The first answer to the second block stops after some bytes, and then drips; the clock is made up."""
+    server.data = LARGE
+    now, drips, over = [0.0], threading.Event(), threading.Event()
+
+    class Slow(paced_http.PacedResponse):
+        @staticmethod
+        def monotonic():
+            if drips.is_set():
+                now[0] += 100  # each further wait seems to take as long
+            return now[0]
+
+    monkeypatch.setattr(paced_http.PacedHTTPConnection, "response_class", Slow)
+
+    def drip(handler):
+        if drips.is_set() or not handler.headers["Range"].startswith(f"bytes={BLOCK_BYTES}-"):
+            return False
+        handler.wfile.write(
+            b"HTTP/1.1 206 P\r\nContent-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n"
+            b'ETag: "v1"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n'
+            % (BLOCK_BYTES, 2 * BLOCK_BYTES - 1, len(LARGE), BLOCK_BYTES)
+        )
+        drips.set()
+        with contextlib.suppress(OSError):
+            while not over.wait(0.01):
+                handler.wfile.write(b"x")
+        handler.close_connection = True
+        return True
+
+    server.answer, waits = drip, []
+
+    def forgive(request):
+        def again(error):
+            waits.append(str(error))
+            drips.set(), over.set()
+            now[0] = 0.0
+            monkeypatch.setattr(Slow, "monotonic", staticmethod(time.monotonic))
+
+        return retry(request, sleep=lambda _seconds: None, on_wait=again)
+
+    source = open_input(spec(server))
+    staged = cache.stage(source, staging(repeat=forgive, num_threads=1))
+    assert contents(cache, source, staged) == {"": LARGE}
+    assert len(waits) == 1
+    assert re.search(r"only \d+ bytes came in \d+ s", waits[0])
+    spans = [span for _, span in server.asked if span != (0, 0)]
+    assert sorted(spans) == sorted(
+        [
+            (0, BLOCK_BYTES - 1),
+            *[(BLOCK_BYTES, 2 * BLOCK_BYTES - 1)] * 2,
+            (2 * BLOCK_BYTES, len(LARGE) - 1),
+        ]
+    )
+
+
+# --- numbers that servers claim -----------------------------------------------------------------
+
+
+def claim(*headers, status=206):
+    """Return an answer of one byte with these headers."""
+
+    def answer(handler):
+        handler.wfile.write(
+            b"HTTP/1.1 %d P\r\n" % status
+            + b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers)
+            + b'ETag: "a"\r\n\r\nx'
+        )
+        handler.close_connection = True
+        return True
+
+    return answer
+
+
+def test_a_claim_of_more_than_the_disk_has_is_refused_before_memory_is_used(server, cache, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**11, 0, 10**11)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    server.answer = claim(("Content-Range", f"bytes 0-0/{10**13}"), ("Content-Length", "1"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CloudspotError, match=r"9313.2 GiB are said to come, and the whole disk has 93.1"):
+            cache.stage(open_input(spec(server)), staging())
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert not list(cache.root.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("Content-Range", "bytes 0-0/" + "9" * 5000),),
+        (("Content-Range", f"bytes 0-0/{1 << 60}"),),
+        (("Content-Range", "bytes 0-0/-5"),),
+        (("Content-Range", "bytes " + "0" * 5000 + "-0/5"),),
+        (("Content-Range", "bytes 0-0/²"),),
+        (("Content-Range", "bytes 0-0/*"),),
+        (),
+    ],
+)
+def test_a_range_of_impossible_numbers_is_an_ordinary_error(server, headers):
+    encoded = tuple((name, value.encode().decode("latin-1")) for name, value in headers)
+    server.answer = claim(*encoded)
+    with pytest.raises(CloudspotError, match="another range than asked for"):
+        open_input(spec(server)).wanted()
+
+
+def test_the_body_of_a_redirection_is_not_read(server):
+    """One without an end would otherwise be read into memory."""
+    over = threading.Event()
+
+    def redirect(handler):
+        if handler.path == "/there":
+            return False
+        handler.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: /there\r\nContent-Length: 1000000\r\n\r\nx")
+        handler.wfile.flush()
+        over.wait(10)  # the rest does not come before the file was read
+        handler.close_connection = True
+        return True
+
+    server.answer = redirect
+    try:
+        assert HttpFile(server.url).head().size == len(server.data)
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, str(1 << 60), "-1", "1e3", "0x10", "1_0"])
+def test_a_length_of_impossible_numbers_is_an_ordinary_error(server, length):
+    server.answer = claim(("Content-Length", length), status=200)
+    with pytest.raises(CloudspotError, match="the server says Content-Length") as caught:
+        open_input(spec(server)).wanted()
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "date", ["Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", "9" * 99]
+)
+def test_an_impossible_time_of_change_is_kept_within_bounds(server, date):
+    server.told = (("ETag", '"v1"'), ("Last-Modified", date))
+    (file,) = open_input(spec(server)).wanted()
+    assert 0 <= file.seconds < 2**33

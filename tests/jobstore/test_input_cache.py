@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from directorystore import directory_store
 from faultstore import DenyingStore, FaultPlan, FaultyStore
 from memorystore import InMemoryStore
 from staged_inputs import CountingStore, contents, staging
@@ -24,7 +26,6 @@ from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import input_cache, inputs
 from cloudspot.jobstore.input_cache import InputCache
 from cloudspot.jobstore.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
-from cloudspot.local.filestore import FileStore
 from cloudspot.model import ObjectPage
 from cloudspot.retrying import retry
 
@@ -149,7 +150,7 @@ print(staged.fetched_bytes)
 @pytest.mark.parametrize("kill_after", [3, 8, 12, 17])
 def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     """SIGKILL in a real process; with one thread, all requests but the killed one bring their bytes once."""
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     given = {f"k{number:02}": os.urandom(1000) for number in range(10)} | {
         "large": os.urandom(9 * BLOCK_BYTES)
     }
@@ -312,7 +313,7 @@ def test_a_file_that_someone_has_written_to_is_fetched_again(opened, cache):
 
 
 def test_a_single_object_is_staged_by_its_url(cache, tmp_path):
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     store.put("a/one", b"1")
     store.put("a/two", b"2")
     source = open_input(DataSpec(url=f"file://{tmp_path}/data/a/two"))
@@ -329,14 +330,14 @@ def test_a_single_object_is_staged_by_its_url(cache, tmp_path):
     ],
 )
 def test_an_input_that_is_not_there_says_so(cache, tmp_path, url, told):
-    FileStore(f"file://{tmp_path}/data").put("a/one", b"1")
+    directory_store(tmp_path / "data").put("a/one", b"1")
     with pytest.raises(InputMissing, match=told):
         cache.stage(open_input(DataSpec(url=f"file://{tmp_path}/data/{url}")), staging())
 
 
 @pytest.mark.parametrize("hostile", ["link", "\u00e9", "new\nline"])
 def test_what_a_listing_passes_over_is_never_left_out_silently(cache, tmp_path, hostile):
-    FileStore(f"file://{tmp_path}/data").put("a", b"1")
+    directory_store(tmp_path / "data").put("a", b"1")
     secret = tmp_path / "secret"
     secret.write_text("secret")
     if hostile == "link":
@@ -374,10 +375,19 @@ def test_a_hash_is_compared_and_names_the_file(opened, cache):
         assert not list(cache.root.glob("inputs/*/*.part"))
 
 
+def test_a_tree_without_an_end_is_given_up(opened, cache, monkeypatch):
+    monkeypatch.setattr(inputs, "MAX_LISTED", 3)
+    store = InMemoryStore()
+    for number in range(4):
+        store.put(f"{number}", b"x")
+    with pytest.raises(CloudspotError, match="more than 3 objects lie below it"):
+        cache.stage(opened(store, url="file:///a/"), staging())
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(opened, cache, monkeypatch):
     store = CountingStore(InMemoryStore())
     store.put("k", b"x" * 1000)
-    monkeypatch.setattr(input_cache.shutil, "disk_usage", lambda _path: _Usage(999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: _Usage(999))
     with pytest.raises(CloudspotError, match=r"no space left on the disk .* resources\.disk"):
         cache.stage(opened(store), staging())
     assert not [key for key in store.calls if key[0] == "get"]
@@ -386,7 +396,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(opened, 
 def test_a_share_of_the_disk_stays_free_for_what_may_come_late(opened, cache, monkeypatch):
     store = InMemoryStore()
     store.put("k", b"x" * 1000)
-    monkeypatch.setattr(input_cache.shutil, "disk_usage", lambda _path: _Usage(_Usage.total // 10 + 999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: _Usage(_Usage.total // 10 + 999))
     with pytest.raises(CloudspotError, match="no space left on the disk"):
         cache.stage(opened(store), staging(spare_share=0.1))
     assert cache.stage(opened(store), staging()).fetched_bytes == 1000

@@ -13,7 +13,7 @@ ARGUMENTS = {
     "job_id": JOB, "sha256": "0a" * 32, "resumption": 1, "number": 1, "event": "finished.1", "launch": 1,
     "rank": 0, "instance_id": "us-a/cs.1/2", "generation": 1, "step": 10, "save": SaveId(1, 10, 0),
     "stream": "1-0", "date": "2026-11-24", "first_seq": 1, "writer": "0badcafe",
-    "milliseconds": 1, "name": "images", "base": CheckpointId(1, 5), "is_compressed": True,
+    "milliseconds": 1, "first": 1, "last": 4, "name": "images", "base": CheckpointId(1, 5), "is_compressed": True,
 }  # fmt: skip
 
 

@@ -3,19 +3,19 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.launches import claim_seat, claim_slot, read_slots, void_slot
 from cloudspot.jobstore.patience import patient
-from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
 
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def machine(name, rank=0):

@@ -14,7 +14,7 @@ from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import fill_up
 from cloudspot.jobstore.job_lists import list_jobs
-from cloudspot.jobstore.journal import COPY_EVERY
+from cloudspot.jobstore.journal import COPY_EVERY, Journal
 from cloudspot.jobstore.launches import claim_slot, void_slot
 from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import MAX_REREADS, HistoryReader, read_summary, write_summary
@@ -25,7 +25,6 @@ from cloudspot.jobstore.records import (
     Finished,
     Heartbeat,
     Intent,
-    JournalCopy,
     NodeState,
     Notice,
     StopRequest,
@@ -227,8 +226,8 @@ def test_a_pass_where_nothing_is_new_asks_little(store, counted, checkpoints):
     reader.read()
     assert cost() == {"get": 2}  # journal, stop
     job.intend(1, num_nodes=2)
-    # The record, a copy that is not there, and the journal's end; slots, nodes, what follows a first record.
-    assert cost() == {"get": 3, "list_page": 2 + 1}
+    # The record and the journal's end; slots, nodes, copies, and what follows a first record.
+    assert cost() == {"get": 2, "list_page": 2 + 2}
     for rank in (0, 1):
         job.claim(1, rank)
         job.beat(1, 1, rank)
@@ -345,13 +344,13 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
         job.claim(launch)
         job.leave(launch)
         job.certify(launch)
-    store.delete(keys.journal_copy("x"))
+    made_journal.forget_copies(store, "x")
     history = HistoryReader(counted, "x").read()
     assert all(set(one.claimed) == {0} and one.is_settled for one in history.launches)
     assert len(history.launches) == 30
-    assert counted.calls["list_page"] == 3  # journal, seats and certificates, nodes
-    # Each record once; and what is not there: two copies, and the journal's next, twice.
-    assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 4
+    assert counted.calls["list_page"] == 4  # the journal's copies, journal, seats and certificates, nodes
+    # Each record once; and what is not there: a copy, and the journal's next, twice.
+    assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 3
 
 
 def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
@@ -363,9 +362,13 @@ def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
     records = [MADE.intent(1), MADE.generation(1), *checkpoints]
     num_copied = len(records) // COPY_EVERY * COPY_EVERY
     assert len(records) - num_copied == COPY_EVERY - 1
-    for number in (1, *range(num_copied + 1, len(records) + 1)):  # those between are not read
-        store.put(keys.journal("x", number), codec.encode(records[number - 1]))
-    store.put(keys.journal_copy("x"), codec.encode(JournalCopy(records=tuple(records[:num_copied]))))
+    for number, record in enumerate(records, start=1):
+        store.put(keys.journal("x", number), codec.encode(record))
+    journal = Journal(store, "x")
+    journal.read()
+    journal.copy()
+    for number in range(2, num_copied + 1):
+        store.delete(keys.journal("x", number))  # it is not read
     history = HistoryReader(counted, "x").read()
     assert len(history.commits) == num_commits
     assert sum(counted.calls.values()) <= 20

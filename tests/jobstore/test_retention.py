@@ -51,8 +51,9 @@ def test_a_commit_costs_few_listings(store, checkpoints, tmp_path):
         checkpoints.session(store, C(1, step), [b"a" * 4000, b"b" * 4000])
     counted = FaultyStore(store, FaultPlan(), tmp_path)
     assert collect(counted, 2, with_orphans=False) == (C(1, 10),)
-    # The manifests, the heartbeats, what may share chunks, what goes; a new reader lists the journal, too.
-    assert counted.calls["list_page"] == 4 + 1
+    # The manifests, the heartbeats, what may share chunks, what goes; a new reader lists the journal and its
+    # copies, too.
+    assert counted.calls["list_page"] == 4 + 2
     assert stored(store) == {C(1, 20), C(1, 30)}
 
 
@@ -252,9 +253,9 @@ def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, c
         checkpoints.session(store, C(1, step), [b"a" * 4000], chunk_bytes=10)
     counted = FaultyStore(store, FaultPlan(), tmp_path)
     collect(counted, 3)
-    # The manifests; one for each checkpoint and the end. The journal: its four records, their list, what is
-    # not there of it, and once more after the manifests.
-    assert counted.calls == {"list_page": 1 + 3 + 1, "get": 4 + 2 + 1}
+    # The manifests; one for each checkpoint and the end. The journal: its four records, their list and that of
+    # its copies, what is not there of it, and once more after the manifests.
+    assert counted.calls == {"list_page": 1 + 3 + 2, "get": 4 + 1 + 1}
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -5,6 +5,7 @@ import threading
 import made_journal
 import msgspec
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 from made_records import Records
 from memorystore import InMemoryStore
@@ -19,7 +20,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.jobfile.spec import load_job, spec_from_json
-from cloudspot.jobstore import keys
+from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.extraction import extract_bundle
 from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.patience import patient
@@ -33,6 +34,8 @@ from cloudspot.jobstore.submission import (
     request_stop,
     submit,
 )
+from cloudspot.local.filestore import FileStore
+from cloudspot.registry import open_job_store
 
 NAMES = ("TOKEN", "EMPTY")
 ENVIRON = {"TOKEN": "hunter2-überse\ncret", "EMPTY": "", "OTHER": "not asked for"}
@@ -103,6 +106,34 @@ def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, w
         ]
     )
     assert set(list_live(store)) == set(list_recent(store)[0]) == {"digits-1"}
+
+
+def test_a_job_carries_the_id_of_the_directory_that_its_submission_makes(spec, work, tmp_path):
+    store = FileStore(f"file://{tmp_path}/new/store")
+    submission = do(store, spec, work)
+    assert store.get(keys.STORE_ID) == str(submission.store_id).encode()
+    assert HistoryReader(store, "digits-1").read().submission.store_id == submission.store_id
+    assert do(store, spec, work, "digits-2").store_id == submission.store_id
+
+
+def test_nodes_and_drivers_know_a_submission_wherever_it_is(store, spec, work, tmp_path):
+    """A dry run tells the hash of what has no store yet."""
+    here = do(store, spec, work)
+    there = do(FileStore(f"file://{tmp_path}/store"), spec, work)
+    assert (here.store_id is None, there.store_id is None) == (True, False)
+    assert hash_of(codec.encode(here)) == hash_of(codec.encode(there))
+
+
+def test_a_job_from_before_there_were_marks_is_refused_until_the_directory_has_one(spec, work, tmp_path):
+    old = do(store := directory_store(tmp_path / "store"), spec, work)
+    store.put(keys.spec("digits-1"), codec.encode(msgspec.structs.replace(old, store_id=None)))
+    (store.root / keys.STORE_ID).unlink()
+    before = sorted(store.root.rglob("*"))
+    with pytest.raises(TransientError, match="store-id, which cloudspot run writes there"):
+        HistoryReader(open_job_store(store.url), "digits-1").read()
+    assert sorted(store.root.rglob("*")) == before
+    do(FileStore(store.url), spec, work, "digits-2")
+    assert HistoryReader(open_job_store(store.url), "digits-1").read().submission.store_id is None
 
 
 def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from directorystore import directory_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
+    CorruptData,
     ObjectExists,
     ObjectMissing,
     SpecError,
@@ -29,6 +32,8 @@ from cloudspot.errors import (
 )
 from cloudspot.host.partial_files import STALE_SECONDS
 from cloudspot.jobstore import keys
+from cloudspot.jobstore.records import Exit
+from cloudspot.jobstore.stored_records import find_bytes, find_record
 from cloudspot.local import filestore
 from cloudspot.local.filestore import STAGING, FileStore
 from cloudspot.testing.storekit import ObjectStoreTests
@@ -36,7 +41,7 @@ from cloudspot.testing.storekit import ObjectStoreTests
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 class TestPromises(ObjectStoreTests):
@@ -211,7 +216,6 @@ def test_a_live_writer_of_another_process_is_not_swept(store):
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_in_a_directory_of_the_users_secrets_are_for_their_owner_alone(store, umask, monkeypatch):
     """Files and directories besides follow the umask: users may share the directory."""
-    store.root.mkdir()
     store.root.chmod(0o777)
     staged, publish = [], FileStore._publish
 
@@ -236,6 +240,7 @@ def test_no_symlink_below_the_root_is_followed_and_the_root_may_be_one(store, tm
     (tmp_path / "real").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/spec").write_bytes(b"kept")
+    store.root.rmdir()
     store.root.symlink_to(tmp_path / "real")
     store.put("a", b"1")
     assert (tmp_path / "real/a").read_bytes() == b"1"
@@ -320,7 +325,7 @@ def test_the_file_and_every_new_directory_entry_are_synced_before_a_put_returns(
     monkeypatch.setattr(filestore, "_sync_file", lambda descriptor: synced.append("file"))
     store.put("a/b/c", b"")
     root = store.root
-    assert {root.parent, root, root / "a", root / "a/b", "file"} <= set(synced)
+    assert {root, root / "a", root / "a/b", "file"} <= set(synced)
     assert synced[-1] == root / "a/b"
     synced.clear()
     store.put("a/b/d", b"")
@@ -451,8 +456,9 @@ def test_a_url_may_quote_its_path_and_opening_does_no_io(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_root_that_the_store_creates_is_private(store):
-    store.put("a", b"")
+def test_a_root_that_the_store_creates_is_private(tmp_path):
+    store = FileStore(f"file://{tmp_path}/store")
+    store.establish()
     assert store.root.stat().st_mode & 0o777 == 0o700
 
 
@@ -464,7 +470,7 @@ def test_a_presigned_url_names_the_file(store):
 
 
 def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
-    store = FileStore(f"file://{tmp_path}/store")
+    store = directory_store(tmp_path / "store")
     monkeypatch.setattr(filestore, "_PAGE_SIZE", 3)
     names = [f"k{number}" for number in range(7)]
     for name in names:
@@ -478,3 +484,151 @@ def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
     assert [name for page in pages for name in page.skipped] == ["k9"]
     assert len([path for path in scans if str(path).rstrip("/") == str(store.root)]) == 1
     assert [one.key for page in store.list_pages("k", after="k4") for one in page.objects] == ["k5", "k6"]
+
+
+def test_an_object_of_any_size_takes_little_memory(store, huge_file):
+    """As an agent that a training has taken over may leave one, under the key of any record."""
+    store.put("jobs/a/spec", b"{}")
+    huge_file(path=store.root / "jobs/a/spec")
+    for read in (store.get, lambda key: find_bytes(store, key), lambda key: find_record(store, key, Exit)):
+        with pytest.raises(CorruptData, match=r"jobs/a/spec: it is longer than 134217728 bytes$"):
+            read("jobs/a/spec")
+    assert store.get_range("jobs/a/spec", (4 << 30) - 1, 5) == b"\0"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The store of a job that was submitted."""
+    store = FileStore(f"file://{tmp_path}/mnt/disk")
+    store.establish()
+    store.put("jobs/x/spec", b"1")
+    return store
+
+
+REQUESTS = {
+    "put": lambda store: store.put("jobs/x/journal/00000001", b"2"),
+    "create": lambda store: store.put("jobs/x/spec", b"2", if_absent=True),
+    "get": lambda store: store.get("jobs/x/spec"),
+    "get_range": lambda store: store.get_range("jobs/x/spec", 0, 1),
+    "get_range_into": lambda store: store.get_range_into("jobs/x/spec", 0, bytearray(1)),
+    "head": lambda store: store.head("jobs/x/spec"),
+    "list_page": lambda store: store.list_page("jobs/"),
+    "list_objects": lambda store: list(store.list_objects("jobs/")),
+    "delete": lambda store: store.delete("jobs/x/spec"),
+    "establish": lambda store: store.establish(),
+}
+
+
+def vanish(root):
+    root.rename(root.with_name("away"))
+
+
+def leave_empty(root):
+    vanish(root)
+    root.mkdir()
+
+
+def mount_another(root):
+    vanish(root)
+    FileStore(root.as_uri()).establish()
+    FileStore(root.as_uri()).put("jobs/x/spec", b"another's")
+
+
+def leave_unreadable(root):
+    vanish(root)
+    root.symlink_to(root)  # as root, no directory is unreadable
+
+
+PLACES = [vanish, leave_empty, mount_another, leave_unreadable]
+
+
+@pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("change", PLACES)
+def test_a_place_that_is_not_the_stores_is_an_outage_and_is_left_as_it_is(made, change, request_of):
+    """An unmounted disk leaves an empty directory, in which a journal was begun anew."""
+    change(made.root)
+    before = sorted(made.root.parent.rglob("*"))
+    with pytest.raises(TransientError, match=r"another store is mounted|not mounted"):
+        request_of(made)
+    assert sorted(made.root.parent.rglob("*")) == before
+    if made.root.is_symlink():
+        made.root.unlink()
+    elif made.root.exists():
+        shutil.rmtree(made.root)
+    made.root.with_name("away").rename(made.root)
+    assert made.get("jobs/x/spec") == b"1"
+    made.put("jobs/x/journal/00000001", b"2")
+
+
+@pytest.mark.parametrize("change", PLACES)
+def test_an_upload_that_outlasts_its_disk_is_no_put(made, change):
+    upload = made.open_upload("jobs/x/chunk")
+    upload.write(b"1")
+    change(made.root)
+    with pytest.raises(TransientError):
+        upload.commit()
+    assert not (made.root / "jobs/x/chunk").exists()
+
+
+@pytest.mark.parametrize("change", PLACES)
+def test_a_disk_that_vanishes_during_a_listing_ends_it_with_an_error(made, change, monkeypatch):
+    monkeypatch.setattr(filestore, "_PAGE_SIZE", 1)
+    made.put("jobs/y/spec", b"1")
+    pages = made.list_pages("jobs/")
+    assert [one.key for one in next(pages).objects] == ["jobs/x/spec"]
+    change(made.root)
+    with pytest.raises(TransientError):
+        list(pages)
+
+
+def test_a_store_that_was_opened_for_a_job_is_held_to_that_jobs_id(made):
+    wanted = made.establish()
+    mount_another(made.root)
+    other = FileStore(made.url)
+    other.hold_to(wanted)
+    with pytest.raises(TransientError, match="another store is mounted there"):
+        other.get("jobs/x/spec")
+    any_store = FileStore(made.url)
+    any_store.hold_to()
+    assert any_store.get("jobs/x/spec") == b"another's"
+
+
+def test_a_mark_that_may_not_be_read_is_a_missing_right_only_if_it_never_could(made, monkeypatch):
+    def deny(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    new = FileStore(made.url)
+    new.hold_to()
+    made.head("jobs/x/spec")
+    monkeypatch.setattr(filestore, "open", deny, raising=False)
+    with pytest.raises(AuthError, match="store-id"):
+        new.list_page("")
+    with pytest.raises(TransientError, match="not mounted"):
+        made.list_page("")
+
+
+def test_nothing_but_establish_makes_the_root(tmp_path):
+    store = FileStore(f"file://{tmp_path}/a/b")
+    with pytest.raises(TransientError, match="its directory is not there"):
+        store.put("x", b"")
+    assert store.list_page("").objects == ()
+    assert list(tmp_path.iterdir()) == []
+    store.establish()
+    assert keys_of(store) == ["store-id"]
+
+
+@pytest.mark.parametrize("mark", [b"", b"0a", b"0A" * 16, b"0a" * 17, b"\xff" * 32, b"0a" * 15 + b"0\n"])
+def test_a_mark_that_is_damaged_is_an_outage_and_is_left_as_it_is(made, mark):
+    (made.root / "store-id").write_bytes(mark)
+    for store in (made, FileStore(made.url)):
+        with pytest.raises(TransientError, match="another store is mounted there"):
+            store.establish()
+    assert (made.root / "store-id").read_bytes() == mark
+
+
+def test_of_two_submissions_to_a_new_root_both_get_one_id(tmp_path):
+    url = f"file://{tmp_path}/a/b"
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(lambda _: FileStore(url).establish(), range(32)))
+    assert len(ids) == 1
+    assert FileStore(url).establish() in ids

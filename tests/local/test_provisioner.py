@@ -206,7 +206,11 @@ def test_a_machine_that_never_got_a_supervisor_is_given_up(host):
     machine = MachineDirectory(next((host.home / "machines").glob("m-*")))
     assert host.instance(machine).state is InstanceState.PENDING
     record = machine.record()
-    old = msgspec.structs.replace(record, launched_at=record.launched_at - timedelta(seconds=60))
+    # The host's clock was set forward: that ends no machine that is just coming.
+    stepped = msgspec.structs.replace(record, launched_at=record.launched_at - timedelta(hours=1))
+    (machine.path / "machine.json").write_bytes(msgspec.json.encode(stepped))
+    assert host.instance(machine).state is InstanceState.PENDING
+    old = msgspec.structs.replace(record, launched_uptime=record.launched_uptime - 60.0)
     (machine.path / "machine.json").write_bytes(msgspec.json.encode(old))
     instance = host.instance(machine)
     assert (instance.state, instance.end_reason) == (InstanceState.ENDED, EndReason.LOST)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from cloudspot.errors import SpecError
 from cloudspot.market.traces import Market, read_market, windows
 
 
@@ -34,6 +35,12 @@ def test_what_was_seen_goes_on_until_the_next_look(trace):
     assert market.is_up[:, 0].tolist() == [True, True, False, True, True, True]
     assert market.is_up[:, 1].tolist() == [True, False, False, True, False, True]
     assert market.tick_hours == pytest.approx(1 / 60)
+
+
+@pytest.mark.parametrize("gap_seconds", [5e-324, 1e-9, 0.0, -60.0, 86401.0, 1e308])
+def test_a_gap_that_no_recorder_has_is_refused_in_one_line(trace, gap_seconds):
+    with pytest.raises(SpecError, match=r"is not a trace.*gap_seconds"):
+        read_market([trace("a", [1, 0, 1], gap_seconds)])
 
 
 def test_windows_begin_at_different_places_and_keep_the_zones_together():

@@ -1,14 +1,26 @@
 """What a fourth cloud's store takes: a bucket's requests, here over a dictionary, and no more."""
 
+import dataclasses
 import io
 import re
 import secrets
+import tracemalloc
 from datetime import datetime, timezone
 
 import pytest
 from memorystore import NOT_SHARED
 
-from cloudspot.errors import AuthError, CloudspotError, ObjectExists, ObjectMissing, SpecError, StoreRefused
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    ObjectExists,
+    ObjectMissing,
+    SpecError,
+    StoreRefused,
+    TransientError,
+)
+from cloudspot.interfaces import MAX_GET_BYTES
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests, Passing, UploadGone
@@ -202,6 +214,20 @@ def test_an_error_becomes_cloudspots_by_its_kind(bucket, store, refusal, kind, m
     assert bucket.slept == []
 
 
+def test_an_object_that_is_said_to_be_huge_is_not_read(bucket, store):
+    store.put("k", b"x")
+
+    class Endless(io.BytesIO):
+        def read(self, num_bytes=-1):
+            raise AssertionError(f"{num_bytes} bytes were asked for")
+
+    bucket.change = lambda download: dataclasses.replace(download, body=Endless(), num_bytes=1 << 50)
+    with pytest.raises(
+        CorruptData, match=r"^dict://bucket/some/prefix: k: it is longer than 134217728 bytes$"
+    ):
+        store.get("k")
+
+
 def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):
     for call in (
         lambda: store.get("k"),
@@ -237,6 +263,16 @@ def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):
             CloudspotError,
             "cannot read k: the connection broke after 2 of 3 bytes",
         ),
+        (
+            lambda found: Download(found.body, 4, found.is_partial),
+            StoreRefused,
+            "the answer for k is said to have 4 bytes, more than were asked for",
+        ),
+        (
+            lambda found: Download(Endless(), found.num_bytes, found.is_partial),
+            TransientError,
+            "the answer for k has more bytes than it says",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_trusted_is_no_object(bucket, store, change, kind, message):
@@ -244,6 +280,35 @@ def test_an_answer_that_cannot_be_trusted_is_no_object(bucket, store, change, ki
     for call in (lambda: store.get_range("k", 2, 3), lambda: store.get_range_into("k", 2, bytearray(3))):
         with pytest.raises(kind, match=message):
             call()
+
+
+@pytest.mark.parametrize("num_bytes", [10**16, 1 << 60, MAX_GET_BYTES + 1])
+def test_no_claim_of_a_whole_objects_size_takes_memory(bucket, store, num_bytes):
+    bucket.change = lambda found: Download(Endless(), num_bytes, found.is_partial)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptData, match=f"k: it is longer than {MAX_GET_BYTES} bytes"):
+            store.get("k")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_whole_object_with_more_bytes_than_it_says_is_no_object(bucket, store):
+    for num_bytes in (0, 5):
+        bucket.change = lambda found, n=num_bytes: Download(found.body, n, found.is_partial)
+        with pytest.raises(TransientError, match="more bytes than it says"):
+            store.get("k")
+
+
+class Endless(io.RawIOBase):
+    """A body without an end."""
+
+    def readinto(self, buffer):
+        return len(buffer)
+
+    def read(self, size=-1):
+        return bytes(size)
 
 
 def test_a_body_is_closed_and_its_checksum_is_compared(bucket, store):

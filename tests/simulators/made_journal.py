@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from made_records import Records
 
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import generations_of
 from cloudspot.jobstore.manifests import commit_whole
@@ -23,6 +24,12 @@ from cloudspot.jobstore.records import (
 from cloudspot.model import LaunchRequest
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
+
+
+def forget_copies(store: ObjectStore, job_id: str) -> None:
+    """Delete the copies of the journal, from which its records would be read."""
+    for meta in [*store.list_objects(keys.journal_copies_prefix(job_id))]:
+        store.delete(meta.key)
 
 
 def append(store: ObjectStore, job_id: str, record: JournalRecord) -> JournalRecord:

@@ -132,7 +132,7 @@ class _Job:
 
     def append(self, record) -> None:
         assert self._journal.append(record, len(self._journal.known) + 1)
-        self._journal.renew_copy()
+        self._journal.copy()
 
     def launch(self, node_outcome: str | None = None, end_reason: str = "", *, num_commits=1) -> None:
         """Write a launch; without an outcome its nodes train, else its machines have provably ended."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from types import MappingProxyType
 
-from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
-from cloudspot.interfaces import Data, ObjectStore, Upload, check_key
+from cloudspot.errors import CloudspotError, CorruptData, ObjectExists, ObjectMissing
+from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, check_key
 from cloudspot.model import ObjectMeta, ObjectPage
 
 NOT_SHARED = MappingProxyType(
@@ -48,13 +48,16 @@ class InMemoryStore(ObjectStore):
 
     def get(self, key: str) -> bytes:
         """Return the object; see ObjectStore."""
-        return self._find(key)[0]
+        data = self._find(key)[0]
+        if len(data) > MAX_GET_BYTES:
+            raise CorruptData(f"{key} is longer than {MAX_GET_BYTES} bytes")
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of the object; see ObjectStore."""
         if start < 0 or length < 0:
             raise ValueError(f"start and length must be >= 0: got {start}, {length}")
-        return self.get(key)[start : start + length]
+        return self._find(key)[0][start : start + length]
 
     def head(self, key: str) -> ObjectMeta:
         """Return what is known of the object; see ObjectStore."""

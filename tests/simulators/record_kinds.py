@@ -35,7 +35,7 @@ KINDS = (
     (r"jobs/[^/]+/suspicions", Suspicions),
     (r"jobs/[^/]+/stop", StopRequest),
     (r"jobs/[^/]+/journal/\d+", JournalRecord),
-    (r"jobs/[^/]+/journal-copy", JournalCopy),
+    (r"jobs/[^/]+/journal-copies/[^/]+", JournalCopy),
     (r"jobs/[^/]+/launches/\d+/nodes/\d+", Slot),
     (r"jobs/[^/]+/launches/\d+/machines/[^/]+", Certificate),
     (r"jobs/[^/]+/nodes/\d+/\d+/heartbeat", Heartbeat),

@@ -185,8 +185,8 @@ class SimStore(ObjectStore):
         return self._landed[key][1]
 
     def _stamp(self) -> datetime:
-        """Return the store's own time: nobody else's, and in whole seconds."""
-        return (self._world.now() + timedelta(hours=5)).replace(microsecond=0)
+        """Return the store's own time, which all others go by, in whole seconds."""
+        return self._world.now().replace(microsecond=0)
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Put, or fail, or put and lose the answer."""

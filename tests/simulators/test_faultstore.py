@@ -9,18 +9,18 @@ from pathlib import Path
 
 import faultstore
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore, Hook, Outage, load_plan
 
 import cloudspot
 from cloudspot.errors import ObjectExists, ObjectMissing, SpecError, TransientError
-from cloudspot.local.filestore import FileStore
 
 PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
 
 
 @pytest.fixture
 def inner(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def faulty(inner, tmp_path, **options):

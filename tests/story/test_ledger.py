@@ -422,3 +422,17 @@ def test_a_machine_without_a_seat_has_never_done_anything_but_start(records):
     certificates = proofs(records.certificate("i-9", rank=None, started=0.0, ended=900.0))
     history = records.history(records.launch(claimed=False, certificates=certificates))
     assert paid(history, records.at(1000)) == {"1.None": {"starting": 900}}
+
+
+@pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_a_nodes_clock_does_not_reach_the_bill(records, shift):
+    launch = records.launch(
+        slots={0: records.slot("i-1-0", at=10 + shift)},
+        heartbeats={0: records.heartbeat(at=580 + shift)},
+        beats_listed={0: (records.at(580), 700)},
+    )
+    running = bill(records.history(launch), records.at(600)).lines[0].seconds
+    left = records.change(launch, exits={0: records.exit("drained", at=584 + shift)})
+    over = bill(records.history(left), records.at(600)).lines[0].seconds
+    # It is billed from the intent on, until its last heartbeat at the least, and no more than has passed.
+    assert (running, over) == (600.0, 580.0 if shift < 0 else 600.0)

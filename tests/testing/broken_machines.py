@@ -316,6 +316,7 @@ class CallsAForbiddenListingTransient(MemoryProvisioner):
 
 @breaks(
     "a_job_sees_its_own_machines_only",
+    "many_launches_at_once_get_machines_of_their_own",
 )
 class ListsEveryJob(MemoryProvisioner):
     """a job sees the machines of all"""
@@ -564,6 +565,17 @@ class TellsItsOwnTime(_Tells):
 
     def told(self, deadline):
         return deadline + timedelta(hours=1)
+
+
+@breaks(
+    "a_notice_is_heard_with_its_deadline",
+)
+class CountsFromTheTimeOfDay(MemorySource):
+    """the deadline by the monotonic clock is by another one"""
+
+    def poll(self):
+        notice = super().poll()
+        return notice and replace(notice, deadline_monotonic=notice.deadline.timestamp())
 
 
 @breaks(

@@ -50,9 +50,12 @@ class ArtifactSync:
         directory: Path,
         *,
         seat: Seat,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[Callable[[], bool]], None] = lambda _: None,
     ) -> None:
-        """``prepare`` is called before each pass, to update files that are made from others."""
+        """``prepare`` is called before each pass, to update files that are made from others.
+
+        It gets a function that says whether it should end, and the next pass is to go on.
+        """
         self._store = store
         self._root = keys.artifacts_prefix(job_id)
         self._prefix = f"{self._root}node-{seat}/"
@@ -111,8 +114,15 @@ class ArtifactSync:
         """End the background sync; the caller makes the last ``sync``."""
         self._stopped.set()
 
-    def sync(self, *, until: Callable[[], float] = lambda: math.inf) -> None:
+    def sync(
+        self,
+        *,
+        until: Callable[[], float] = lambda: math.inf,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Upload what changed; ``until`` returns when to end (monotonic), which may become earlier.
+
+        Once ``is_stopped``, ``prepare`` should end: another pass waits for this one.
 
         A file that cannot be read, or whose name makes no key, is left out.
 
@@ -122,12 +132,12 @@ class ArtifactSync:
         if not self._lock.acquire(timeout=min(max(0.0, until() - time.monotonic()), threading.TIMEOUT_MAX)):
             raise TransientError("not all artifacts were uploaded in time")
         try:
-            self._sync(until)
+            self._sync(until, is_stopped)
         finally:
             self._lock.release()
 
-    def _sync(self, until: Callable[[], float]) -> None:
-        self._prepare()
+    def _sync(self, until: Callable[[], float], is_stopped: Callable[[], bool]) -> None:
+        self._prepare(lambda: is_stopped() or time.monotonic() >= until())
         failures: list[CloudspotError] = []
         for path in files_below(self._directory):
             name = path.relative_to(self._directory).as_posix()
@@ -176,7 +186,7 @@ class ArtifactSync:
     def _run(self) -> None:
         while not self._stopped.wait(SYNC_SECONDS):
             try:
-                self.sync()
+                self.sync(is_stopped=self._stopped.is_set)
             except CloudspotError as error:
                 _log.warning("artifacts wait for the store: %s", error)
 

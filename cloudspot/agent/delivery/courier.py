@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.host.boot_clock import this_boot
 from cloudspot.jobstore import keys, manifests, parts, retention
 from cloudspot.jobstore.compression import Compression
 from cloudspot.jobstore.lineage import head, may_follow
@@ -316,7 +317,7 @@ class Courier:
                     relieved=seal.relieved,
                     data=data,
                     seal=raw,
-                    sealed_at=datetime.fromtimestamp(seal.sealed_at_unix, timezone.utc),
+                    sealed_at=self._context.now() - timedelta(seconds=_age_seconds(seal) or 0.0),
                     cuts=seal.cuts[: len(seal.items)],  # each is where an item begins
                     sharing=self._sent.sharing(save, name.rank),
                     compression=self._compression,
@@ -334,8 +335,10 @@ class Courier:
                 began = time.monotonic()
                 self._orders.wait(YIELD_SECONDS)
                 waited = time.monotonic() - began
-            # One that gave way, or met an outage, does not tell how long the next upload takes.
-            self._commit(save, None if is_continued else seal.sealed_at_unix + waited)
+            # One that gave way, met an outage or was sealed before this boot does not tell how long the next
+            # upload takes.
+            is_measured = not is_continued and _age_seconds(seal) is not None
+            self._commit(save, seal.sealed_monotonic + waited if is_measured else None)
         finally:  # only now: to unmap a gigabyte takes the kernel some 30 ms
             data.release()
             if isinstance(mapped, mmap.mmap):
@@ -343,15 +346,16 @@ class Courier:
         taken.unlink()
         del self._begun[name.number]
 
-    def _commit(self, save: SaveId, sealed_at_unix: float | None) -> Commit | None:
+    def _commit(self, save: SaveId, began: float | None) -> Commit | None:
+        """Commit the save if it is whole; ``began`` is when its upload did (monotonic), if that is known."""
         context, known = self._context, self._context.known_parts
         writer = new_nonce()
         commit = manifests.try_commit(
             self._store, context.journal, context.job_id, save, known=known, writer=writer
         )
         # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
-        if sealed_at_unix is not None:
-            self._uploaded(max(0.0, time.time() - sealed_at_unix))
+        if began is not None:
+            self._uploaded(time.monotonic() - began)
         if commit is not None:
             self._committed(commit)
             # One of the nodes is enough to collect: whoever has appended the commit.
@@ -404,7 +408,7 @@ class Courier:
             )
             if with_orphans:
                 self._orphans_at = time.monotonic() + retention.ORPHAN_GRACE_SECONDS
-            self._context.journal.renew_copy()  # beside the uploads, too
+            self._context.journal.copy()  # beside the uploads, too
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 
@@ -432,6 +436,12 @@ def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
     except (OSError, ValueError, OverflowError) as error:
         raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
     return raw, seal, mapped
+
+
+def _age_seconds(seal: Seal) -> float | None:
+    """Return how long ago it was sealed; None: unknown, as the machine was booted since."""
+    age = time.monotonic() - seal.sealed_monotonic
+    return age if seal.boot == this_boot() and age >= 0 else None
 
 
 def _read_seal(path: Path) -> bytes:

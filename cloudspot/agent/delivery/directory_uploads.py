@@ -7,7 +7,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_directories import (
@@ -207,7 +206,7 @@ class DirectoryUploads:
             raise TransientError(f"{directory.name} cannot be staged now")
         root, table = staged
         self._status.warn("links", _links_left_out(directory))
-        taken_at = time.time()
+        taken_at, began = self._context.now(), time.monotonic()
 
         def check() -> None:
             if fingerprint_of(root) != directory.fingerprint:
@@ -224,7 +223,7 @@ class DirectoryUploads:
                     root=root,
                     files=table,
                     directory=directory.name,
-                    sealed_at=datetime.fromtimestamp(taken_at, timezone.utc),
+                    sealed_at=taken_at,
                     check=check,
                     sharing=self._sent.sharing(save, 0),
                     compression=self._compression,
@@ -232,7 +231,7 @@ class DirectoryUploads:
                     in_background=self._alive and not self._directories.was_asked,
                 )
             self._sent.note(part)
-            committed = commit(save, taken_at)
+            committed = commit(save, began)
             if committed is not None and committed.id != save.checkpoint:
                 return False  # a later one was committed meanwhile
         except CorruptData:

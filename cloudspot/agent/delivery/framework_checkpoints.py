@@ -8,9 +8,13 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudspot.host.bounded_reads import read_at_most
+
 INCOMPLETE_FILE = "checkpoint-is-incomplete.txt"
 """Hugging Face's Trainer has it in the directory while it saves because of SIGTERM."""
 _TRAINER_STATE = "trainer_state.json"
+MAX_STATE_BYTES = 128 << 20
+"""A trainer that logs a million steps writes less; a longer file is taken for unfinished."""
 _RANDOM_STATE = "random_states_0.pkl"
 _LAST_OF_ACCELERATE = re.compile(r"random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl")
 _CKPT = ".ckpt"
@@ -42,7 +46,7 @@ def looks_finished(path: Path, files: Sequence[tuple[str, int, int]]) -> bool:
 
 def _is_json(path: Path) -> bool:
     try:
-        json.loads(path.read_bytes())
+        json.loads(read_at_most(path, MAX_STATE_BYTES))
     except (OSError, ValueError):
         return False
     return True

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.records import LogStanding
+from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.model import LogRecord
 
 _log = logging.getLogger(__name__)
@@ -60,12 +61,14 @@ class LogPump:
         position_path: Path,
         flush_seconds: float,
         wait: Callable[[float], bool] | None = None,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         """``wait`` waits for so many seconds, and returns whether no more is to be delivered."""
         self._sink = sink
         self._stream = stream
         self._path = position_path
         self._flush_seconds = flush_seconds
+        self._now = now
         self._files: list[tuple[Path, str]] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -183,7 +186,7 @@ class LogPump:
             record = LogRecord(
                 stream=self._stream,
                 seq=position.next_seq,
-                time=datetime.now(timezone.utc),
+                time=self._now(),
                 text=text,
                 source=source,
             )

@@ -14,6 +14,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.store_retry import insist
 from cloudspot.decoding import Tally, decode
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobstore import manifests, retention
 from cloudspot.jobstore.fetching import fetch_ranges, part_file
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 2.0
+MAX_WANTED_BYTES = 64 << 20
+"""No rank asks for so many ranges."""
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
 """By file, each from its first byte to the one behind the last."""
 
@@ -171,7 +174,7 @@ class OnDemandFetch:
 
 def _read(path: Path) -> Wanted:
     try:
-        wanted: Wanted = decode(path.read_bytes(), Wanted)
+        wanted: Wanted = decode(read_at_most(path, MAX_WANTED_BYTES), Wanted)
     except (ValueError, msgspec.DecodeError) as error:
         raise CloudspotError(f"{path} is malformed: {error}") from error
     return wanted

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cloudspot.agent.node import Node
 from cloudspot.train.handoff import metrics_path
@@ -28,6 +30,8 @@ DIRECTORY = "tensorboard"
 _VERSION = b"brain.Event:2"
 MAX_FILE_BYTES = 4 << 20
 """A file that has reached this size gets no more records."""
+BLOCK_BYTES = 1 << 20
+"""How much of the metrics is read at a time; a line is not longer."""
 
 
 @dataclass
@@ -57,14 +61,20 @@ class EventFiles:
         """Note the step from which a generation resumes."""
         self._starts[generation] = step
 
-    def update(self) -> None:
-        """Append what has been logged since the last call; never raises for a file that cannot be written."""
+    def update(self, should_end: Callable[[], bool] = lambda: False) -> None:
+        """Append what has been logged since the last call; never raises for a file that cannot be written.
+
+        It ends early once ``should_end``: an agent that restarts beside long metrics may have much to do. The
+        next call goes on from there.
+        """
         for handoff in sorted(self._node.directory.glob("generations/*")):
             if not handoff.name.isdecimal():
                 continue
+            if should_end():
+                return
             generation = int(handoff.name)
             try:
-                self._update(generation, metrics_path(handoff, 0))
+                self._update(generation, metrics_path(handoff, 0), should_end)
             except OSError as error:
                 # The file may now end in the middle of a record: the next call looks.
                 self._positions.pop(generation, None)
@@ -72,24 +82,31 @@ class EventFiles:
                     self._complaint = str(error)
                     _log.warning("metrics are not kept for TensorBoard: %s", error)
 
-    def _update(self, generation: int, metrics: Path) -> None:
-        try:
-            size = metrics.stat().st_size
-        except FileNotFoundError:  # rank 0 runs elsewhere, or has no session
+    def _update(self, generation: int, metrics: Path, should_end: Callable[[], bool]) -> None:
+        if not metrics.exists():  # rank 0 runs elsewhere, or has no session
             return
-        directory = self._node.artifacts / DIRECTORY
         position = self._positions.get(generation)
         if position is None:
-            position = self._positions[generation] = _resume(directory, generation)
-        if size <= position.offset:
-            return
+            position = self._positions[generation] = _resume(self._node.artifacts / DIRECTORY, generation)
         with metrics.open("rb") as file:
             file.seek(position.offset)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        lines = [_Line.parse(each) for each in data.splitlines()[position.skip :]]
+            is_more = True
+            while is_more and not should_end():
+                data = file.read(BLOCK_BYTES)
+                is_more = len(data) == BLOCK_BYTES
+                end = data.rfind(b"\n") + 1
+                if is_more and end == 0:
+                    end = len(data)  # no line of the session's
+                lines = data[:end].splitlines()
+                self._append(generation, position, [_Line.parse(line) for line in lines[position.skip :]])
+                position.skip = max(0, position.skip - len(lines))
+                position.offset += end
+                file.seek(position.offset)
+
+    def _append(self, generation: int, position: _Position, lines: list[_Line]) -> None:
         if not lines:
             return
+        directory = self._node.artifacts / DIRECTORY
         records = [line.record() for line in lines]
         if position.size >= MAX_FILE_BYTES:
             position.part, position.size = position.part + 1, 0
@@ -103,8 +120,6 @@ class EventFiles:
         directory.mkdir(parents=True, exist_ok=True)
         with _path(directory, generation, position.part).open("ab") as file:
             position.size += file.write(b"".join(records))
-        position.offset += len(data)
-        position.skip = 0
 
 
 def _path(directory: Path, generation: int, part: int) -> Path:
@@ -125,7 +140,7 @@ def _resume(directory: Path, generation: int) -> _Position:
     while True:
         try:
             with _path(directory, generation, part).open("r+b") as file:
-                num_records, size = _measure(file.read())
+                num_records, size = _measure(file)
                 if num_records < _num_head_records(part):
                     num_records, size = 0, 0
                 file.truncate(size)
@@ -136,12 +151,13 @@ def _resume(directory: Path, generation: int) -> _Position:
         part += 1
 
 
-def _measure(data: bytes) -> tuple[int, int]:
+def _measure(file: BinaryIO) -> tuple[int, int]:
     """Return the number of whole records and their size in bytes."""
-    num_records, end = 0, 0
-    while len(data) >= end + 12:
-        (size,) = struct.unpack_from("<Q", data, end)
-        if end + 16 + size > len(data):
+    num_records, end, length = 0, 0, file.seek(0, os.SEEK_END)
+    while length >= end + 16:
+        file.seek(end)
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size == 0 or end + 16 + size > length:
             break
         num_records, end = num_records + 1, end + 16 + size
     return num_records, end
@@ -161,7 +177,7 @@ class _Line:
             value = json.loads(text)
             values = {str(name): float(each) for name, each in value["values"].items()}
             return cls(int(value["step"]), float(value["time"]), values)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls(0, 0.0, {})
 
     def record(self) -> bytes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node
 from cloudspot.agent.status import Status
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Exit, new_nonce
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import create_record
 from cloudspot.model import NodeIdentity
 
@@ -38,7 +37,7 @@ def write_exit_record(
         has_session=status.has_session,
         committed=status.committed,
         final=leaving.final,
-        at=datetime.now(timezone.utc),
+        at=clock_of(store).now(),
         writer=new_nonce(),
     )
     create_record(store, keys.exit_record(node.job_id, node.launch, identity.rank), record)

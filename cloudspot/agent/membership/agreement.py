@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime, timezone
 
 from cloudspot.agent.delivery.checkpoint_restore import (
     Restored,
@@ -349,7 +348,7 @@ class Membership:
             intents = (one for one in self._context.journal.known if isinstance(one, Intent))
             asked_at = next((one.at for one in intents if one.launch == launch), None)
             if asked_at is not None:
-                memory.start_seconds = (datetime.now(timezone.utc) - asked_at).total_seconds()
+                memory.start_seconds = (self._context.now() - asked_at).total_seconds()
                 memory.save(self._context.node)
 
     @property
@@ -403,7 +402,7 @@ class Membership:
             restore_from=restored.checkpoint,
             skipped=restored.skipped,
             why=self._why(why, roster_of(known), found.seats),
-            at=datetime.now(timezone.utc),
+            at=context.now(),
             writer=new_nonce(),
         )
         is_ours = context.insist(lambda: context.journal.append(record, len(known) + 1))

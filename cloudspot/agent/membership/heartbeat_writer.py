@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from contextlib import suppress
-from datetime import datetime, timezone
 
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
@@ -15,6 +14,7 @@ from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.heartbeat_size import change_count, fill_up
 from cloudspot.jobstore.records import Heartbeat
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.stored_records import find_bytes
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class HeartbeatWriter:
             warnings=status.warnings,
             phases=status.phases,
             failed=status.failed,
-            at=datetime.now(timezone.utc),
+            at=context.now(),
         )
         told = beat.state, beat.generation, beat.failed, beat.idle is None
         if told != self._told:
@@ -155,6 +155,8 @@ class HeartbeatWriter:
                 if now >= looked_at + self.look_seconds:
                     looked_at = now
                     self.look()
+                # Last: a store that refuses this holds up neither. What is known of its clock still counts.
+                clock_of(self._context.store).compare(self._context.store)
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
                 beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence

@@ -6,8 +6,6 @@ from whoever runs it; in any order, and while there is no agent.
 
 from __future__ import annotations
 
-import time
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import msgspec
@@ -61,10 +59,8 @@ class NoticeFile:
             written = decode(self._path.read_bytes(), _Written)
         except FileNotFoundError:
             return None
-        left = timedelta(seconds=written.deadline - time.monotonic())
         return Reclaim(
             notice=PreemptionNotice(deadline=None, action=written.action, source=written.source),
             deadline=written.deadline,
-            deadline_at=datetime.now(timezone.utc) + left,
             seen=written.seen,
         )

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import timedelta
+from functools import partial
 
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.notices.notice_file import NoticeFile
@@ -54,7 +55,8 @@ class NoticeIntake:
     def start(self) -> None:
         """Listen from now on."""
         polled = (self._source, self.take, self._heed, self._stopped)
-        threading.Thread(target=poll_notices, args=polled, name="notice", daemon=True).start()
+        polling = partial(poll_notices, *polled, wall=self._context.now)
+        threading.Thread(target=polling, name="notice", daemon=True).start()
         threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
 
     def stop(self) -> None:
@@ -90,7 +92,7 @@ class NoticeIntake:
         while not self._stopped.is_set():
             if word is Word.STOP:
                 _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
-                self.take(as_notice(now=time.monotonic(), wall=datetime.now(timezone.utc)))
+                self.take(as_notice(now=time.monotonic(), wall=self._context.now()))
             else:
                 standing = self._file.read()
                 if standing is not None:
@@ -98,15 +100,15 @@ class NoticeIntake:
             word = self._pipe.read()
 
     def _record(self, reclaim: Reclaim) -> None:
-        context = self._context
+        context, now = self._context, self._context.now()
         record = Notice(
             launch=context.node.launch,
             rank=context.rank,
-            deadline=reclaim.deadline_at,
+            deadline=now + timedelta(seconds=reclaim.deadline - time.monotonic()),
             action=reclaim.notice.action,
             source=reclaim.notice.source,
             step=context.status.progress()[0],
-            at=datetime.now(timezone.utc),
+            at=now,
             writer=new_nonce(),
         )
         key = keys.notice(context.job_id, context.node.launch, context.rank)

@@ -7,11 +7,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime
 
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim, understand
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource
+from cloudspot.jobstore.store_clock import utc_now
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ def poll_notices(
     on_notice: Callable[[Reclaim], None],
     on_hint: Callable[[], None],
     stopped: threading.Event,
+    *,
+    wall: Callable[[], datetime] = utc_now,
 ) -> None:
     """Pass notices on until ``stopped`` is set, which may take one ``PreemptionSource.wait`` to be seen.
 
@@ -46,7 +49,7 @@ def poll_notices(
             notice,
             notice_seconds=source.notice_seconds,
             now=time.monotonic(),
-            wall=datetime.now(timezone.utc),
+            wall=wall(),
         )
         if reclaim.deadline < standing - CLOCK_SECONDS:
             standing = reclaim.deadline

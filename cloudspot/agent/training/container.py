@@ -28,6 +28,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.training.interpreter import PROGRAMS
 from cloudspot.agent.training.runtime import Command, KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.errors import AuthError, CloudspotError, TransientError
+from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
 from cloudspot.jobfile.image import HUB, image_parts, login_key
@@ -43,12 +44,14 @@ START_SECONDS = 60.0
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
 """Before the second pull; twice as long before each further one."""
-_LOGIN = "login-"
-"""How the name of a directory with a log-in begins."""
+_PRIVATE = "engine-"
+"""How the name of a directory begins in which an engine gets a log-in, or variables."""
 _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
 """What engines pass on of a registry that wants another log-in."""
+SAID_BYTES = 64 << 10
+"""How much of what an engine has said last is looked at."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
 """How long the engine may take for what needs no network."""
@@ -125,6 +128,8 @@ class Container(Runtime):
         for self._engine in engines:
             if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
                 return  # this agent or an earlier one has started it
+        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # of an agent that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
         image = self._image
         if setup_is_done:
             if kept is None:
@@ -140,7 +145,13 @@ class Container(Runtime):
             self._pull(check)
         self.stop()
         _log.info("starting the container of %s", self._shown)
-        done = self._run([*self._start_words(image)])
+        # What the engine leaves running outlives the machine's marked processes, so the variables are not in
+        # its own environment. Every user of the machine can read its command line.
+        with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
+            variables = Path(directory, "variables")
+            variables.touch(mode=0o600)
+            variables.write_text("".join(f"{one}\n" for one in _inherited_lines()))
+            done = self._run([*self._start_words(image, variables)])
         if done.returncode != 0:
             raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
 
@@ -221,7 +232,7 @@ class Container(Runtime):
             f'PATH=${{PATH#{programs}}}; exec {name} "$@"\n'
         ).encode()
 
-    def _start_words(self, image: str) -> Iterator[str]:
+    def _start_words(self, image: str, variables: Path) -> Iterator[str]:
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
@@ -237,9 +248,7 @@ class Container(Runtime):
             yield from _GPU_OPTIONS[Path(self._engine).name]
         for path, options in self._mounts():
             yield from ("--volume", f"{path}:{path}{options}")
-        for name, value in os.environ.items():
-            if name.startswith(_PREFIX):
-                yield from ("--env", f"{name}={value}")
+        yield from ("--env-file", str(variables))
         yield from ("--workdir", str(self.node.work), "--entrypoint", "/bin/sh", image, "-c", _WAIT)
 
     def _mounts(self) -> Iterator[tuple[Path, str]]:
@@ -254,8 +263,6 @@ class Container(Runtime):
 
     def _pull(self, check: Callable[[], None]) -> None:
         registry, name, _ = image_parts(self._image)
-        for left in self.node.arena.glob(f"{_LOGIN}*"):  # of an agent that was killed meanwhile
-            shutil.rmtree(left, ignore_errors=True)
         for number in range(NUM_PULLS):
             _log.info("pulling %s", self._shown)
             login, fault = None, None
@@ -264,7 +271,7 @@ class Container(Runtime):
             except CloudspotError as error:
                 fault = error
             with (
-                tempfile.TemporaryFile("w+", errors="replace") as errors,  # a pipe that nobody reads fills up
+                tempfile.NamedTemporaryFile() as errors,  # a pipe that nobody reads fills up
                 self._pull_words(registry, login) as words,
                 subprocess.Popen(
                     [*words, "--quiet", self._image],
@@ -281,8 +288,7 @@ class Container(Runtime):
                 except BaseException:
                     process.kill()
                     raise
-                errors.seek(0)
-                said = errors.read()
+                said = read_end(Path(errors.name), SAID_BYTES).decode(errors="replace")
             if process.returncode == 0:
                 return
             why = _last_line(said) + (f"; {fault}" if fault else "")
@@ -306,7 +312,7 @@ class Container(Runtime):
         if login is None:
             yield [self._engine, "pull"]
             return
-        with tempfile.TemporaryDirectory(prefix=_LOGIN, dir=self.node.arena) as directory:
+        with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
             path = Path(directory, "config.json")
             path.touch(mode=0o600)
             path.write_text(json.dumps({"auths": {login_key(registry): {"auth": login.basic}}}))
@@ -380,6 +386,19 @@ def _own_environment() -> dict[str, str]:
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
     return {**own, "HOME": _home()}
+
+
+def _inherited_lines() -> Iterator[str]:
+    """Yield a line of the engine's file of variables for each of cloudspot's own that this process has.
+
+    Raises:
+        CloudspotError: such a file cannot hold one.
+    """
+    for name, value in os.environ.items():
+        if name.startswith(_PREFIX):
+            if "\n" in value or "\r" in value:
+                raise CloudspotError(f"run.image: the variable {name} of the machine has more than one line")
+            yield f"{name}={value}"
 
 
 def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -227,7 +226,7 @@ class InputStaging:
             # Each machine may have a copy of its own, whose files have other times.
             version = version_of_all([file._replace(version="") for file in staged.files])
         ours = InputVersion(
-            at=datetime.now(timezone.utc),
+            at=context.now(),
             writer=new_nonce(),
             version=version,
             num_files=len(staged.files),

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,13 @@ from cloudspot.errors import BundleError, CloudspotError, SpecError
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobfile.setup_key import setup_key
 from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.extraction import bundle_digests, digest_of, extract_bundle, link_digest
+from cloudspot.jobstore.extraction import (
+    MAX_EXTRACTED_BYTES,
+    bundle_digests,
+    digest_of,
+    extract_bundle,
+    link_digest,
+)
 from cloudspot.jobstore.records import SetupReady
 from cloudspot.jobstore.submission import code_key
 
@@ -81,7 +86,7 @@ def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
     except (CloudspotError, OSError) as error:
         raise LeavingError(Leaving("failed", str(error), exit_code=1, permanent=True)) from error
     os.sync()
-    ready = SetupReady(instance_id=job.identity.instance_id, key=key, at=datetime.now(timezone.utc))
+    ready = SetupReady(instance_id=job.identity.instance_id, key=key, at=context.now())
     context.insist(lambda: context.store.put(keys.setup_ready(context.job_id), codec.encode(ready)))
     _log.info("the setup is done and on the disk: waiting until an image of it is made")
     end = time.monotonic() + WAIT_SECONDS
@@ -131,7 +136,9 @@ def _digest(path: Path) -> str | None:
     """Return the digest of a file or symlink; None: it is neither."""
     if path.is_symlink():
         return link_digest(str(path.readlink()))
-    return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100)) if path.is_file() else None
+    if not path.is_file() or path.stat().st_size > MAX_EXTRACTED_BYTES:  # more than any code has
+        return None
+    return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100))
 
 
 def _remove_empty(work: Path, directory: Path) -> None:

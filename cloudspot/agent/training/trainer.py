@@ -19,6 +19,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.errors import CloudspotError
+from cloudspot.host.bounded_reads import read_at_most, read_end
 from cloudspot.host.cores import usable_cores
 from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
@@ -142,7 +143,7 @@ def launch_settings(
 def log_tail(log: Path) -> tuple[str, ...]:
     """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
     try:
-        data = log.read_bytes()[-LOG_TAIL_BYTES:]
+        data = read_end(log, LOG_TAIL_BYTES)
     except FileNotFoundError:
         return ()
     lines = [line.decode("utf-8", errors="replace") for line in split_lines(data)]
@@ -189,7 +190,7 @@ class Trainer:
         """Return the exit status of torchrun or the command; None while it runs; 137 if it left none."""
         ended = self._ended()
         try:
-            return int((self.handoff / _STATUS).read_text())
+            return int(read_at_most(self.handoff / _STATUS, files.MAX_NUMBER_BYTES))
         except FileNotFoundError:
             return _KILLED if ended else None
 
@@ -241,7 +242,7 @@ class Trainer:
         """Make each worker with a session write the stacks of all its threads to the log."""
         for rank in ranks:
             try:
-                pid = int(files.worker_pid_path(self.handoff, rank).read_text())
+                pid = int(read_at_most(files.worker_pid_path(self.handoff, rank), files.MAX_NUMBER_BYTES))
             except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
                 continue
             if is_marked(pid, files.HANDOFF, str(self.handoff)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 import click
 
@@ -23,6 +22,7 @@ from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.resumption import CHANGED
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.model import Market, Offer
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import end_so_far
@@ -94,7 +94,7 @@ def _offers(job: Job) -> tuple[Offer, ...]:
 
 
 def _plan(job: Job, history: History, offers: Sequence[Offer], target: Target) -> OpenLaunch:
-    return plan_move(job.spec, history, offers, datetime.now(timezone.utc), target)
+    return plan_move(job.spec, history, offers, store_time(job.store), target)
 
 
 def _open(

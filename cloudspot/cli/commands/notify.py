@@ -52,7 +52,7 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
         + ", ".join(kind.value for kind in found.events),
         severity=Severity.INFO,
     )
-    errors = send(found.through, message, urls)
+    errors = send(found.through, message, urls, own=urls)  # the user has just named them
     for name in urls:
         mark = output.Styled("FAILED", "red") if name in errors else output.Styled("ok    ", "green")
         output.echo(mark, f"  {name}", f" {errors[name]}" if name in errors else "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from cloudspot.cli.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
 from cloudspot.cli.jobs import new_job_id
@@ -77,6 +78,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     submission = new_submission(
         spec, provider=prepared.provider.name, bundle=bundle, job_id=job_id, agent=agent
     )
+    submission = msgspec.structs.replace(submission, store_id=store.find_id())
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_lost_work(prepared)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import click
@@ -25,8 +26,9 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.job_lists import list_live
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
-from cloudspot.registry import open_store
+from cloudspot.registry import open_job_store, open_store
 
 HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")
 
@@ -104,7 +106,7 @@ def reap(
 
     Exits with 1 if something could not be looked at or ended.
     """
-    stores = [open_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
+    stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
     providers = [open_configured(name, None) for name in dict.fromkeys(provider_names)]
     inventories = [one for provider in providers for one in provider.inventories(all_regions=all_regions)]
@@ -118,7 +120,7 @@ def reap(
         stores,
         gone=gone,
         older_than=timedelta(seconds=older_than),
-        now=lambda: datetime.now(timezone.utc),
+        now=partial(store_time, stores[0]),
     )
     judged, problems = reaper.find()
     orphans = [one for one in judged if one.fate is Fate.ORPHAN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import partial
 
 import click
@@ -34,6 +34,7 @@ from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.parallel import each
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Finished, Moved, Summary
+from cloudspot.jobstore.store_clock import clock_of, store_time
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
@@ -134,7 +135,8 @@ class _Rounds:
         """What was last said of each job, provider or store that could not be dealt with."""
         self._failing: set[str] = set()
         """Those of the newest pass."""
-        self._started = datetime.now(timezone.utc)
+        self._began = time.monotonic()
+        """When the newest pass began."""
         self.num_errors = 0
         """In the newest pass."""
         self._job_error: CloudspotError | None = None
@@ -146,7 +148,7 @@ class _Rounds:
         """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
         self.num_errors = 0
         self._failing = set()
-        self._started = datetime.now(timezone.utc)
+        self._began = time.monotonic()
         job_ids = None if self._wanted is None else [self._wanted]
         for done in self._reconciler.run_pass(job_ids=job_ids):
             if isinstance(done, Unlisted):
@@ -187,7 +189,7 @@ class _Rounds:
         summary = None
         try:
             if history is not None and (told or history.finished is None):
-                summary = summarise(history, datetime.now(timezone.utc))
+                summary = summarise(history, clock_of(self._store).now())
         except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
             self.complain(done.job_id, as_cloudspot_error(error))
             return
@@ -202,7 +204,8 @@ class _Rounds:
         """Return whether to print the event on the first look at a job, which finds its whole past."""
         if event.kind in {EventKind.WAITING, EventKind.WARNED}:
             return True
-        return event.at is not None and event.at >= self._started
+        began = clock_of(self._store).now() - timedelta(seconds=time.monotonic() - self._began)
+        return event.at is not None and event.at >= began
 
     def complain(self, about: str, error: CloudspotError) -> None:
         """Print an error of a job, a provider or the store, once for as long as passes repeat it."""
@@ -242,9 +245,12 @@ def _print_state(job: Summary) -> None:
 def mark_all(store: ObjectStore) -> None:
     """Mark all jobs live that have not ended for long; each pass unmarks those that it finds settled."""
     unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
+    if not unmarked:
+        return
+    now = store_time(store)
 
     def mark(job_id: str) -> None:
-        if is_long_over(store, job_id, datetime.now(timezone.utc)):
+        if is_long_over(store, job_id, now):
             return
         with suppress(JobNotFound):  # Its submission was cut short or is still running.
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 import click
@@ -32,6 +32,7 @@ from cloudspot.jobstore import resumption
 from cloudspot.jobstore.forking import code_of
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import job_file_of, write_summary
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.jobstore.submission import check_secrets, read_secrets
 from cloudspot.model import Offer
 from cloudspot.story.ledger import bill, spent_in
@@ -110,7 +111,8 @@ def resume(
     )
     check_code(job, before, spec)
     find_inputs(spec, provider)
-    _check_limits(spec, history, allowed_offers(spec, provider), anyway=anyway)
+    offers = allowed_offers(spec, provider)
+    _check_limits(spec, history, offers, now=store_time(job.store), anyway=anyway)
     check_secrets(spec.secret_names, environ)
     is_elsewhere = provider.name != history.submission.provider or _options(spec, provider) != _options(
         before, provider
@@ -143,7 +145,7 @@ def resume(
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)
     with suppress(CloudspotError):  # Else `ps` tells the old end until a driver writes it.
-        write_summary(job.store, summarise(resumed.first_history, datetime.now(timezone.utc)))
+        write_summary(job.store, summarise(resumed.first_history, store_time(job.store)))
     if detach:
         ctx.exit(launch(resumed, as_json=as_json, since=now))
     ctx.exit(follow(resumed, since=now, is_plain=is_plain))
@@ -165,10 +167,11 @@ def _ended(job: Job, target: ObjectStore | None) -> History:
     return history
 
 
-def _check_limits(spec: JobSpec, history: History, offers: Sequence[Offer], *, anyway: bool) -> None:
+def _check_limits(
+    spec: JobSpec, history: History, offers: Sequence[Offer], *, now: datetime, anyway: bool
+) -> None:
     """SpecError if the job would end at once, or if it is not clear what its limit counts."""
     currency = offers[0].currency
-    now = datetime.now(timezone.utc)
     ledger, limits = bill(history, now), spec.limits
     others = {**ledger.others, ledger.currency: ledger.spent} if history.launches else {}
     others.pop(limits.currency or currency, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -36,6 +36,7 @@ from cloudspot.jobstore.index_entry import read_entry
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import Intent
 from cloudspot.jobstore.removal import measure, remove_job
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.jobstore.stored_records import read_record
 from cloudspot.model import InstanceState, LogPiece
 from cloudspot.registry import open_provider, with_driver_options
@@ -141,7 +142,7 @@ def _check_end(job: Job, *, force: bool) -> None:
     try:
         history = job.first_history
     except JobNotFound:
-        age = datetime.now(timezone.utc) - entry.since
+        age = store_time(job.store) - entry.since
         if age < LONGEST_SUBMISSION:
             raise CloudspotError(
                 f"job {job.id} is being submitted, or its submission was cut short: it began "

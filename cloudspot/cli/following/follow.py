@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +31,7 @@ from cloudspot.controller.loop import MAX_BACKOFF_SECONDS, Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.log_streams import METRICS
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.model import LogRecord
 from cloudspot.retrying import doubling, retry
 from cloudspot.story.events import EventKind
@@ -133,7 +133,7 @@ def _follow_live(job: Job, feed: Feed, *, is_new: bool, since: History | None) -
     from cloudspot.cli.following.panel import render
 
     def draw(width: int, height: int, ascii_only: bool) -> Sequence[Text]:
-        view = feed.view()
+        view = feed.view(clock_of(job.store).now())
         hint = DETACHING_HINT if interrupts.is_asked else HINT
         if view is None:
             return [Text(hint, style="dim")]
@@ -183,6 +183,7 @@ class _Follower:
         since: History | None = None,
         is_live: bool = False,
     ) -> None:
+        self._now = clock_of(job.store).now
         self._interrupts = interrupts
         self._screen = screen
         self._feed = feed
@@ -215,7 +216,7 @@ class _Follower:
 
     def on_tick(self, tick: Tick) -> None:
         """Show what a tick has found."""
-        self._feed.take(tick, datetime.now(timezone.utc))
+        self._feed.take(tick, self._now())
         events = tick.events
         if self._past and not self._is_resumed and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
@@ -319,7 +320,7 @@ class _Follower:
 
     def _print_progress(self, history: History) -> None:
         """Report progress now and then, even if the script prints nothing."""
-        job = summarise(history, datetime.now(timezone.utc))
+        job = summarise(history, self._now())
         step, now = job.step, time.monotonic()
         if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:
             return

@@ -95,12 +95,11 @@ class Feed:
         shown = [seat for seat in dict.fromkeys([*members, *claimed]) if not live or seat not in self._quiet]
         return tuple(stream_name(*seat) for seat in shown)
 
-    def view(self, now: datetime | None = None) -> View | None:
-        """Return what to show at ``now`` (default: the present); None before the first tick."""
+    def view(self, now: datetime) -> View | None:
+        """Return what to show at ``now``; None before the first tick."""
         seen, (newest, curve) = self._seen, self._logged
         if seen is None:
             return None
-        now = now or datetime.now(timezone.utc)
         return look(
             seen.history, now, sights=seen.sights, logged=newest, curve=curve, instances=seen.instances
         )

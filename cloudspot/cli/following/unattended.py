@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Provider
 from cloudspot.jobstore.standing_drivers import list_drivers
+from cloudspot.jobstore.store_clock import clock_of
 
 
 def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
@@ -20,8 +19,7 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
     try:
         # Nobody else's cron can drive what runs on this computer.
         is_here = provider.is_this_computer
-        now = datetime.now(timezone.utc)
-        found = () if is_here else list_drivers(job.store, now, provider.name)
+        found = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
     except CloudspotError as error:
         output.warn(f"nobody can tell whether anything drives the job: {error}")
         return

@@ -7,12 +7,12 @@ both alike (ECS developer reference, "RPC mechanism", checked 2026-11).
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import TransientError
 from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NUM_TRIES: Final = 3
 PAGE: Final = 100
 NUMBERED_PAGE: Final = 50
+MAX_PAGES: Final = 1000
+"""No account has so much of anything that is listed in numbered pages."""
 _VERSIONS: Final = {
     "cr": "2018-12-01",
     "Ram": "2015-05-01",
@@ -51,14 +53,11 @@ def ask(
     """
     used = clients.credentials.get().access_key_id
     try:
-        try:
-            return clients.ask_ecs(_request(product, action, parameters), region=region)
-        except ERRORS.raised as error:
-            if ERRORS.code_of(error) not in ERRORS.expired or not clients.credentials.renew(used):
-                raise
         return clients.ask_ecs(_request(product, action, parameters), region=region)
-    except json.JSONDecodeError as error:  # such as a proxy's page in place of the answer
-        raise TransientError(f"{action}: the answer cannot be read") from error
+    except ERRORS.raised as error:
+        if ERRORS.code_of(error) not in ERRORS.expired or not clients.credentials.renew(used):
+            raise
+    return clients.ask_ecs(_request(product, action, parameters), region=region)
 
 
 def read(
@@ -127,24 +126,33 @@ def read_numbered_pages(
     product: str = "Ecs",
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a listing that is paged by ``PageNumber``, at ``path`` in each answer."""
-    number, num_seen = 1, 0
-    while True:
+    num_seen = 0
+    for number in range(1, MAX_PAGES + 1):
         page = {"PageNumber": number, "PageSize": NUMBERED_PAGE}
         answer = read(clients, what, action, {**parameters, **page}, product=product)
         found = items(answer, *path)
         yield from found
         num_seen += len(found)
-        if not found or num_seen >= int(answer.get("TotalCount") or 0):
+        if not found or num_seen >= (whole_number(answer.get("TotalCount")) or 0):
             return
-        number += 1
+    raise TransientError(f"{what}: {action} has more than {MAX_PAGES} pages")
 
 
 def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
-    """Return the list at the path, such as ``Instances``, ``Instance``; empty if it is missing."""
+    """Return the list at the path, such as ``Instances``, ``Instance``; empty if it is missing.
+
+    Raises:
+        TransientError: something else is there.
+    """
     found: Any = answer
     for name in path:
+        if found is not None and not isinstance(found, Mapping):
+            break
         found = (found or {}).get(name)
-    return list(found or ())
+    listed = found or []
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise TransientError(f"the answer cannot be read: its {'.'.join(path)} is not a list of objects")
+    return listed
 
 
 def flatten(parameters: Mapping[str, Any]) -> dict[str, str]:

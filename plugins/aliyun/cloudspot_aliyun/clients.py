@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError, TransientError
+from cloudspot.plugin.answers import readable
 from cloudspot_aliyun.credentials import (
     CONFIG_FILE,
     PROFILE,
@@ -126,9 +127,9 @@ class AliyunClients:
         # The SDK compares by identity: another string of the same letters would go out unencrypted.
         request.set_protocol_type(protocol_type.HTTPS if is_secure else protocol_type.HTTP)
         request.set_accept_format("json")
-        answer = self._acs_client(region).do_action_with_exception(request)
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        client = self._acs_client(region)
+        with readable(str(request.get_action_name())):  # such as a proxy's page in place of the answer
+            return dict(json.loads(client.do_action_with_exception(request)))
 
     def _acs_client(self, region: str) -> AcsClient:
         from aliyunsdkcore.auth.credentials import AccessKeyCredential, StsTokenCredential

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.plugin.answers import UNREADABLE, moment
 from cloudspot_aliyun.metadata import EcsMetadata
 
 KEY_ID: Final = "ALIBABA_CLOUD_ACCESS_KEY_ID"
@@ -195,14 +196,16 @@ class RoleCredentials(CredentialsSource):
         try:
             said = json.loads(answer)
             if said["Code"] != "Success":
-                raise TransientError(f"the metadata service has no key of role {role} now: {said['Code']}")
+                raise TransientError(
+                    f"the metadata service has no key of role {role} now: {str(said['Code'])[:80]}"
+                )
+            expires_at = moment(said["Expiration"])
+            if expires_at is None:
+                raise ValueError("it does not say when the key expires")
             return Credentials(
-                said["AccessKeyId"],
-                said["AccessKeySecret"],
-                said["SecurityToken"],
-                datetime.fromisoformat(said["Expiration"].replace("Z", "+00:00")),
+                str(said["AccessKeyId"]), str(said["AccessKeySecret"]), str(said["SecurityToken"]), expires_at
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             # The message may hold a part of the answer, and so of the key.
             raise TransientError("the metadata service's answer about the role cannot be read") from error
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from cloudspot.plugin.answers import moment
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import unless
@@ -70,7 +71,7 @@ class DriverRole:
         found = self._ask("GetRole", {"RoleName": self._name}, ignoring="EntityNotExist")
         role = {} if found is None else found["Role"]
         is_ours = role.get("Description") == DESCRIPTION
-        return datetime.fromisoformat(role["CreateDate"].replace("Z", "+00:00")) if is_ours else None
+        return moment(role["CreateDate"]) if is_ours else None
 
     def remove(self) -> Sequence[str]:
         """Remove both; return what was there."""

@@ -15,6 +15,7 @@ import msgspec
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import EndReason, Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun import deploymentsets, tags
@@ -103,7 +104,8 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             )
         except ERRORS.raised as error:
             raise self._unless_new(refusal(error, body)) from error
-        ids = items(answer, "InstanceIdSets", "InstanceIdSet")
+        with readable("creating the machines"):
+            ids = list(answer["InstanceIdSets"]["InstanceIdSet"])
         return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
@@ -145,7 +147,8 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         listed = list(pages)
         # Somebody may have changed the profile while the pages came.
         self._check_account()
-        found = {one.id: one for one in map(to_instance, listed) if one is not None}
+        with readable("listing the machines"):
+            found = {one.id: one for one in map(to_instance, listed) if one is not None}
         with self._lock:
             self._note(listed, found)
             missed = [
@@ -180,7 +183,8 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         """
         what = f"reading the console of {instance.id} (ecs:GetInstanceConsoleOutput)"
         answer = read(self._clients, what, "GetInstanceConsoleOutput", {"InstanceId": instance.id})
-        output = base64.b64decode(str(answer.get("ConsoleOutput") or ""))
+        with ERRORS.translated(what):
+            output = base64.b64decode(str(answer.get("ConsoleOutput") or ""))
         return output.decode("utf-8", errors="replace")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
@@ -215,8 +219,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         for start in range(0, len(missed), MAX_IDS):
             some = missed[start : start + MAX_IDS]
             wanted = {"InstanceIds": json.dumps([one.id for one in some]), "PageSize": MAX_IDS}
-            answer = read(self._clients, "looking for the machines", "DescribeInstances", wanted)
-            described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
+            what = "looking for the machines"
+            answer = read(self._clients, what, "DescribeInstances", wanted)
+            with readable(what):
+                described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
             for one in some:
                 if one.id in described:
                     # It stays the same job's machine, whatever has become of its tags.
@@ -307,7 +313,7 @@ def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance
         id=instance_id,
         state=InstanceState.PENDING,
         job_id=found[machinetags.JOB],
-        launch=int(found[machinetags.LAUNCH]),
+        launch=machinetags.launch_of(found),
         rank=0 if is_alone and parameters["Amount"] == 1 else None,
         zone=parameters["ZoneId"],
         instance_type=parameters["InstanceType"],

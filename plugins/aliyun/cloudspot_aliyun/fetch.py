@@ -10,9 +10,10 @@ from http.client import HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("CLOUDSPOT_ALIYUN_METADATA", "http://100.100.100.200").rstrip("/")
+MAX_BYTES = 1 << 30
 
 
 def fetch(store_url: str, key: str, path: Path) -> None:
@@ -47,10 +48,12 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         target = resource if is_address else resource[len(bucket) + 1 :]
         try:
             with ask(f"{parts.scheme}://{host}{target}", sign(resource, region, keys)) as answer:
-                path.write_bytes(answer.read())
+                path.write_bytes(answer.read(MAX_BYTES))
+                if answer.length:
+                    raise OSError("the object was cut short, or is too long")
             return
         except HTTPError as error:
-            said = error.read()[:2000].decode("utf-8", "replace")
+            said = error.read(2000).decode("utf-8", "replace")
             # The bucket may be in another region than the machine: OSS says in which.
             other = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
             if other is None or other[1] == region or endpoint:
@@ -84,11 +87,18 @@ def sign(resource: str, region: str, keys: dict[str, str]) -> dict[str, str]:
 def read(url: str, headers: dict[str, str], method: str = "GET") -> str:
     """Return an answer of the metadata service."""
     with ask(url, headers, method) as answer:
-        return answer.read().decode()
+        return answer.read(1 << 20).decode()
+
+
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would get the machine's credentials."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
     """Return the open answer; never by way of a proxy that the environment names."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
-    answer: HTTPResponse = build_opener(ProxyHandler({})).open(request, timeout=60)
+    answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -17,15 +17,16 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from fastcrc import crc64
 
 import cloudspot
+from cloudspot.decoding import whole_number
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
+from cloudspot.plugin.answers import UNREADABLE, moment, readable
 from cloudspot.plugin.functionchecks import PASS_SECONDS, bucket_of, passes_a_month, whole_minutes
 from cloudspot_aliyun import functionserver
 from cloudspot_aliyun.clients import REGION, AliyunClients
@@ -121,13 +122,14 @@ class FunctionComputeHost(FunctionHost):
             return None
         path = f"/functions/{name}/triggers/{SCHEDULE}"
         timer = self._ask(_ASKING, "GET GetTrigger", path, ignoring="TriggerNotFound")
-        return FunctionStatus(
-            where=str(found["functionArn"]),
-            state=str(found.get("state") or "Active"),
-            every_seconds=None if timer is None else _seconds(json.loads(timer["triggerConfig"])),
-            version=str(found.get("environmentVariables", {}).get(_VERSION, "unknown")),
-            changed_at=datetime.fromisoformat(str(found["lastModifiedTime"]).replace("Z", "+00:00")),
-        )
+        with readable(_ASKING):
+            return FunctionStatus(
+                where=str(found["functionArn"]),
+                state=str(found.get("state") or "Active"),
+                every_seconds=None if timer is None else _seconds(json.loads(timer["triggerConfig"])),
+                version=str(found.get("environmentVariables", {}).get(_VERSION, "unknown")),
+                changed_at=moment(found["lastModifiedTime"]),
+            )
 
     def remove(self, name: str) -> Sequence[str]:
         """Remove triggers, function, policy and role; see FunctionHost."""
@@ -265,15 +267,15 @@ def _said(payload: bytes) -> str:
     try:
         said = json.loads(text)
         text = f"{said['errorMessage']} {said.get('log', '')}"
-    except (ValueError, KeyError, TypeError):  # It is Function Compute that speaks: the server did not start.
+    except UNREADABLE:  # It is Function Compute that speaks: the server did not start.
         pass
     return " ".join(text.split())
 
 
 def _seconds(timer: Mapping[str, Any]) -> float | None:
     rate = str(timer.get("cronExpression", ""))
-    number = rate.removeprefix("@every ").removesuffix("m")
-    return 60.0 * int(number) if timer.get("enable") and number.isdigit() else None
+    minutes = whole_number(rate.removeprefix("@every ").removesuffix("m"))
+    return None if minutes is None or not timer.get("enable") else 60.0 * minutes
 
 
 def _python() -> str:

@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -70,7 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer /invoke."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = self.headers.get("Content-Length") or "0"
+        if not re.fullmatch("[0-9]{1,8}", length):
+            self.send_error(413)
+            return
+        body = self.rfile.read(int(length))
         request = self.headers.get("x-fc-request-id", "")
         os.environ.update({name: self.headers[one] for one, name in _KEYS.items() if self.headers.get(one)})
         # Function Compute looks for both lines.

@@ -16,6 +16,7 @@ from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import FunctionHost, Inventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.driverinventory import DriverInventory, DriverRest
 from cloudspot_aliyun import deploymentsets, pricing, tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages, read_pages
@@ -63,10 +64,9 @@ class _Machines(_AliyunInventory):
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         wanted, path = {"Tag": _TAGGED}, ("Instances", "Instance")
         what = f"listing the {self.title}"
-        return [
-            self._asset(one)
-            for one in read_pages(self._clients, what, "DescribeInstances", wanted, path=path)
-        ]
+        with readable(what):
+            pages = read_pages(self._clients, what, "DescribeInstances", wanted, path=path)
+            return [self._asset(one) for one in pages]
 
     def end(self, asset: Asset) -> None:
         EcsProvisioner(self._options, self._clients).terminate([asset.id])
@@ -110,21 +110,21 @@ class _Disks(_AliyunInventory):
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         wanted, path = {"Tag": _TAGGED, "Status": "Available"}, ("Disks", "Disk")
         what = f"listing the {self.title}"
-        found = []
-        for one in read_pages(self._clients, what, "DescribeDisks", wanted, path=path):
-            named = tags.from_answer(one)
-            found.append(
-                Asset(
-                    kind="disk",
-                    id=str(one["DiskId"]),
-                    where=str(one.get("ZoneId") or ""),
-                    job_id=named.get(machinetags.JOB, ""),
-                    store_url=named.get(machinetags.STORE, ""),
-                    created_at=parse_time(one.get("CreationTime")),
-                    detail=f"{one.get('Size')} GiB {one.get('Category')}",
-                )
-            )
-        return found
+        with readable(what):
+            pages = read_pages(self._clients, what, "DescribeDisks", wanted, path=path)
+            return [self._asset(one) for one in pages]
+
+    def _asset(self, described: Mapping[str, Any]) -> Asset:
+        found = tags.from_answer(described)
+        return Asset(
+            kind="disk",
+            id=str(described["DiskId"]),
+            where=str(described.get("ZoneId") or ""),
+            job_id=found.get(machinetags.JOB, ""),
+            store_url=found.get(machinetags.STORE, ""),
+            created_at=parse_time(described.get("CreationTime")),
+            detail=f"{described.get('Size')} GiB {described.get('Category')}",
+        )
 
     def end(self, asset: Asset) -> None:
         codes = {**_DISK_CODES, **dict.fromkeys(_NO_DISK, _GoneError)}
@@ -138,7 +138,8 @@ class _DeploymentSets(_AliyunInventory):
     plural = "deployment sets"
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        return list(self._found(store_urls))
+        with readable(f"listing the {self.title}"):
+            return list(self._found(store_urls))
 
     def end(self, asset: Asset) -> None:
         deploymentsets.remove_one(self._clients, asset.id)

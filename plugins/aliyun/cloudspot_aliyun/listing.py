@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.names import rank_of
 
@@ -23,7 +24,7 @@ _STATES: Final = {
     # it shut down because it could not release itself.
     "Stopped": InstanceState.SHUTTING_DOWN,
 }
-_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z")
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z", re.ASCII)
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
@@ -69,10 +70,7 @@ def market_of(described: Mapping[str, Any]) -> Market:
 
 def parse_time(text: str | None) -> datetime | None:
     """Return a time as ECS writes it, ``2026-11-20T08:30Z`` or with seconds; None: it is not one."""
-    match = _TIME.fullmatch(text or "")
-    if match is None:
-        return None
-    return datetime.fromisoformat(f"{match[1]}{match[2] or ''}+00:00").astimezone(timezone.utc)
+    return moment(text) if _TIME.fullmatch(str(text or "")) else None
 
 
 def _address(described: Mapping[str, Any]) -> str | None:

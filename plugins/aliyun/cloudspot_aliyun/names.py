@@ -13,7 +13,7 @@ from typing import Final
 MAX_HOST_NAME: Final = 64
 _ROOM: Final = 18
 """Characters of a host name for the launch, the rank and the separators."""
-_RANK: Final = re.compile(r"(?<![0-9])[0-9]{1,6}$")
+_RANK: Final = re.compile(r"(?<![0-9])[0-9]{1,4}$")
 
 
 def instance_name(job_id: str, launch: int, num_nodes: int) -> str:

@@ -15,7 +15,9 @@ from typing import Any, ClassVar, Final
 
 import oss2
 import oss2.credentials
+from urllib3.connection import HTTPConnection
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import (
     CloudspotError,
     ObjectExists,
@@ -24,6 +26,7 @@ from cloudspot.errors import (
     StoreMissing,
     StoreRefused,
 )
+from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -100,6 +103,7 @@ class OssBucket(Bucket):
             SpecError: the configuration is wrong.
             StoreRefused: the bucket has versions, and so no create-only writes.
         """
+        pace(HTTPConnection)
         region = self._clients.region_or_none() or FALLBACK_REGION
         client = self._client_in(region)
         tried = {region}
@@ -147,7 +151,7 @@ class OssBucket(Bucket):
                 compare(answer.headers, data, f"{self.url}: {name}")
 
         is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
-        return Download(answer.resp.response.raw, answer.content_length, is_partial, verify)
+        return Download(answer.resp.response.raw, whole_number(answer.content_length), is_partial, verify)
 
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int

@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from fastcrc import crc64
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data
 from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES: Final = 1 << 20
 """Up to this size a Content-MD5 goes along, so that OSS stores nothing that changed on the way."""
+MAX_CRC: Final = (1 << 64) - 1
 CRC_HEADER: Final = "x-oss-hash-crc64ecma"
 
 
@@ -57,5 +59,5 @@ def digest_header(data: Data) -> dict[str, str]:
 def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
     """Raise TransientError if the checksum in an answer's headers, if any, is not that of the bytes."""
     told = headers.get(CRC_HEADER)
-    if told is not None and int(told) != crc64.xz(data):
+    if told is not None and whole_number(told, most=MAX_CRC) != crc64.xz(data):
         raise TransientError(f"{what}: the bytes changed on the way (their CRC-64 differs)")

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Billing
+from cloudspot.plugin.answers import price, readable
 from cloudspot_aliyun.api import items, read
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.listing import parse_time
@@ -72,15 +74,14 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
         )
         rows = items(answer, "SpotPrices", "SpotPriceType")
         for row in rows:
-            zone, at = str(row["ZoneId"]), parse_time(str(row.get("Timestamp"))) or _NEVER
+            zone, at = str(row.get("ZoneId")), parse_time(str(row.get("Timestamp"))) or _NEVER
+            now, usual = price(row.get("SpotPrice")), price(row.get("OriginPrice"))
+            if now is None or usual is None:
+                continue
             if zone not in newest or at >= newest[zone][0]:
-                found = SpotPrice(
-                    price=float(row["SpotPrice"]),
-                    on_demand=float(row["OriginPrice"]),
-                    currency=str(answer.get("Currency") or "CNY"),
-                )
+                found = SpotPrice(price=now, on_demand=usual, currency=str(answer.get("Currency") or "CNY"))
                 newest[zone] = (at, found)
-        following = int(answer.get("NextOffset") or 0)
+        following = whole_number(answer.get("NextOffset")) or 0
         if not rows or following <= offset:
             break
         offset = following
@@ -102,12 +103,12 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
         raise
     except CloudspotError as error:
         raise field_error("on_demand_prices", f"{error}; give it here") from error
-    price = float(found.get("TradePrice") or 0.0)
-    if price <= 0:
+    usual = price(found.get("TradePrice"))
+    if not usual:
         raise field_error(
             "on_demand_prices", f'ECS has no price of "{instance_type}" in {clients.region}; give it here'
         )
-    return price, currency
+    return usual, currency
 
 
 def asked_spot_price(
@@ -121,9 +122,10 @@ def asked_spot_price(
         raise
     except CloudspotError:
         return None
-    price = float(found.get("TradePrice") or 0.0)
-    on_demand = float(found.get("OriginalPrice") or price)
-    return SpotPrice(price=price, on_demand=on_demand, currency=currency) if price > 0 else None
+    now = price(found.get("TradePrice"))
+    if not now:
+        return None
+    return SpotPrice(price=now, on_demand=price(found.get("OriginalPrice")) or now, currency=currency)
 
 
 def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, Any]) -> float | None:
@@ -131,16 +133,16 @@ def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, An
 
     Its price depends on neither the machine's type nor its market.
     """
-    price, _ = _answered_price(clients, instance_type, disk, {})
-    return float(_parts(price).get("systemDisk", {}).get("TradePrice") or 0.0) or None
+    found, _ = _answered_price(clients, instance_type, disk, {})
+    return price(_parts(found).get("systemDisk", {}).get("TradePrice")) or None
 
 
 def _asked_price(
     clients: AliyunClients, instance_type: str, disk: Mapping[str, Any], more: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], str]:
     """Return DescribePrice's answer for the instance itself, and the currency."""
-    price, currency = _answered_price(clients, instance_type, disk, more)
-    return _parts(price).get("instanceType") or price, currency
+    found, currency = _answered_price(clients, instance_type, disk, more)
+    return _parts(found).get("instanceType") or found, currency
 
 
 def _answered_price(
@@ -154,13 +156,15 @@ def _answered_price(
         "SystemDisk": disk,
         **more,
     }
-    answer = read(clients, f"asking what {instance_type} costs", "DescribePrice", wanted)
-    found = (answer.get("PriceInfo") or {}).get("Price") or {}
-    return found, str(found.get("Currency") or "CNY")
+    what = f"asking what {instance_type} costs"
+    answer = read(clients, what, "DescribePrice", wanted)
+    with readable(what):
+        found: Mapping[str, Any] = (answer.get("PriceInfo") or {}).get("Price") or {}
+        return found, str(found.get("Currency") or "CNY")
 
 
-def _parts(price: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {str(one.get("Resource")): one for one in items(price, "DetailInfos", "DetailInfo")}
+def _parts(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {str(one.get("Resource")): one for one in items(found, "DetailInfos", "DetailInfo")}
 
 
 def release_rates(clients: AliyunClients, names: Sequence[str]) -> dict[tuple[str, str], str]:

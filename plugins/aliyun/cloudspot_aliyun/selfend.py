@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from urllib.parse import quote, urlencode
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("CLOUDSPOT_ALIYUN_METADATA", "http://100.100.100.200").rstrip("/")
 
@@ -39,7 +39,7 @@ def release() -> None:
             ask(host + "/", {"x-acs-action": "DeleteInstance"}, "POST", body)
             return
         except OSError as error:
-            said = error.read()[:300].decode("utf-8", "replace") if hasattr(error, "read") else ""
+            said = error.read(300).decode("utf-8", "replace") if hasattr(error, "read") else ""
             if not num_left:
                 raise OSError(f"{error} {said}") from None
             if "Throttling" in said or getattr(error, "code", 0) >= 500:
@@ -70,11 +70,18 @@ def sign(machine: str, region: str, key: dict[str, str]) -> dict[str, str]:
     return {**fields, "Signature": base64.b64encode(digest).decode()}
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would get the machine's credentials."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
+
+
 def ask(url: str, headers: dict[str, str], method: str = "GET", body: bytes | None = None) -> str:
     """Return the answer; never by way of a proxy that the environment names."""
     request = Request(url, data=body, headers=headers, method=method)  # noqa: S310
-    with build_opener(ProxyHandler({})).open(request, timeout=15) as answer:
-        return str(answer.read().decode())
+    with build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=15) as answer:
+        return str(answer.read(1 << 20).decode())
 
 
 if __name__ == "__main__":

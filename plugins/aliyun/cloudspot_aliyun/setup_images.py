@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
+from cloudspot.plugin.answers import number, readable
 from cloudspot.plugin.sdkerrors import Codes
 from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun import tags
@@ -110,14 +112,13 @@ class AliyunImageHost(setupimages.TaggedImageHost):
 
     def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         filters = tags.to_list(wanted) or [{"Key": setupimages.SETUP}]
-        pages = read_numbered_pages(
-            self._clients,
-            "looking for images that hold a setup (ecs:DescribeImages)",
-            "DescribeImages",
-            {"ImageOwnerAlias": "self", "Status": _ANY_STATUS, "Tag": filters},
-            path=("Images", "Image"),
-        )
-        return [self._to_image(one) for one in pages]
+        what = "looking for images that hold a setup (ecs:DescribeImages)"
+        asked = {"ImageOwnerAlias": "self", "Status": _ANY_STATUS, "Tag": filters}
+        with readable(what):
+            pages = read_numbered_pages(
+                self._clients, what, "DescribeImages", asked, path=("Images", "Image")
+            )
+            return [self._to_image(one) for one in pages]
 
     def _to_image(self, described: Mapping[str, Any]) -> MachineImage:
         found, status = tags.from_answer(described), str(described.get("Status"))
@@ -129,6 +130,6 @@ class AliyunImageHost(setupimages.TaggedImageHost):
             is_ready=is_ready,
             failure="" if is_ready or status in _UNDER_WAY else f"ECS says that it is {status}",
             created_at=parse_time(described.get("CreationTime")),
-            size_gib=described.get("Size") or None,
+            size_gib=number(described.get("Size"), most=MAX_TALLY) or None,
             where=self._clients.region,
         )

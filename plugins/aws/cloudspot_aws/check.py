@@ -9,8 +9,10 @@ from typing import Any, Final
 import botocore.exceptions
 import msgspec
 
+from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
+from cloudspot.plugin.answers import number
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws.clients import AwsClients, caller
@@ -168,7 +170,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
     except AuthError:
         return "unknown: the right servicequotas:GetServiceQuota is missing"
-    value = int(answer["Quota"]["Value"])
+    value = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if value < type_.cpus:
         raise CloudspotError(
             f"{value} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"

@@ -16,10 +16,12 @@ import boto3
 import botocore.config
 import botocore.exceptions
 import botocore.session
+from botocore.parsers import ResponseParserError, ResponseParserFactory
 from botocore.utils import parse_timestamp
 
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.cloudprovider import Caller
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import Imds
@@ -109,8 +111,9 @@ class AwsClients:
             if self._boto_session is None:
                 try:
                     self._core = botocore.session.get_session()
-                    parsers = self._core.get_component("response_parser_factory")
+                    parsers = _Parsers()
                     parsers.set_parser_defaults(timestamp_parser=parse_time)
+                    self._core.register_component("response_parser_factory", parsers)
                     self._boto_session = boto3.session.Session(botocore_session=self._core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
@@ -121,6 +124,24 @@ class AwsClients:
             return self._boto_session
 
 
+class _Parsers(ResponseParserFactory):  # type: ignore[misc]
+    """Parsers that raise botocore's own error for each answer that they cannot read, as a size in words."""
+
+    def create_parser(self, protocol_name: str) -> Any:
+        """Return the parser; see botocore."""
+        parser = super().create_parser(protocol_name)
+        parse = parser.parse
+
+        def parse_or_refuse(response: Any, shape: Any) -> Any:
+            try:
+                return parse(response, shape)
+            except UNREADABLE as error:
+                raise ResponseParserError("the answer cannot be read") from error
+
+        parser.parse = parse_or_refuse
+        return parser
+
+
 def caller(clients: AwsClients) -> Caller:
     """Return whom the credentials belong to; needs no right."""
     with ERRORS.translated("asking AWS whose credentials these are"):
@@ -129,7 +150,7 @@ def caller(clients: AwsClients) -> Caller:
 
 
 def parse_time(value: Any) -> datetime:
-    """Return the time that an answer tells.
+    """Return the time that an answer tells; raise ValueError for what is not one.
 
     botocore tries many forms: two thirds of what a page of a listing of S3 costs it (51 ms instead of 15).
     """
@@ -139,7 +160,10 @@ def parse_time(value: Any) -> datetime:
             return parsedate_to_datetime(text)
         if text.endswith("Z") and text[10:11] == "T":
             return datetime.fromisoformat(f"{text[:-1]}+00:00")
-    found: datetime = parse_timestamp(value)
+    try:
+        found: datetime = parse_timestamp(value)
+    except (OSError, OverflowError, RuntimeError) as error:
+        raise ValueError("it is not a time") from error
     return found
 
 

@@ -22,6 +22,7 @@ from cloudspot.decoding import Dated, Tally, decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.answers import UNREADABLE, moment_of
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.logorder import Arrival, Joiner, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
@@ -168,7 +169,7 @@ class CloudWatchLogSink(LogSink):
         except _Missing:
             return None
         times = [event["timestamp"] for event in answer["events"]]
-        return datetime.fromtimestamp(max(times) / 1000, timezone.utc) if times else None
+        return moment_of(max(times) / 1000) if times else None
 
     def _deliver(self, stream: str, events: list[dict[str, Any]]) -> None:
         try:
@@ -256,10 +257,10 @@ def _lines(joiner: Joiner, stream: str, event: Mapping[str, Any]) -> Iterator[Ar
     """Yield the line that this event completes, if any; skip what others wrote."""
     try:
         line: _Line = decode(event["message"], _Line)
-    except msgspec.DecodeError:
+        record = LogRecord(stream=stream, seq=line.seq, time=line.time, text=line.text, source=line.source)
+        arrival = Arrival(record, event["timestamp"], event["ingestionTime"])
+    except UNREADABLE:
         return
-    record = LogRecord(stream=stream, seq=line.seq, time=line.time, text=line.text, source=line.source)
-    arrival = Arrival(record, event["timestamp"], event["ingestionTime"])
     yield from joiner.add(arrival, part=line.part, num_parts=line.parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Inventory
 from cloudspot.model import Asset
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment, moment_of
 from cloudspot.plugin.driverinventory import driver_name
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
@@ -78,8 +79,7 @@ class DriverInventory(Inventory):
         for page in client.get_paginator("list_functions").paginate():
             for one in page["Functions"]:
                 if _NAME.fullmatch(one["FunctionName"]):
-                    # In UTC, with more digits than Python reads.
-                    at = datetime.fromisoformat(one["LastModified"][:19]).replace(tzinfo=timezone.utc)
+                    at = moment(one["LastModified"][:19])  # in UTC, with more digits than Python reads
                     found = client.list_tags(Resource=one["FunctionArn"])["Tags"]
                     yield from self._piece("function", one["FunctionName"], found, at)
 
@@ -93,7 +93,7 @@ class DriverInventory(Inventory):
                     with ignored("NoSuchEntity"):
                         listed = client.list_role_tags(RoleName=name)["Tags"]
                         found = {tag["Key"]: tag["Value"] for tag in listed}
-                        yield from self._piece("role", name, found, one["CreateDate"])
+                        yield from self._piece("role", name, found, moment(one["CreateDate"]))
 
     def _logs(self) -> Iterator[Asset]:
         client = self._clients.client("logs")
@@ -101,7 +101,7 @@ class DriverInventory(Inventory):
             logGroupNamePrefix=LOG_PREFIX + _PREFIX
         ):
             for one in page["logGroups"]:
-                at = datetime.fromtimestamp(one["creationTime"] / 1000, timezone.utc)
+                at = moment_of(one["creationTime"] / 1000)
                 found = client.list_tags_log_group(logGroupName=one["logGroupName"])["tags"]
                 yield from self._piece("log", one["logGroupName"], found, at)
 

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import botocore.exceptions
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import QuotaError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws import limit, tags
@@ -24,6 +26,8 @@ from cloudspot_aws.refusals import refusal
 from cloudspot_aws.request import Ec2Request, render_request, user_data_of
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
+MAX_LIFE_SECONDS: Final = 10**9
+"""A tag that names more than these 30 years was not written by cloudspot."""
 MAX_IDS: Final = 500
 """Ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
 
@@ -67,7 +71,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
         except ERRORS.raised as error:
             raise self._unless_new(refusal(self._clients, error, body)) from error
-        created = self._taken_in(answer["Instances"])
+        created = self._taken_in(answer.get("Instances", ()))
         self._limit(created)
         return created
 
@@ -103,8 +107,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         with ERRORS.translated("listing the machines"):
             pages = self._clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
-                for reservation in page["Reservations"]:
-                    found += self._taken_in(reservation["Instances"])
+                for reservation in page.get("Reservations", ()):
+                    found += self._taken_in(reservation.get("Instances", ()))
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
@@ -189,15 +193,16 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     def _taken_in(self, described: Sequence[Mapping[str, Any]]) -> tuple[Instance, ...]:
         """Return those that are cloudspot's, and note when the life of each ends."""
+        with readable("reading what EC2 says of the machines"):
+            pairs = [(to_instance(one), tags.from_list(one.get("Tags"))) for one in described]
         found = []
-        for one in described:
-            instance = to_instance(one)
+        for instance, own in pairs:
             if instance is None:
                 continue
             found.append(instance)
-            seconds = tags.from_list(one.get("Tags")).get(machinetags.MAX_SECONDS, "")
-            if seconds.isdigit() and instance.launched_at is not None:
-                self._limits[instance.id] = instance.launched_at + timedelta(seconds=int(seconds))
+            seconds = whole_number(own.get(machinetags.MAX_SECONDS), most=MAX_LIFE_SECONDS)
+            if seconds is not None and instance.launched_at is not None:
+                self._limits[instance.id] = instance.launched_at + timedelta(seconds=seconds)
         return tuple(found)
 
     def _limit(self, instances: Sequence[Instance]) -> None:

@@ -10,9 +10,10 @@ from http.client import HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+MAX_BYTES = 1 << 30
 NOTHING = hashlib.sha256(b"").hexdigest()
 
 
@@ -29,13 +30,15 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         target = f"/{bucket}/{quote(name, safe='/-_.~')}"
         try:
             with ask(base + target, sign(urlsplit(base).netloc, target, region, role)) as answer:
-                path.write_bytes(answer.read())
+                path.write_bytes(answer.read(MAX_BYTES))
+                if answer.length:
+                    raise OSError("the object was cut short, or is too long")
             return
         except HTTPError as error:
             # The bucket may be in another region than the machine: S3 says in which.
             other = error.headers.get("x-amz-bucket-region")
             if other in {None, region} or endpoint:
-                said = error.read()[:2000].decode("utf-8", "replace")
+                said = error.read(2000).decode("utf-8", "replace")
                 code = re.search("<Code>(.*?)</Code>", said)
                 raise OSError(f"S3 answered {error.code} {code[1] if code else said[:300]}") from None
             region = str(other)
@@ -45,17 +48,17 @@ def read_role() -> dict[str, str]:
     """Return the credentials of the machine's role."""
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
     with ask(f"{METADATA}/latest/api/token", lifetime, "PUT") as answer:
-        token = {"X-aws-ec2-metadata-token": answer.read().decode()}
+        token = {"X-aws-ec2-metadata-token": answer.read(1 << 20).decode()}
     url = f"{METADATA}/latest/meta-data/iam/security-credentials/"
     try:
         with ask(url, token) as answer:
-            role = answer.read().decode().strip()
+            role = answer.read(1 << 20).decode().strip()
     except HTTPError as error:
         if error.code != 404:
             raise
         raise OSError("this machine has no role; see providers.aws.instance_profile") from None
     with ask(url + role, token) as answer:
-        credentials: dict[str, str] = json.loads(answer.read())
+        credentials: dict[str, str] = json.loads(answer.read(1 << 20))
     return credentials
 
 
@@ -82,8 +85,15 @@ def sign(host: str, target: str, region: str, role: dict[str, str]) -> dict[str,
     return headers
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would get the machine's credentials."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
+
+
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
     """Return the open answer; never by way of a proxy that the environment names."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
-    answer: HTTPResponse = build_opener(ProxyHandler({})).open(request, timeout=60)
+    answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -16,15 +16,16 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
 import cloudspot
+from cloudspot.decoding import whole_number
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment, readable
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
     PASS_SECONDS,
@@ -136,7 +137,7 @@ class LambdaHost(FunctionHost):
             every_seconds=every,
             version=found.get("Environment", {}).get("Variables", {}).get(_VERSION, "unknown"),
             # In UTC, with more digits than Python reads.
-            changed_at=datetime.fromisoformat(str(found["LastModified"])[:19]).replace(tzinfo=timezone.utc),
+            changed_at=moment(str(found["LastModified"])[:19]),
         )
 
     def remove(self, name: str) -> Sequence[str]:
@@ -317,9 +318,10 @@ def _tag_list(function: DriverFunction) -> list[dict[str, str]]:
 
 def _said(answer: Any) -> str:
     """Return why a function has failed, and the end of what it has printed, in one line."""
-    said = json.loads(answer["Payload"].read() or b"{}")
-    log = b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")
-    words = f"{said.get('errorMessage') or said} {log[-LOG_CHARACTERS:]}".split()
+    with readable("trying the driver"):
+        said = json.loads(answer["Payload"].read() or b"{}")
+        log = b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")
+        words = f"{said.get('errorMessage') or said} {log[-LOG_CHARACTERS:]}".split()
     return " ".join(words)
 
 
@@ -333,7 +335,8 @@ def _rate(minutes: int) -> str:
 
 def _seconds(rate: str) -> float | None:
     words = rate.removeprefix("rate(").removesuffix(")").split()
-    return 60.0 * int(words[0]) if len(words) == 2 and words[1].startswith("minute") else None
+    minutes = whole_number(words[0]) if len(words) == 2 and words[1].startswith("minute") else None
+    return None if minutes is None else 60.0 * minutes
 
 
 def _runtime() -> str:

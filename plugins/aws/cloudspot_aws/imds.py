@@ -12,9 +12,11 @@ import json
 import logging
 from typing import ClassVar, Final
 
+from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -24,6 +26,8 @@ DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
 SPOT_NOTICE_SECONDS: Final = 120.0
 """A spot machine hears two minutes ahead that it will be terminated or stopped, and of hibernation as it
 begins."""
+MAX_ACTION: Final = 40
+"""Characters; the longest is "hibernate"."""
 REBALANCE_EVERY: Final = 10
 """How many polls pass between two looks at the rebalance recommendation."""
 
@@ -60,8 +64,8 @@ class SpotNoticeSource(PreemptionSource):
             return None
         try:
             value = json.loads(text)
-            action, at = str(value["action"]), parse_time(str(value["time"]))
-        except (ValueError, KeyError, TypeError) as error:
+            action, at = str(value["action"])[:MAX_ACTION], parse_time(str(value["time"]))
+        except UNREADABLE as error:
             # It says that this machine goes; the time is then the least that the cloud promises.
             _log.warning("spot/instance-action is %r, which cannot be read: %s", text[:200], error)
             action, at = "terminate", None
@@ -92,12 +96,13 @@ def node_identity(imds: Imds | None = None) -> NodeIdentity:
     """
     imds = imds or Imds()
     index = imds.require("meta-data/ami-launch-index")
-    if not index.strip().isdigit():
+    rank = whole_number(index.strip(), most=MAX_NODES - 1)
+    if rank is None:
         raise TransientError(f"the metadata service says ami-launch-index {index[:40]!r}")
     life_cycle = imds.get("meta-data/instance-life-cycle")
     return NodeIdentity(
         instance_id=imds.require("meta-data/instance-id"),
-        rank=int(index),
+        rank=rank,
         address=imds.require("meta-data/local-ipv4"),
         zone=imds.get("meta-data/placement/availability-zone"),
         instance_type=imds.get("meta-data/instance-type"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment
 from cloudspot_aws import tags
 
 _STATES: Final = {
@@ -56,18 +57,12 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         instance_type=described.get("InstanceType"),
         market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
         store_url=found.get(machinetags.STORE, ""),
-        launched_at=_aware(described.get("LaunchTime")),
+        launched_at=moment(described.get("LaunchTime")),
         ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
     )
-
-
-def _aware(at: datetime | None) -> datetime | None:
-    return None if at is None else at.astimezone(timezone.utc)
 
 
 def _ended_at(reason: str | None) -> datetime | None:
     """Return the time in a reason such as ``User initiated (2026-11-20 08:22:00 GMT)``."""
     match = _WHEN.search(reason or "")
-    if match is None:
-        return None
-    return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+    return None if match is None else moment(match[1])

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from cloudspot.model import Market, Offer, Resources
+from cloudspot.plugin.answers import moment, price, readable
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
@@ -194,7 +195,7 @@ def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[st
         AuthError: the right ``ec2:DescribeSpotPriceHistory`` is missing.
     """
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
-    with ERRORS.translated("reading spot prices"):
+    with ERRORS.translated("reading spot prices"), readable("reading spot prices"):
         pages = clients.client("ec2").get_paginator("describe_spot_price_history")
         for page in pages.paginate(
             InstanceTypes=list(names),
@@ -203,7 +204,7 @@ def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[st
         ):
             for row in page["SpotPriceHistory"]:
                 key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
-                at: datetime = row["Timestamp"]
-                if key not in newest or at > newest[key][0]:
-                    newest[key] = (at, float(row["SpotPrice"]))
-    return {key: price for key, (_, price) in newest.items()}
+                at, found = moment(row["Timestamp"]), price(row["SpotPrice"])
+                if at is not None and found is not None and (key not in newest or at > newest[key][0]):
+                    newest[key] = (at, found)
+    return {key: found for key, (_, found) in newest.items()}

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import Billing
+from cloudspot.plugin.answers import UNREADABLE, price
 from cloudspot.plugin.priceparts import HOURS_A_MONTH
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
@@ -111,7 +112,7 @@ def _ask(clients: AwsClients, region: str, what: str, wanted: Mapping[str, str],
     with ERRORS.translated(f"asking AWS's price list for {what}"):
         client = clients.client("pricing", region=endpoint_region(region))
         answer = client.get_products(ServiceCode="AmazonEC2", Filters=filters)
-    return [price for text in answer["PriceList"] if (price := _usd(text, unit)) is not None]
+    return [price for text in answer.get("PriceList", ()) if (price := _usd(text, unit)) is not None]
 
 
 def _usd(text: str, unit: str) -> float | None:
@@ -123,7 +124,9 @@ def _usd(text: str, unit: str) -> float | None:
             for term in product["terms"]["OnDemand"].values()
             for dimension in term["priceDimensions"].values()
         ]
-        prices = [float(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == unit]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CloudspotError(f"the answer of AWS's price list cannot be read: {error!r}") from error
-    return next((price for price in prices if price > 0), None)
+        prices = [price(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == unit]
+    except UNREADABLE as error:
+        raise CloudspotError(
+            f"the answer of AWS's price list cannot be read: {type(error).__name__}"
+        ) from error
+    return next((found for found in prices if found), None)

@@ -10,6 +10,8 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from urllib3.connection import HTTPConnection
+
 from cloudspot.errors import (
     CloudspotError,
     ObjectExists,
@@ -18,6 +20,7 @@ from cloudspot.errors import (
     StoreMissing,
     StoreRefused,
 )
+from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import (
     Begun,
@@ -94,6 +97,7 @@ class S3Bucket(Bucket):
             StoreMissing: there is no such bucket.
             SpecError: so it seems, or the configuration is wrong.
         """
+        pace(HTTPConnection)
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
         try:
             answer = client.head_bucket(Bucket=self.name)

@@ -23,6 +23,10 @@ from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
 from botocore.parsers import RestXMLParser
 from botocore.response import StreamingBody
 
+from cloudspot.decoding import whole_number
+
+MAX_ERROR_BYTES = 1 << 20
+"""An error is a short document; whatever a server or a proxy sends in its place is read no further."""
 _SUMS: Mapping[str, Callable[[memoryview], bytes]] = {
     "crc32": lambda data: fastcrc.crc32.iso_hdlc(data).to_bytes(4, "big"),
     "crc32c": lambda data: fastcrc.crc32.iscsi(data).to_bytes(4, "big"),
@@ -71,11 +75,14 @@ class S3Reads:
         prepared = request.prepare()
         prepared.stream_output = True
         answer = self._http.send(prepared)
-        told = answer.headers.get("Content-Length", "")
-        num_bytes = int(told) if told.isdecimal() else None
+        num_bytes = whole_number(answer.headers.get("Content-Length"))
         body = StreamingBody(answer.raw, num_bytes)
         if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES:
-            said = {"status_code": answer.status_code, "headers": answer.headers, "body": body.read()}
+            said = {
+                "status_code": answer.status_code,
+                "headers": answer.headers,
+                "body": body.read(MAX_ERROR_BYTES),
+            }
             raise botocore.exceptions.ClientError(RestXMLParser().parse(said, None), "GetObject")
         return Answer(answer.status_code, answer.headers, num_bytes, body)
 

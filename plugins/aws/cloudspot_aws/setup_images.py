@@ -6,12 +6,12 @@ Source: EC2 API reference, CreateImage, DescribeImages, DeregisterImage (checked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
+from cloudspot.plugin.answers import moment
 from cloudspot_aws import tags
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
@@ -81,7 +81,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
             job_name=found.get(setupimages.JOB_NAME, ""),
             is_ready=state == "available",
             failure="" if is_under_way else str(reason),
-            created_at=datetime.fromisoformat(created.replace("Z", "+00:00")) if created else None,
+            created_at=moment(created),
             size_gib=sum(disk.get("VolumeSize", 0) for disk in disks) or None,
             where=self._clients.region,
         )

@@ -22,7 +22,7 @@ Resolve it before comparing it with an address."""
 
 _MAX_NAME: Final = 63
 _SHORTENED: Final = re.compile(r".{1,21}-[0-9a-f]{8}")
-_OWN: Final = re.compile(r"cs-(?P<job>.+)-(?P<store>[0-9a-f]{8})-(?P<launch>\d+)-(?P<rank>\d+)")
+_OWN: Final = re.compile(r"cs-(?P<job>.+)-(?P<store>[0-9a-f]{8})-(?P<launch>[0-9]{1,9})-(?P<rank>[0-9]{1,4})")
 
 
 def machine_stem(job_id: str) -> str:

@@ -23,10 +23,11 @@ from typing import Any
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import check_stream
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.answers import moment_of
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.machinetags import store_digest
 from cloudspot_gcp.clients import GcpClients
-from cloudspot_gcp.cloudloggingentries import MARK, day_of, iso, parse_time
+from cloudspot_gcp.cloudloggingentries import MARK, day_of, iso, milliseconds
 from cloudspot_gcp.cloudloggingreader import CloudLoggingReader, about_stream
 from cloudspot_gcp.cloudloggingrequests import EntryRefused, LogRequests
 
@@ -124,7 +125,8 @@ class CloudLoggingSink(CloudLoggingReader):
     def _newest_time(self, stream: str) -> datetime | None:
         """Return the time of the stream's last entry, which another process may have delivered."""
         page = next(self._requests.pages(about_stream(stream), order="timestamp desc", size=1), [])
-        return parse_time(page[0]["timestamp"]) if page else None
+        found = milliseconds(page[0].get("timestamp", "")) if page else 0
+        return moment_of(found / 1000) if found else None
 
     def _deliver(self, stream: str, entries: list[dict[str, Any]]) -> bool:
         """Write the entries; return whether Logging has taken all of them."""

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cloudspot.decoding import convert
+from cloudspot.decoding import convert, whole_number
 from cloudspot.model import LogRecord
+from cloudspot.plugin.answers import UNREADABLE, moment
 from cloudspot.plugin.logorder import Arrival, Joiner
 
 MARK = "day"
@@ -36,30 +37,42 @@ class EntryReader:
         if any(labels.get(name) != value for name, value in self._wanted.items()):
             return
         try:
+            part, num_parts = _count(labels.get("part", 0)), _count(labels.get("parts", 1))
             record = LogRecord(
                 stream=self._stream,
-                seq=int(labels["seq"]),
+                seq=_count(labels["seq"]),
                 time=parse_time(labels.get("time", entry["timestamp"])),
-                text=entry.get("textPayload", ""),
-                source=labels["source"],
+                text=str(entry.get("textPayload", "")),
+                source=str(labels["source"]),
             )
-            part, num_parts = int(labels.get("part", 0)), int(labels.get("parts", 1))
-        except (KeyError, ValueError, msgspec.ValidationError):
+        except UNREADABLE:
             return
         received = milliseconds(entry.get("receiveTimestamp", ""))
-        arrival = Arrival(record, milliseconds(entry["timestamp"]), received)
+        arrival = Arrival(record, milliseconds(entry.get("timestamp", "")), received)
         yield from self._joiner.add(arrival, part=part, num_parts=num_parts)
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time as Logging writes it, to the microsecond; raise ValidationError for another text."""
-    found: datetime = convert(text, _Time)
+    """Return a time as Logging writes it, to the microsecond; raise ValueError for another value."""
+    found = moment(convert(text, _Time))
+    if found is None:
+        raise ValueError("it is not a time that Logging can tell")
     return found
 
 
 def milliseconds(text: str) -> int:
-    """Return a time of Logging's in milliseconds since 1970; 0 if the text is empty."""
-    return int(parse_time(text).timestamp() * 1000) if text else 0
+    """Return a time of Logging's in milliseconds since 1970; 0: it is none."""
+    try:
+        return int(parse_time(text).timestamp() * 1000)
+    except ValueError:
+        return 0
+
+
+def _count(value: object) -> int:
+    found = whole_number(value)
+    if found is None:
+        raise ValueError("it does not count anything")
+    return found
 
 
 def iso(moment: datetime) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from cloudspot.interfaces import LogSink, check_stream, is_stream
 from cloudspot.model import LogPiece, LogRecord
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.logdelivery import MAX_AGE
 from cloudspot.plugin.logorder import Arrival, Order, read_back
 from cloudspot_gcp.cloudloggingentries import MARK, EntryReader, day_of, iso, milliseconds, parse_time
@@ -118,8 +120,9 @@ class CloudLoggingReader(LogSink):
         """Return each stream as one piece, without its size; see LogSink. One list holds a thousand days."""
         days: dict[str, set[date]] = {}
         for entry in self._marks():
-            day = day_of(parse_time(entry["labels"].get("time", entry["timestamp"])))
-            days.setdefault(entry["labels"]["stream"], set()).add(day)
+            with suppress(*UNREADABLE):
+                day = day_of(parse_time(entry["labels"].get("time", entry["timestamp"])))
+                days.setdefault(entry["labels"]["stream"], set()).add(day)
         return [
             LogPiece(
                 stream=stream,
@@ -194,8 +197,8 @@ class CloudLoggingReader(LogSink):
 
     def _stream_of(self, entry: Mapping[str, Any]) -> str | None:
         """Return the stream of an entry, if it is this job's: Logging ignores case when it compares."""
-        labels: Mapping[str, str] = entry.get("labels") or {}
-        name = labels.get("stream", "")
+        labels: Mapping[str, Any] = entry.get("labels") or {}
+        name = str(labels.get("stream", ""))
         is_ours = all(labels.get(key) == value for key, value in self._labels.items())
         return name if is_ours and is_stream(name) else None
 

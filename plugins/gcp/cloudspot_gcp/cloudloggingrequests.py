@@ -10,6 +10,7 @@ from typing import Any
 from google.api_core.exceptions import from_http_response
 
 from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.plugin.answers import UNREADABLE, readable
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
@@ -119,12 +120,24 @@ class LogRequests:
         if answer.status_code != HTTPStatus.OK:
             raise from_http_response(answer)
         self.answered_ms = _milliseconds(answer.headers.get("Date", ""))
-        return answer.json()
+        value = answer.json()
+        with readable(f"log {self._log_name}"):
+            return _listing(value)
+
+
+def _listing(answer: Any) -> dict[str, Any]:
+    """Return an answer with its entries; raise TypeError if it is of another shape."""
+    entries = answer.get("entries", [])
+    if not isinstance(entries, list) or any(
+        not isinstance(one, dict) or not isinstance(one.get("labels") or {}, dict) for one in entries
+    ):
+        raise TypeError("these are not entries")
+    return dict(answer)
 
 
 def _milliseconds(date: str) -> int:
     """Return the time of a header, in milliseconds since 1970; 0 if there is none."""
     try:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
-    except ValueError:
+    except UNREADABLE:
         return 0

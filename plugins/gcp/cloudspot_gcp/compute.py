@@ -14,6 +14,7 @@ from google.protobuf.json_format import ParseError
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_gcp import attributes, placement
@@ -133,6 +134,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
         Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
         """
+        with readable("listing the machines"):
+            return self._listed(job_id)
+
+    def _listed(self, job_id: str | None) -> tuple[Instance, ...]:
         wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
         described = self._described(wanted, "listing the machines")
         ended = endings(self._operations(_ENDS, "listing what became of the machines"))

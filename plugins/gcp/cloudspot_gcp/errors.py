@@ -13,6 +13,7 @@ import google.auth.exceptions as auth
 import requests
 import urllib3.exceptions
 from google.api_core import exceptions as api
+from google.protobuf import json_format
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
@@ -28,6 +29,9 @@ _REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
 _LOG_IN = "run `gcloud auth application-default login`"
 
 
+_UNREAD = (requests.exceptions.JSONDecodeError, requests.exceptions.InvalidJSONError, json_format.Error)
+
+
 class _GoogleErrors(SdkErrors):
     """The code is Google's word for an error, such as ``notFound``, ``SERVICE_DISABLED`` or ``NOT_FOUND``."""
 
@@ -39,6 +43,7 @@ class _GoogleErrors(SdkErrors):
         urllib3.exceptions.HTTPError,
         http.client.HTTPException,
         ConnectionError,
+        json_format.Error,
     )
     secrets = re.compile(
         r"X-Goog-(?:Signature|Credential)=[^&\s\"']+"
@@ -63,7 +68,7 @@ class _GoogleErrors(SdkErrors):
             return self._no_credentials(error, what)
         if isinstance(error, api.GoogleAPIError):
             return CloudspotError(f"{what}: {self.one_line(str(error))}")
-        if isinstance(error, (requests.exceptions.JSONDecodeError, requests.exceptions.InvalidJSONError)):
+        if isinstance(error, _UNREAD):
             return TransientError(f"{what}: the answer cannot be read")  # Such as a proxy's page.
         if isinstance(error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
             return CloudspotError(f"{what}: {self.one_line(str(error))}")

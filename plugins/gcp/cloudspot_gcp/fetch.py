@@ -7,9 +7,10 @@ from http.client import HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+MAX_BYTES = 1 << 30
 TOKEN = "computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - where one is to be had
 
 
@@ -20,12 +21,14 @@ def fetch(store_url: str, key: str, path: Path) -> None:
     endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com").rstrip("/")
     try:
         with ask(f"http://{METADATA}/{TOKEN}", {"Metadata-Flavor": "Google"}) as answer:
-            token = json.loads(answer.read())["access_token"]
+            token = json.loads(answer.read(1 << 20))["access_token"]
         url = f"{endpoint}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
         with ask(url, {"Authorization": f"Bearer {token}"}) as answer:
-            path.write_bytes(answer.read())
+            path.write_bytes(answer.read(MAX_BYTES))
+            if answer.length:
+                raise OSError("the object was cut short, or is too long")
     except HTTPError as error:
-        said = error.read()[:2000].decode("utf-8", "replace")
+        said = error.read(2000).decode("utf-8", "replace")
         if "/storage/v1/" in error.url:
             message = re.search(r'"message": *"(.*?)"', said)
             who, said = "Cloud Storage", message[1] if message else said
@@ -36,8 +39,15 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         raise OSError(f"{who} answered {error.code} {said[:300]}") from None
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would get the machine's credentials."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
+
+
 def ask(url: str, headers: dict[str, str]) -> HTTPResponse:
     """Return the open answer; never by way of a proxy that the environment names."""
     request = Request(url, headers=headers)  # noqa: S310
-    answer: HTTPResponse = build_opener(ProxyHandler({})).open(request, timeout=60)
+    answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -19,7 +19,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import requests
@@ -29,6 +28,7 @@ import cloudspot
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
+from cloudspot.plugin.answers import moment
 from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
@@ -147,7 +147,7 @@ class CloudRunHost(FunctionHost):
             every_seconds=every,
             version=environment.get(_VERSION, "unknown"),
             # With nanoseconds, which Python does not read.
-            changed_at=datetime.fromisoformat(f"{changed[:19]}+00:00") if changed else None,
+            changed_at=moment(str(changed)[:19]),
         )
 
     def remove(self, name: str) -> Sequence[str]:
@@ -256,7 +256,11 @@ class CloudRunHost(FunctionHost):
         answer = self._ask("POST", url, json={"environment": "GEN_2"})
         # Google refuses credentials beside the URL's own.
         sent = requests.put(
-            answer["uploadUrl"], data=archive, headers={"content-type": "application/zip"}, timeout=TIMEOUT
+            answer["uploadUrl"],
+            data=archive,
+            headers={"content-type": "application/zip"},
+            timeout=TIMEOUT,
+            allow_redirects=False,
         )
         if not sent.ok:
             raise CloudspotError(

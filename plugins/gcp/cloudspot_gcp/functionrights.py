@@ -20,6 +20,7 @@ from google.api_core import exceptions as api
 
 from cloudspot.errors import AuthError
 from cloudspot.model import DriverFunction
+from cloudspot.plugin.answers import moment
 from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
@@ -127,7 +128,7 @@ class DriverRights:
         parts = ["service account"] if _DESCRIPTION.fullmatch(str(account.get("description"))) else []
         parts += [f"role {one['name'].rpartition('/')[2]}" for one in roles]
         found = (_DESCRIPTION.fullmatch(str(one.get("description"))) for one in roles)
-        since = [datetime.fromisoformat(one[2]) for one in found if one is not None and one[2]]
+        since = [at for one in found if one is not None and (at := moment(one[2])) is not None]
         return DriverRest(tuple(parts), min(since, default=None)) if parts else None
 
     def once_known(self, call: Callable[[], Any]) -> Any:

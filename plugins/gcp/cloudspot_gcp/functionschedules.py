@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from google.api_core import exceptions as api
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
@@ -86,8 +87,9 @@ class DriverSchedules:
         """Return how often the function runs; None: it does not."""
         job = self._found(self._name) or {}
         words = str(job.get("schedule", "")).split()
-        is_ours = len(words) == 3 and words[0] == "every" and words[1].isdecimal() and words[2] == "minutes"
-        return 60.0 * int(words[1]) if is_ours and job.get("state") == "ENABLED" else None
+        is_ours = len(words) == 3 and words[0] == "every" and words[2] == "minutes"
+        minutes = whole_number(words[1]) if is_ours and job.get("state") == "ENABLED" else None
+        return None if minutes is None else 60.0 * minutes
 
     def remove(self) -> Iterator[str]:
         """Remove all of them; yield their names."""

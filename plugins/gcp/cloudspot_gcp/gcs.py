@@ -28,7 +28,7 @@ from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32
 UNIT_BYTES = 256 << 10
 """Every piece but the last must be a multiple of it."""
 _CONTENT_TYPE = "application/octet-stream"
-_REACHED = re.compile(r"bytes=0-(\d+)")
+_REACHED = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
 class GcsUploadRequests(PartedRequests):

@@ -11,7 +11,9 @@ from urllib.parse import quote
 
 from google.api_core.datetime_helpers import from_rfc3339
 from google.api_core.exceptions import from_http_response
+from urllib3.connection import HTTPConnection
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -22,6 +24,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
@@ -81,6 +84,7 @@ class GcsBucket(Bucket):
 
     def connect(self) -> Any:
         """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""
+        pace(HTTPConnection)
         return self.clients.storage().bucket(self.name)
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
@@ -123,8 +127,8 @@ class GcsBucket(Bucket):
             if shown_crc32c(extend_crc32c(0, data)) != told[1]:
                 raise TransientError(f"{self.url}: {name} arrived damaged; read it again")
 
-        length = answer.headers.get("Content-Length", "")
-        return Download(answer.raw, int(length) if length.isdecimal() else None, is_partial, verify)
+        num_bytes = whole_number(answer.headers.get("Content-Length"))
+        return Download(answer.raw, num_bytes, is_partial, verify)
 
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
@@ -141,7 +145,7 @@ class GcsBucket(Bucket):
         listing = fields_of(self.send("GET", self._path(), params=asked))
         told(listing.get("kind"), "its kind")
         found = [
-            Listed(one["name"], *_size_and_time(one), str(one.get("generation", "")))
+            Listed(str(one["name"]), *_size_and_time(one), str(one.get("generation", "")))
             for one in listing.get("items", ())
         ]
         return found, listing.get("nextPageToken")
@@ -221,4 +225,4 @@ def fields_of(answer: Any) -> dict[str, Any]:
 
 def _size_and_time(described: Mapping[str, Any]) -> tuple[int, datetime]:
     updated = told(described.get("updated"), "a time")
-    return int(told(described.get("size"), "a size")), from_rfc3339(updated)
+    return told(whole_number(described.get("size")), "a size"), from_rfc3339(updated)

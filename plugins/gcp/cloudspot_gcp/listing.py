@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment
 from cloudspot_gcp import attributes, selfend
 
 _STATES: Final = {
@@ -189,7 +190,4 @@ def has_failed(operation: Any) -> bool:
 
 def to_time(text: str) -> datetime | None:
     """Return the moment that Compute Engine writes as ``2026-11-20T00:22:00.000-08:00``."""
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
-    except ValueError:
-        return None
+    return moment(text)

@@ -20,6 +20,7 @@ from typing import ClassVar, Final
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.answers import number
 from cloudspot.plugin.metadataclient import ask_metadata
 from cloudspot_gcp.attributes import NOTICE_SECONDS, launch_and_rank
 
@@ -29,6 +30,8 @@ DEFAULT_HOST: Final = "169.254.169.254"
 """What metadata.google.internal resolves to; the address needs no name server."""
 SHUTDOWN_SECONDS: Final = 30.0
 """The most between the power button (ACPI G2) and the end of a spot machine; less has been seen."""
+MAX_NOTICE_SECONDS: Final = 86_400.0
+"""A longer notice is none of Compute Engine's."""
 MAX_LONG_POLL_SECONDS: Final = 60.0
 EXTRA_SECONDS: Final = 5.0
 """How much longer than asked a long poll may take before it counts as broken."""
@@ -216,9 +219,9 @@ def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
 def _notice_seconds(metadata: Metadata) -> float:
     try:
         text = metadata.get(f"instance/attributes/{NOTICE_SECONDS}") or ""
-        return max(float(text), SHUTDOWN_SECONDS)
-    except (TransientError, ValueError):
+    except TransientError:
         return SHUTDOWN_SECONDS
+    return max(number(text, most=MAX_NOTICE_SECONDS) or 0.0, SHUTDOWN_SECONDS)
 
 
 def _as_notice(value: Value | None) -> PreemptionNotice | None:

@@ -15,8 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
+from cloudspot.decoding import whole_number
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Billing, Market
+from cloudspot.plugin.answers import price, readable
 from cloudspot.plugin.priceparts import HOURS_A_MONTH
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.lookups import GcpMachineType, ask
@@ -143,9 +145,10 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         if token:
             query["pageToken"] = token
         value = ask("reading Google's price list", partial(clients.ask_json, "GET", url, params=query))
-        for sku in value.get("skus", ()):
-            _add(parts, sku, wanted)
-        before, token = token, value.get("nextPageToken", "")
+        with readable("reading Google's price list"):
+            for sku in value.get("skus", ()):
+                _add(parts, sku, wanted)
+            before, token = token, value.get("nextPageToken", "")
         if not token:
             return PriceList(parts)
         if token == before:
@@ -201,4 +204,5 @@ def _usd(sku: Mapping[str, Any]) -> float:
     if not rates:
         return 0.0
     money = rates[-1].get("unitPrice") or {}
-    return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
+    units, nanos = whole_number(money.get("units") or 0), whole_number(money.get("nanos") or 0)
+    return 0.0 if units is None or nanos is None else price(units + nanos / 1e9) or 0.0

@@ -9,7 +9,7 @@ import os
 import uuid
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 COMPUTE = "https://compute.googleapis.com"
@@ -36,14 +36,21 @@ def read(key: str) -> str:
     return ask(f"http://{METADATA}/computeMetadata/v1/{key}", {"Metadata-Flavor": "Google"})
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would get the machine's credentials."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
+
+
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
     """Return the answer; never by way of a proxy that the environment names."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=15) as answer:
-            return str(answer.read().decode())
+        with build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=15) as answer:
+            return str(answer.read(1 << 20).decode())
     except HTTPError as error:
-        said = " ".join(error.read()[:300].decode("utf-8", "replace").split())
+        said = " ".join(error.read(300).decode("utf-8", "replace").split())
         raise OSError(f"{method} {urlsplit(url).path}: HTTP {error.code} {said}") from None
 
 

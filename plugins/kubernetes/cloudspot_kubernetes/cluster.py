@@ -17,6 +17,7 @@ import urllib3
 from kubernetes import client, config
 
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot_kubernetes.options import KubernetesOptions, field_error
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -123,7 +124,7 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             self._failed_at = self._monotonic()
             raise TransientError(f"no answer from the cluster's API: {_one_line(str(error))}") from error
-        except ValueError as error:
+        except UNREADABLE as error:
             raise TransientError("the answer of the cluster's API cannot be read") from error
 
     def list(self, path: str, *, selector: str) -> Iterator[Mapping[str, Any]]:
@@ -132,9 +133,11 @@ class Cluster:
         while True:
             answer = self.request("GET", path, query=query)
             yield from answer["items"]
-            following = answer["metadata"].get("continue")
+            following = str(answer["metadata"].get("continue") or "")
             if not following:
                 return
+            if following == query.get("continue"):
+                raise TransientError("the cluster's API repeats a page of a list")
             query["continue"] = following
 
     def _understood(self, refusal: Refusal) -> CloudspotError:
@@ -211,7 +214,7 @@ def _refusal(status: int, data: bytes) -> Refusal:
     try:
         said = json.loads(data)
         return Refusal(status, str(said.get("reason", "")), _one_line(str(said.get("message", ""))))
-    except (ValueError, AttributeError):
+    except UNREADABLE:
         return Refusal(status, "", f"HTTP status {status}")
 
 

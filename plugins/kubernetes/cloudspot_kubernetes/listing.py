@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final
 
+from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import moment
 from cloudspot_kubernetes.notice import instance_id
 from cloudspot_kubernetes.podspec import ENDED_BY_US, MARKET, RANK, TYPE, ZONE
 
@@ -22,13 +24,12 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
     market = next((one for one in Market if one.value == notes.get(MARKET)), None)
     state = state_of(pod)
     is_going = state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}
-    rank = labels.get(RANK, "")
     return Instance(
         id=instance_id(metadata["name"], metadata["uid"]),
         state=state,
         job_id=labels.get(machinetags.JOB, ""),
         launch=machinetags.launch_of(labels),
-        rank=int(rank) if rank.isdigit() else None,
+        rank=whole_number(labels.get(RANK), most=MAX_NODES - 1),
         end_reason=_end_reason(pod, market) if is_going else None,
         address=status.get("podIP") or None,
         zone=notes.get(ZONE),
@@ -62,10 +63,8 @@ def was_scheduled(pod: Mapping[str, Any]) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of the API's, ``2026-11-20T08:30:00Z``."""
-    if not text:
-        return None
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+    """Return a time of the API's, ``2026-11-20T08:30:00Z``; None: it is not one."""
+    return moment(text)
 
 
 def _end_reason(pod: Mapping[str, Any], market: Market | None) -> EndReason:

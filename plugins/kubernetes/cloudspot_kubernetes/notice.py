@@ -20,19 +20,27 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.error import HTTPError
 
+from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.errors import TransientError
+from cloudspot.host.public_addresses import NoRedirects
 from cloudspot.interfaces import PreemptionSource
 from cloudspot.model import Market, NodeIdentity, PreemptionNotice
+from cloudspot.plugin.answers import MAX_DIGITS, UNREADABLE, number
 
 TERMINATING: Final = "pod-terminating"
-"""The file in the node's directory that process 1 writes at SIGTERM."""
+"""The file in the node's directory that process 1 writes at SIGTERM: the machine's uptime then."""
+UPTIME: Final = Path("/proc/uptime")
 GRACE: Final = "CLOUDSPOT_POD_GRACE"
 NODE: Final = "CLOUDSPOT_POD_NODE"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_SECONDS: Final = 3.0
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""A pod or a node is read, of which etcd stores 1.5 MiB at the most."""
 TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
+MAX_GRACE_SECONDS: Final = 1e9
+MAX_UPTIME_SECONDS: Final = 1e10
 
 TAINTS: Final[Mapping[str, str]] = {
     "aws-node-termination-handler/spot-itn": "AWS's node termination handler: the spot interruption notice",
@@ -81,13 +89,17 @@ def node_identity() -> NodeIdentity:
     for name in ("name", "uid", "rank", "address"):
         if not found[name]:
             raise TransientError(f"the pod does not know its {name}: {getattr(POD, name)} is not set")
+    rank = whole_number(found["rank"], most=MAX_NODES - 1)
+    market = next((one for one in Market if one.value == found["market"]), None)
+    if rank is None or (found["market"] and market is None):
+        raise TransientError(f"the pod says rank {found['rank'][:40]!r} and market {found['market'][:40]!r}")
     return NodeIdentity(
         instance_id=instance_id(found["name"], found["uid"]),
-        rank=int(found["rank"]),
+        rank=rank,
         address=found["address"],
         zone=found["zone"] or None,
         instance_type=found["type"] or None,
-        market=Market(found["market"]) if found["market"] else None,
+        market=market,
     )
 
 
@@ -109,9 +121,13 @@ class PodApi:
             headers={"Authorization": f"Bearer {token}"},
         )
         context = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        handlers = (
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=context),
+            NoRedirects(),  # it would get the token
+        )
         with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
-            return json.load(answer)
+            return json.loads(answer.read(MAX_ANSWER_BYTES))
 
 
 class PodNoticeSource(PreemptionSource):
@@ -150,16 +166,17 @@ class PodNoticeSource(PreemptionSource):
 
     def _terminating(self) -> PreemptionNotice | None:
         try:
-            since = self._file.stat().st_mtime
+            begun = self._begun()
         except FileNotFoundError:
             return None
-        begun = datetime.fromtimestamp(since, timezone.utc)
         try:
             pod = self._api.read(
                 f"/api/v1/namespaces/{os.environ[POD.namespace]}/pods/{os.environ[POD.name]}"
             )
             metadata = pod["metadata"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if number(metadata.get("deletionGracePeriodSeconds") or 0, most=MAX_GRACE_SECONDS) is None:
+                raise ValueError("its grace period is not a time")
+        except (OSError, *UNREADABLE) as error:
             _log.warning(
                 "this pod is ended, and when cannot be read (%s): it counts on %g s",
                 _why(error),
@@ -169,11 +186,23 @@ class PodNoticeSource(PreemptionSource):
         if "deletionTimestamp" not in metadata:
             # Nobody has deleted it: its node shuts down.
             return self._ends(begun, self._shutdown_grace, "node-shutdown")
-        # By this machine's clock: what it is given counts from the SIGTERM, which came at once.
+        # What it is given counts from the SIGTERM, which came at once.
         return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
 
-    def _ends(self, begun: datetime, seconds: float, source: str) -> PreemptionNotice:
-        return PreemptionNotice(deadline=begun + timedelta(seconds=seconds), source=source)
+    def _begun(self) -> float:
+        """Return when process 1 got its SIGTERM (monotonic); every process of the pod finds the same."""
+        now = time.monotonic()
+        # The uptime also counts sleep, and may be the container's alone.
+        ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
+        with self._file.open("rb") as file:  # which the training may have written
+            said = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
+        return now if said is None else min(now, said + ahead)
+
+    def _ends(self, begun: float, seconds: float, source: str) -> PreemptionNotice:
+        said_at = datetime.fromtimestamp(self._file.stat().st_mtime, timezone.utc)
+        return PreemptionNotice(
+            deadline=said_at + timedelta(seconds=seconds), deadline_monotonic=begun + seconds, source=source
+        )
 
     def _taint(self) -> PreemptionNotice | None:
         now = time.monotonic()
@@ -189,7 +218,7 @@ class PodNoticeSource(PreemptionSource):
             _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
             self._watches_taints = False
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise TransientError(f"the node's taints: {_why(error)}") from error
         found = next((key for key in keys if key in TAINTS), None)
         return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")

@@ -13,6 +13,7 @@ from cloudspot.errors import CapacityError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
 from cloudspot.plugin import machinetags
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_kubernetes import podspec
@@ -296,9 +297,10 @@ class PodProvisioner(Provisioner):
 
 @contextmanager
 def _meaning(what: str) -> Iterator[None]:
-    """Raise refusals as cloudspot's errors."""
+    """Raise refusals, and answers that cannot be read, as cloudspot's errors."""
     try:
-        yield
+        with readable(what):
+            yield
     except Refusal as refusal:
         raise translated(refusal, what) from refusal
 

@@ -40,7 +40,9 @@ directory=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}
 export CLOUDSPOT_POD_INIT=$$
 end() {{
     mkdir -p "$directory"
-    date +%s >"$directory/{TERMINATING}.tmp" && mv "$directory/{TERMINATING}.tmp" "$directory/{TERMINATING}"
+    read -r uptime _ </proc/uptime
+    file="$directory/{TERMINATING}"
+    echo "$uptime" >"$file.tmp" && mv "$file.tmp" "$file"
     # Before the agent runs there is nothing to save.
     [ -e "$directory/on-shutdown" ] || exit 143
 }}

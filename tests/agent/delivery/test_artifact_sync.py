@@ -1,10 +1,13 @@
 """ArtifactSync: every file reaches the bucket and the next machine, whatever its name or size."""
 
 import errno
+import math
+import threading
 import time
 from urllib.parse import quote
 
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import artifact_sync
@@ -16,7 +19,7 @@ from cloudspot.local.filestore import FileStore
 
 @pytest.fixture
 def store(tmp_path):
-    return FileStore(f"file://{tmp_path}/store")
+    return directory_store(tmp_path / "store")
 
 
 def of(store, directory, rank=0, launch=1):
@@ -185,12 +188,44 @@ def test_a_sync_ends_at_its_deadline_between_files_and_within_one(store, tmp_pat
         synced.sync(until=time.monotonic)  # while the background pass uploads
 
 
+def test_what_prepares_a_pass_hears_when_it_should_end(store, tmp_path):
+    """The last pass waited for a background pass that read long metrics, until its time was up."""
+    ends = []
+    kept = ArtifactSync(store, "x", tmp_path, seat=Seat(1, 0), prepare=ends.append)
+    kept.sync()
+    kept.sync(until=lambda: -math.inf)
+    stopped = threading.Event()
+    kept.sync(is_stopped=stopped.is_set)
+    assert [should_end() for should_end in ends] == [False, True, False]
+    stopped.set()
+    assert ends[2]()
+
+
+def test_a_background_pass_stops_to_prepare_when_the_last_one_waits(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.delivery.artifact_sync.SYNC_SECONDS", 0.0)
+    begun, ended = threading.Event(), threading.Event()
+
+    def prepare(should_end):
+        begun.set()
+        if not ended.is_set():
+            while not should_end():
+                pass
+            ended.set()
+
+    kept = ArtifactSync(store, "x", tmp_path, seat=Seat(1, 0), prepare=prepare)
+    kept.start()
+    assert begun.wait(20.0)
+    kept.stop()
+    kept.sync(until=lambda: math.inf)
+    assert ended.is_set()
+
+
 def test_what_is_made_from_others_is_up_to_date_in_each_pass(store, tmp_path):
     directory = tmp_path / "a"
     directory.mkdir()
     made = iter(["one", "two!"])
     kept = ArtifactSync(
-        store, "x", directory, seat=Seat(1, 0), prepare=lambda: (directory / "made").write_text(next(made))
+        store, "x", directory, seat=Seat(1, 0), prepare=lambda _: (directory / "made").write_text(next(made))
     )
     kept.take_root()
     for expected in (b"one", b"two!"):

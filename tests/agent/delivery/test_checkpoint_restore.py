@@ -107,7 +107,9 @@ def test_where_memory_is_short_it_is_restored_to_the_disk(bench, monkeypatch, sh
         monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: 1000)
         bench.commit(bench.id(1, 20), bytes(200))
     else:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=3 * len(b"weights") - 1))
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _path: mock.Mock(free=3 * len(b"weights") - 1, total=1 << 40)
+        )
     life = bench.life()
     assert restore_newest(life.context).directory == life.context.node.restore
 

@@ -28,7 +28,7 @@ FAR = 1e9
 
 def reclaim(seconds):
     now = time.monotonic()
-    return Reclaim(PreemptionNotice(deadline=None), now + seconds, None, now)
+    return Reclaim(PreemptionNotice(deadline=None), now + seconds, now)
 
 
 def run_rank_0(life, generation):
@@ -145,11 +145,31 @@ def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(benc
     handoff = node.handoff(1)
     handoff.mkdir(parents=True)
     life = carry()
-    bench.seal(node, bench.id(1, 10), world_size=2, sealed_at_unix=time.time() - 50.0)
+    bench.seal(node, bench.id(1, 10), world_size=2, sealed_monotonic=time.monotonic() - 50.0)
     wait_until(lambda: life.context.status.upload_seconds)
     assert life.context.status.upload_seconds >= 50.0
     wait_until(lambda: files.read_tuning(handoff).upload_seconds >= 50.0)
     assert bench.commits() == ()
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_during_an_upload_does_not_change_what_it_takes(
+    bench, carry, node, wait_until, monkeypatch, step
+):
+    """An hour more made the interval ten times as long, and the estimate of a stop an hour longer."""
+    real = time.time
+    bench.seal(node, bench.id(1, 10), sealed_monotonic=time.monotonic() - 50.0)
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    life = carry()
+    wait_until(lambda: life.context.status.upload_seconds)
+    assert 50.0 <= life.context.status.upload_seconds < 110.0
+
+
+def test_what_an_upload_takes_whose_seal_is_of_another_boot_is_unknown(bench, carry, node, wait_until):
+    bench.seal(node, bench.id(1, 10), boot="0123abcd", sealed_monotonic=1.0)
+    life = carry()
+    wait_until(lambda: life.context.status.committed == bench.id(1, 10))
+    assert life.context.status.upload_seconds is None
 
 
 def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, node, wait_until):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
@@ -17,7 +18,6 @@ from cloudspot.errors import TransientError
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.records import LogStanding
-from cloudspot.local.filestore import FileStore
 from cloudspot.model import LogRecord
 
 
@@ -274,7 +274,7 @@ def test_a_put_a_flush_however_fast_lines_come(tmp_path, line_seconds, line, put
 
 
 def test_in_a_store_a_flush_is_one_request(tmp_path):
-    store = FaultyStore(FileStore((tmp_path / "store").as_uri()), FaultPlan(), tmp_path)
+    store = FaultyStore(directory_store(tmp_path / "store"), FaultPlan(), tmp_path)
     inner = ObjectStoreLogSink(store, "x")
     sink = TimedSink(tmp_path / "a.log", line_seconds=0.002, line=metrics_line, put_seconds=0.04, inner=inner)
     sink.drive(tmp_path, seconds=60.0)

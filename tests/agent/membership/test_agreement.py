@@ -17,7 +17,8 @@ from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches, manifests, retention
 from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Notice, SaveId, Seat, new_nonce
+from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Intent, Notice, SaveId, Seat, new_nonce
+from cloudspot.jobstore.store_clock import StoreClock, utc_now
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -786,3 +787,25 @@ def test_a_malformed_part_of_one_save_keeps_no_other_of_the_same_step_from_being
         bench.put_part(rank, 40, number=1)
     first.membership.await_commit(40)
     assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 3600.0])
+def test_a_nodes_clock_does_not_set_how_long_it_holds(bench, make, monkeypatch, shift):
+    """With one an hour ahead, machines were held and paid for half an hour instead of a minute."""
+    (agent,) = make(1, min=1, max=1)
+    wrong = StoreClock(wall=lambda: utc_now() + timedelta(seconds=shift))
+    wrong.compare(bench.store)
+    monkeypatch.setattr("cloudspot.agent.node_context.clock_of", lambda store: wrong)
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(seconds=shift)
+
+    monkeypatch.setattr("cloudspot.agent.membership.agreement.datetime", Wrong, raising=False)
+    context = agent.life.context
+    (intent,) = [one for one in context.journal.read() if isinstance(one, Intent)]
+    context.memory.start_seconds = None
+    agent.membership._note_start()
+    took = (utc_now() - intent.at).total_seconds()
+    assert context.memory.start_seconds == pytest.approx(took, abs=5.0)

@@ -13,6 +13,7 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.records import Finished, Heartbeat, Resumed, Transfer, new_nonce
+from cloudspot.jobstore.store_clock import StoreClock
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.train import handoff as files
 
@@ -192,3 +193,34 @@ def test_an_end_that_meets_another_change_is_not_slept_over(bench):
     life.heartbeat._run()
     assert changed.waits == []
     assert codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat).state == "ending"
+
+
+def test_a_store_that_does_not_tell_its_time_holds_up_no_beat_and_is_not_asked_without_a_pause(
+    bench, monkeypatch
+):
+    life = bench.life()
+    changed = life.context.status.state_changed = _StopsAfterWaits(life.heartbeat.finish, 3)
+    asked = []
+
+    def refuse(_clock, _store):
+        asked.append(1)
+        raise TransientError("no answer")
+
+    monkeypatch.setattr(StoreClock, "compare", refuse)
+    life.heartbeat._run()
+    assert bench.store.get(keys.heartbeat(JOB, 1, 0))
+    assert (len(asked), min(changed.waits) > 0.1) == (3, True), changed.waits
+
+
+class _StopsAfterWaits(threading.Event):
+    """Is waited for a few times, without any time passing."""
+
+    def __init__(self, stop, num):
+        super().__init__()
+        self._stop, self._num, self.waits = stop, num, []
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        if len(self.waits) == self._num:
+            self._stop()
+        return False

@@ -2,6 +2,8 @@
 
 import base64
 import os
+import pwd
+import re
 import resource
 import signal
 import subprocess
@@ -313,8 +315,8 @@ def test_a_registry_that_refuses_is_told_from_one_that_fails(pulls, given, says,
 
 
 def test_a_log_in_that_a_killed_agent_has_left_is_removed(pulls, node):
-    (node.arena / "login-abc").mkdir()
-    (node.arena / "login-abc" / "config.json").write_text("{}")
+    (node.arena / "engine-abc").mkdir()
+    (node.arena / "engine-abc" / "config.json").write_text("{}")
     pulls("docker", "exit 0", lambda _: None)
 
 
@@ -415,7 +417,8 @@ def told(node, tmp_path, monkeypatch):
         calls.mkdir()
         script = (
             f'n={calls}/$$; for word in "$@"; do printf "%s\\0" "$word" >> $n.words; done\n'
-            f'cat /proc/$$/environ > $n.environment; case "$1" in inspect) exit 1;; esac'
+            f'cat /proc/$$/environ > $n.environment; case "$1" in inspect) exit 1;; run) '
+            f'while [ "$1" != --env-file ]; do shift; done; cat "$2" > {tmp_path}/variables;; esac'
         )
         engine(tmp_path / "bin", name, script)
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
@@ -440,7 +443,7 @@ def options_of(words):
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, monkeypatch, name):
+def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, tmp_path, monkeypatch, name):
     """It has the marks by which the agent finds them, the agent's user, and the time to save at a shutdown."""
     monkeypatch.setenv("CLOUDSPOT_NODE", "here")
     monkeypatch.setenv("OF_THE_AGENT", "not for the job")
@@ -457,12 +460,12 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, mo
     }
     monkeypatch.setattr(under_test.resource, "getrlimit", lambda number: limits[number])
     words, _ = told(name)["run"]
-    found = options_of(words)
+    found, variables = options_of(words), tmp_path / "variables"
     assert found["--user"] == ["0:0" if name == "podman" else "1234:1235"]
     assert found["--stop-timeout"] == ["3600"]
     assert found["--ulimit"] == ["nofile=1024:4096", "nproc=32768:32768", "memlock=8:-1"]
-    assert "CLOUDSPOT_NODE=here" in found["--env"]
-    assert all(one.startswith("CLOUDSPOT_") for one in found["--env"])
+    assert "CLOUDSPOT_NODE=here" in variables.read_text().splitlines()
+    assert all(one.startswith("CLOUDSPOT_") for one in variables.read_text().splitlines())
     mounts = {f"{path}:{path}" for path in (node.directory, node.arena)}
     assert mounts <= {*found["--volume"]}
     assert f"{package}:{package}:ro" in found["--volume"]
@@ -517,6 +520,43 @@ def test_a_pull_that_fails_waits_twice_as_long_before_each_further_one(node, tmp
     with pytest.raises(CloudspotError, match="cannot be pulled"):
         Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=check)
     assert waits == [(5.0, check), (10.0, check), (20.0, check)]
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_no_value_of_cloudspots_own_variables_is_on_the_command_line_of_the_engine(
+    node, tmp_path, monkeypatch, name
+):
+    """Every user of the machine can read that, and the environment of no process of another user."""
+    script = f"""case "$1" in
+    run)
+        tr '\\0' '\\n' < /proc/$$/cmdline > {tmp_path}/words; env > {tmp_path}/environment
+        while [ "$1" != --env-file ]; do shift; done
+        stat -c '%a %U' "$2" "${{2%/*}}" > {tmp_path}/modes; cat "$2" > {tmp_path}/variables;;
+    inspect) exit 1;;
+    esac"""
+    engine(tmp_path / "bin", name, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CLOUDSPOT_STORE", "s3://the-bucket/with spaces #and='quotes'")
+    monkeypatch.setenv("CLOUDSPOT_MACHINE", "marked")
+    Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+    for said in ("words", "environment"):
+        assert not re.search("the-bucket|marked", (tmp_path / said).read_text())
+    mine = pwd.getpwuid(os.getuid()).pw_name
+    assert (tmp_path / "modes").read_text() == f"600 {mine}\n700 {mine}\n"
+    found = (tmp_path / "variables").read_text().splitlines()
+    assert {"CLOUDSPOT_STORE=s3://the-bucket/with spaces #and='quotes'", "CLOUDSPOT_MACHINE=marked"} <= {
+        *found
+    }
+    assert all(line.startswith("CLOUDSPOT_") for line in found)
+    assert list(node.arena.iterdir()) == []
+
+
+def test_a_variable_of_several_lines_is_refused_rather_than_cut(node, tmp_path, monkeypatch):
+    engine(tmp_path / "bin", "podman", 'case "$1" in inspect) exit 1;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CLOUDSPOT_NOTE", "two\nlines")
+    with pytest.raises(CloudspotError, match="the variable CLOUDSPOT_NOTE of the machine has more than one"):
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
 
 
 def test_only_a_job_that_names_an_image_has_a_container(node):

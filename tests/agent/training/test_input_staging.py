@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from directorystore import directory_store
 from faultstore import DenyingStore
 from memorystore import InMemoryStore
 
@@ -21,7 +22,6 @@ from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobstore import codec, inputs, keys
 from cloudspot.jobstore.records import Heartbeat, InputVersion
 from cloudspot.jobstore.wrapped_store import WrappedStore
-from cloudspot.local.filestore import FileStore
 from cloudspot.model import ObjectPage, PreemptionNotice
 
 JOB = "digits-1"
@@ -40,7 +40,7 @@ for name in sorted(os.environ):
 
 @pytest.fixture
 def data(tmp_path):
-    store = FileStore(f"file://{tmp_path}/data")
+    store = directory_store(tmp_path / "data")
     store.put("images/a/one", b"1")
     store.put("images/two", b"22")
     store.put("labels.csv", b"333")

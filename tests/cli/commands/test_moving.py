@@ -3,6 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
+from directorystore import directory_store
 
 from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
@@ -30,7 +31,7 @@ def unfollowed(monkeypatch):
 
 @pytest.fixture
 def other(tmp_path):
-    return FileStore(f"file://{tmp_path}/other-store")
+    return directory_store(tmp_path / "other-store")
 
 
 def history(store):
@@ -62,6 +63,21 @@ def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     shown = jobs.run_json("show", JOB)
     assert (shown["state"], shown["detail"]) == ("stopped", f"moved to {other.url}")
     assert f"moved to {other.url}" in jobs.run("ps").stdout
+
+
+def test_a_job_moves_to_a_directory_that_is_made_for_it_and_holds_its_machines_to_that(jobs, tmp_path):
+    jobs.stopped()
+    new = FileStore(f"file://{tmp_path}/new/store")
+    move(jobs, new)
+    assert history(new).submission.store_id == new.establish() != jobs.store.establish()
+
+
+def test_a_store_whose_disk_is_missing_is_not_made_anew_by_a_resumption_or_a_fork(jobs, other, tmp_path):
+    jobs.stopped()
+    jobs.store.root.rename(tmp_path / "unmounted")
+    for words in (["resume", JOB], ["resume", JOB, "--store", other.url, "--yes"], ["fork", JOB]):
+        assert "its disk is not mounted" in jobs.run(*words, status=7).stderr
+    assert not jobs.store.root.exists()
 
 
 def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
@@ -293,7 +309,7 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
         target = FileStore(f"{other.url}-{calls}")
         adopt_here(jobs)
         Dying.left = calls
-        monkeypatch.setattr(moving, "open_named_store", lambda url: Dying(real(url)))
+        monkeypatch.setattr(moving, "open_named_store", lambda url, **options: Dying(real(url, **options)))
         try:
             move(jobs, target)
         except Killed:
@@ -317,7 +333,7 @@ def target_is_resumed(target):
 
 
 def copied(store, url):
-    copy = FileStore(url)
+    copy = directory_store(url.removeprefix("file://"))
     for meta in store.list_objects(""):
         copy.put(meta.key, store.get(meta.key))
     return copy

@@ -33,7 +33,7 @@ def test_a_store_without_jobs_knows_what_is_usual_and_stays_empty(jobs, local_ho
     )
     assert lines[6].endswith("a machine starts in 5m 00s (not measured yet)")
     assert result.stderr == ""
-    assert not (tmp_path / "bucket").exists()
+    assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
     assert list(local_home.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import socket
 import msgspec
 import pytest
 
+from cloudspot.jobstore import keys
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.plugin.priceparts import with_extras
@@ -23,7 +24,7 @@ def test_plan_prints_what_a_dry_run_prints(jobs):
 def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     result = jobs.run("plan", str(jobs.job_file))
     assert result.stdout.splitlines()[-1] == "dry run: nothing was launched or stored"
-    assert not (tmp_path / "bucket").exists()
+    assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
     assert list(local_home.iterdir()) == []
 
 
@@ -91,7 +92,6 @@ def test_the_very_request_is_the_one_that_is_sent(jobs, tmp_path):
 
 
 def test_a_store_spelled_otherwise_is_the_same_in_the_plan_and_in_the_request(jobs, tmp_path):
-    (tmp_path / "bucket").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "bucket")
     where = ["--store", f"file://{tmp_path}/link/", "--name", "same-1"]
     planned = jobs.run_json("run", str(jobs.job_file), "--dry-run", *where)
@@ -107,7 +107,7 @@ def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_p
     assert result.stderr == (
         "error: secrets: CLOUDLESS_TEST_SECRET is not set in the environment; export it first\n"
     )
-    assert not (tmp_path / "bucket").exists()
+    assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
 def test_what_the_environment_decides_is_stored_with_the_job(jobs, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_job_that_no_offer_fits_is_not_submitted(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(LocalProvisioner, "offers", lambda self, resources: ())
     result = jobs.run("run", str(jobs.job_file), status=2)
     assert "has no offer that fits" in result.stderr
-    assert not (tmp_path / "bucket").exists()
+    assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
 def test_prices_are_told_of_one_machine_and_of_all(jobs):

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from jobclock import ago, at
+from memorystore import InMemoryStore
 
 from cloudspot.cli.commands.ps import MAX_WORKED_OUT
 from cloudspot.cli.jobfields import FIELD_NAMES
@@ -20,7 +21,8 @@ from cloudspot.local.filestore import FileStore
 from cloudspot.story.report import summarise
 
 
-def test_an_empty_store_has_no_jobs(jobs):
+def test_an_empty_store_has_no_jobs(jobs, monkeypatch):
+    monkeypatch.setattr("cloudspot.cli.jobs.open_job_store", InMemoryStore)
     for arguments, printed in (
         (["ps"], f"no jobs in {jobs.store.url}\n"),
         (["ps", "--filter", "state=failed"], f"no jobs in {jobs.store.url}\n"),
@@ -32,12 +34,19 @@ def test_an_empty_store_has_no_jobs(jobs):
         assert (
             result.stderr == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
         )
-    assert not jobs.store.root.exists()
 
 
-def test_a_new_users_own_store_is_empty_without_a_warning(local_home):
-    result = CliRunner().invoke(program, ["ps"])
-    assert (result.stdout, result.stderr) == (f"no jobs in file://{local_home}/store\n", "")
+def test_a_directory_in_which_no_job_was_submitted_is_no_store_without_jobs(local_home):
+    """It may be the place where a disk with jobs is mounted."""
+    for words in (["ps"], ["ps", "--json"], ["show", "digits"], ["rm", "digits"], ["reconcile"]):
+        result = CliRunner().invoke(program, words)
+        assert (result.stdout, result.exit_code) == ("", TransientError.exit_code)
+        assert result.stderr == (
+            f"error: file://{local_home}/store: nothing was submitted to it yet, or its disk is not mounted: "
+            "store-id, which cloudspot run writes there, cannot be read: No such file or directory "
+            "(this store: the default of the provider local)\n"
+        )
+        assert not (local_home / "store").exists()
 
 
 def test_a_store_from_which_all_jobs_were_removed_is_not_taken_for_a_slip(jobs):
@@ -292,7 +301,6 @@ def test_a_store_in_which_no_job_passes_says_so(several):
     ],
 )
 def test_a_filter_that_is_wrong_names_what_is_right_before_anything_is_read(arguments, words, jobs):
-    jobs.store.root.mkdir(parents=True)
     (jobs.store.root / "index").write_text("in the way: a listing would fail")
     result = jobs.run("ps", *arguments, status=2)
     assert result.stderr.startswith("error: ")

@@ -14,6 +14,7 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError, SpecError, StoreMissing
 from cloudspot.jobstore.job_lists import list_live, unmark_live
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import REAP_EVENT, Asset, Instance, InstanceState
@@ -144,9 +145,22 @@ def test_only_a_store_whose_bucket_is_said_not_to_exist_is_gone(jobs, machines, 
 def test_several_stores_are_given_and_a_job_of_any_is_safe(jobs, machines, tmp_path):
     jobs.submit("live-1")
     there = f"file://{tmp_path}/elsewhere"
+    FileStore(there).establish()
     machines += [machine(jobs, "live-1"), machine(jobs, "gone-1", store_url=there)]
     jobs.run("reap", "--yes", "--store", there, "--store", jobs.store.url)
     assert [one.id for one in machines] == ["m-live-1"]
+
+
+def test_machines_whose_store_is_not_mounted_are_no_orphans(jobs, machines):
+    """With nothing in the place of its disk, each of its jobs would count as removed."""
+    jobs.submit("live-1")
+    machines.append(machine(jobs, "live-1"))
+    jobs.store.root.rename(jobs.store.root.with_name("unmounted"))
+    jobs.store.root.mkdir()
+    said = jobs.run("reap", "--yes", status=1).stderr
+    assert "its disk is not mounted" in said
+    assert [one.id for one in machines] == ["m-live-1"]
+    assert list(jobs.store.root.iterdir()) == []
 
 
 def test_what_cannot_be_ended_is_said_and_fails_the_command(jobs, machines, monkeypatch):

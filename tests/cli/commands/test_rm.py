@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from faultstore import FaultPlan, FaultyStore, Hook
+from made_journal import forget_copies
 
 from cloudspot.cli.commands import rm as rm_module
 from cloudspot.cli.jobs import Job
@@ -35,7 +36,7 @@ def test_a_job_that_is_over_goes_whole(jobs):
     result = jobs.run("rm", job_id, "--yes")
     assert result.stdout.splitlines()[1] == "deleted job digits-7k3f"
     assert result.stdout.startswith(f"digits-7k3f: {count} objects, ")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
     assert jobs.run_json("ps") == []
 
 
@@ -61,7 +62,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
         assert result.exit_code == status
         assert "Delete all data of digits-7k3f for good? [y/N]: " in result.stderr
         assert last in result.stderr
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 def test_a_job_that_is_not_over_is_refused(jobs):
@@ -109,7 +110,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 @pytest.mark.parametrize("number", range(0, 40, 3))
@@ -129,11 +130,9 @@ def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     assert {each["id"] for each in jobs.run_json("ps", "--all")} == expected
     jobs.run("reconcile")
     ids = (job_id, "broken-abcd")
-    others = (keys.market_prefix("local"), keys.drivers_prefix())
+    others = (keys.market_prefix("local"), keys.drivers_prefix(), *map(keys.journal_copies_prefix, ids))
     added = {key for key in all_keys(jobs.store) - before if not key.startswith(others)}
-    assert added <= {
-        key(one) for one in ids for key in (keys.summary, keys.settled_launches, keys.journal_copy)
-    }
+    assert added <= {key(one) for one in ids for key in (keys.summary, keys.settled_launches)}
     if not spec_is_there:
         assert jobs.run("show", job_id, status=5).stderr.startswith("error: no job 'digits-7k3f'")
     if keys.index(job_id) in before:
@@ -147,7 +146,7 @@ def test_a_job_that_cannot_be_read_is_named_and_left_and_the_others_go(jobs):
     jobs.reclaimed_and_finished()
     jobs.failed()
     jobs.store.put(keys.journal("broken-abcd", 2), b"{")
-    jobs.store.delete(keys.journal_copy("broken-abcd"))  # else the record is not read
+    forget_copies(jobs.store, "broken-abcd")  # else the record is not read
     before = {key for key in all_keys(jobs.store) if key.startswith("jobs/broken-abcd/")}
     result = jobs.run("rm", "broken-abcd", "digits-7k3f", "-y", status=8)
     assert result.stderr.startswith(
@@ -180,7 +179,7 @@ def odd(request, jobs):
         assert old in data
         data = data.replace(old, new)
     jobs.store.put(key, data)
-    jobs.store.delete(keys.journal_copy(job_id))  # else the record is not read
+    forget_copies(jobs.store, job_id)  # else the record is not read
     return job_id
 
 
@@ -247,7 +246,7 @@ def test_a_malformed_note_of_a_removal_is_made_anew(jobs, monkeypatch):
     jobs.store.put(keys.index(job_id), b"{")
     jobs.run("rm", job_id, "-y", status=8)
     jobs.run("rm", job_id, "-y", "--force")
-    assert all_keys(jobs.store) == set()
+    assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
 def test_by_force_each_provider_that_the_job_was_resumed_on_is_asked(jobs, monkeypatch):

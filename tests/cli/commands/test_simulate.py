@@ -204,7 +204,7 @@ def test_what_cannot_be_simulated_is_refused_with_its_numbers(trace, eight_hours
         ('{"metadata": {}, "data": [1, 0]}', "missing required field `gap_seconds` - at `$.metadata`"),
         (
             '{"metadata": {"gap_seconds": 0}, "data": [1, 0]}',
-            "Expected `float` > 0.0 - at `$.metadata.gap_seconds`",
+            "Expected `float` >= 1.0 - at `$.metadata.gap_seconds`",
         ),
         (
             '{"metadata": {"gap_seconds": 60}, "data": [1, "up"]}',

@@ -22,6 +22,7 @@ from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.retrying import until
 from cloudspot.story.events import diff
 
@@ -175,7 +176,7 @@ def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypat
         is_live=True,
     )
     follower.on_tick(job.controller(known=followed["since"]).tick())
-    assert list(feed.view().curve.values) == [2.0, 1.0]
+    assert list(feed.view(utc_now()).curve.values) == [2.0, 1.0]
     assert "launch 1 is over, stopped" not in [line.text for line in screen.lines]
 
 

@@ -12,6 +12,7 @@ from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.model import EndReason
 from cloudspot.story.series import Curve
 
@@ -108,7 +109,7 @@ def test_the_age_of_the_newest_commit_is_told_by_its_own_time(jobs, read, at):
     job = jobs.running()
     jobs.add_checkpoint(job, 1, 10, committed=101.5)
     feed = Feed()
-    assert feed.view() is None
+    assert feed.view(utc_now()) is None
     feed.take(Tick(history=read(job), instances=()), at(103))
     view = feed.view(at(104))
     assert (view.commit, view.commit_age_seconds) == (CheckpointId(1, 10), 2.5 * 60)

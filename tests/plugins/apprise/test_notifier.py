@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from messagesink import dead_url, open_sink
 
-from cloudspot.controller.sending import send
+from cloudspot.controller.sending import REFUSED, send
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.model import Message, Severity
 from cloudspot.registry import notifier_class
@@ -89,7 +89,7 @@ def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit
         "slow": f"{sink.url}/drip",
         "wrong": "moon://word",
     }
-    assert send("apprise", MESSAGE, urls, seconds=5.0) == {
+    assert send("apprise", MESSAGE, urls, own=urls, seconds=5.0) == {
         "bad": "answered 500",
         "dead": "could not be reached, or did not accept it",
         "slow": "did not answer within 5 s",
@@ -100,5 +100,41 @@ def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit
 
 def test_a_notifier_that_is_not_there_is_told_as_a_failure_of_each_url(sink):
     failed = {"good": "could not be asked: its process failed"}
-    assert send("pager", MESSAGE, {"good": f"{sink.url}/200"}) == failed
+    assert send("pager", MESSAGE, {"good": f"{sink.url}/200"}, own=()) == failed
+    assert sink.got == []
+
+
+def test_what_only_the_record_names_is_sent_to_public_addresses_alone(sink):
+    """A training may have changed the record: to a metadata service, or to a server of the driver's network."""
+    port = sink.server_port
+    hosts = ["127.0.0.1", "localhost", "[::1]", "2130706433"]
+    urls = {host: f"json://{host}:{port}/200" for host in hosts} | {"mail": f"mailto://a:b@localhost:{port}"}
+    assert send("apprise", MESSAGE, urls, own=()) == dict.fromkeys(urls, REFUSED)
+    assert sink.got == []
+    assert send("apprise", MESSAGE, urls, own=["localhost"]).keys() == urls.keys() - {"localhost"}
+    assert [path for path, _ in sink.got] == ["/200"]
+
+
+@pytest.mark.parametrize("own", [(), ("hook",)])
+@pytest.mark.parametrize("target", ["http://127.0.0.1:{}/200", "http://169.254.169.254/latest/"])
+def test_no_public_service_redirects_a_message_to_an_address_of_the_drivers_network(
+    sink, monkeypatch, target, own
+):
+    """What stands for the internet is a proxy that the environment names: it may have any address itself."""
+    with open_sink() as internet:
+        internet.location = target.format(sink.server_port)
+        monkeypatch.setenv("http_proxy", internet.url.replace("json", "http"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        urls = {"hook": "json://8.8.8.8/307", "fine": "json://8.8.4.4/200"}
+        assert send("apprise", MESSAGE, urls, own=own) == {"hook": REFUSED}
+        assert sorted(path for path, _ in internet.got) == ["http://8.8.4.4/200", "http://8.8.8.8/307"]
+    assert sink.got == []
+
+
+def test_no_proxy_is_asked_for_an_address_of_its_network(sink, monkeypatch):
+    monkeypatch.setenv("http_proxy", sink.url.replace("json", "http"))
+    monkeypatch.setenv("https_proxy", sink.url.replace("json", "http"))
+    monkeypatch.setenv("no_proxy", "")
+    urls = {"a": "json://169.254.169.254/200", "b": "jsons://10.0.0.1/200", "c": "json://[fd00:ec2::254]/200"}
+    assert send("apprise", MESSAGE, urls, own=()) == dict.fromkeys(urls, REFUSED)
     assert sink.got == []

@@ -1,7 +1,7 @@
 """Lets a test move the clock of the command line or of a node, each by a file with the shift in seconds.
 
-``DRILL_CLOCKS`` names the directory of the files: ``node-<rank>`` for the processes of a machine, ``cli`` for
-all others. Supervisors keep the right time, because they stand for the cloud. Without the variable nothing
+``DRILL_CLOCKS`` names the directory of the files: ``node-<rank>`` for the agent of a machine, ``node-<rank>-ranks``
+for the ranks of its training, ``cli`` for all others. Supervisors keep the right time, because they stand for the cloud. Without the variable nothing
 changes.
 """
 
@@ -20,13 +20,22 @@ DIRECTORY = os.environ.get("DRILL_CLOCKS")
 NODE = os.environ.get("CLOUDSPOT_NODE_DIR")
 
 
-def move_clocks(shift: Path) -> None:
+def shift_file() -> Path:
+    """Return the file of this process; one that the fork server has made has its variables since then."""
+    assert DIRECTORY is not None
+    if NODE is None:
+        return Path(DIRECTORY, "cli")
+    ranks = "-ranks" if "RANK" in os.environ else ""
+    return Path(DIRECTORY, f"node-{Path(NODE).parent.name.rpartition('-')[2]}{ranks}")
+
+
+def move_clocks() -> None:
     """Add what the file says to ``time.time``, ``time.time_ns`` and ``datetime.now`` from now on."""
     real_time, real_time_ns, real_now = time.time, time.time_ns, dt.datetime.now
 
     def seconds() -> float:
         try:
-            return float(shift.read_text() or 0)
+            return float(shift_file().read_text() or 0)
         except OSError:
             return 0.0
 
@@ -42,6 +51,4 @@ def move_clocks(shift: Path) -> None:
 
 
 if DIRECTORY is not None and "cloudspot.local.supervisor" not in sys.orig_argv:
-    move_clocks(
-        Path(DIRECTORY, "cli" if NODE is None else f"node-{Path(NODE).parent.name.rpartition('-')[2]}")
-    )
+    move_clocks()

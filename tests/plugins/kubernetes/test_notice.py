@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def source(tmp_path, **fields):
 def terminate(tmp_path):
     """Leave what process 1 leaves at SIGTERM."""
     path = tmp_path / TERMINATING
-    path.touch()
+    path.write_text(notice.UPTIME.read_text().split()[0] + "\n")
     os.utime(path, (BEGUN, BEGUN))
 
 
@@ -70,6 +71,34 @@ def after(seconds):
 
 def test_until_a_sigterm_nothing_is_asked(tmp_path):
     assert source(tmp_path, api=NoApi()).poll() is None
+
+
+class SilentApi(PodApi):
+    """The API server does not answer."""
+
+    def read(self, path):
+        raise OSError(path)
+
+
+@pytest.mark.parametrize(("ago", "left"), [(0.0, 15.0), (5.0, 10.0), (-1e9, 15.0)])
+def test_how_long_is_left_does_not_follow_the_machines_clock(tmp_path, ago, left):
+    """The file is of 2026-09, and tells how long the machine had run by then; an older version told the time."""
+    terminate(tmp_path)
+    uptime = float((tmp_path / TERMINATING).read_text())
+    (tmp_path / TERMINATING).write_text(f"{uptime - ago:.2f}\n")
+    os.utime(tmp_path / TERMINATING, (BEGUN, BEGUN))
+    found = source(tmp_path, api=SilentApi()).poll()
+    assert found.deadline == after(15)
+    assert found.deadline_monotonic - time.monotonic() == pytest.approx(left, abs=1.6)
+
+
+@pytest.mark.parametrize("text", [b"x", b"\xff", b"nan", b"-inf", b"1" * 5000])
+def test_a_file_that_process_1_has_not_written_means_that_the_end_begins_now(tmp_path, text):
+    """The training may write it; the thread that looks for notices died of it."""
+    terminate(tmp_path)
+    (tmp_path / TERMINATING).write_bytes(text)
+    found = source(tmp_path, api=SilentApi()).poll()
+    assert found.deadline_monotonic - time.monotonic() == pytest.approx(15.0, abs=1.6)
 
 
 @pytest.mark.parametrize("seconds", [7, 30])

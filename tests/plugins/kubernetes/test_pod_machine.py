@@ -52,7 +52,7 @@ class PodMachine(Machine):
         metadata["deletionGracePeriodSeconds"] = round((deadline - now).total_seconds())
         path = self.directory / TERMINATING
         made = path.with_suffix(".new")
-        made.touch()
+        made.write_text(notice.UPTIME.read_text().split()[0] + "\n")
         os.utime(made, (now.timestamp(), now.timestamp()))
         made.rename(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -152,6 +153,8 @@ def test_a_sigterm_leaves_the_file_and_not_the_boot_script(provisioner, tmp_path
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     wait_until((tmp_path / "node" / TERMINATING).exists)
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert uptime - 10 < float((tmp_path / "node" / TERMINATING).read_text()) <= uptime
     assert process.wait(10) == 5
     assert process.communicate()[0] == ""
 

@@ -29,6 +29,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.host import paced_http
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.creation import create
 from cloudspot.jobstore.patience import patient
@@ -500,6 +501,37 @@ class BucketStoreTests:
                 call()
             one_line(caught)
         proxy.cuts_answers = False
+        assert other.get("k") == b"x" * MIB
+
+    def test_an_answer_that_trickles_is_given_up(self, cloud, store, monkeypatch):
+        now, step = [0.0], [0.0]
+
+        def monotonic():
+            now[0] += step[0]
+            return now[0]
+
+        monkeypatch.setattr(paced_http.PacedResponse, "monotonic", staticmethod(monotonic))
+        monkeypatch.setattr(paced_http, "LEAST_BYTES", 1 << 40)  # so that loopback is too slow
+        other = cloud.open(store.url, sleep=lambda seconds: None)
+        other.put("k", b"x" * MIB)
+        download = other.bucket.download
+
+        def then_slow(*args):
+            step[0] = 0.0
+            found = download(*args)
+            step[0] = 200.0  # each wait for a piece of the body seems to take as long
+            return found
+
+        monkeypatch.setattr(other.bucket, "download", then_slow)
+        for call in (
+            lambda: other.get("k"),
+            lambda: other.get_range("k", 10, 600_000),
+            lambda: other.get_range_into("k", 10, bytearray(600_000)),
+        ):
+            with pytest.raises(TransientError) as caught:
+                call()
+            one_line(caught)
+        monkeypatch.setattr(paced_http, "LEAST_BYTES", 0)
         assert other.get("k") == b"x" * MIB
 
     def test_a_server_that_ignores_ranges_is_refused(self, cloud, proxy, store):

@@ -19,6 +19,8 @@ class Sink(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.got = []
         self.released = threading.Event()
+        self.location = ""
+        """Where the status 307 redirects to."""
         self.last_title: str | None = None
         """With this one, what drips is let go, so that nobody waits for it at the end."""
 
@@ -39,7 +41,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.got.append((self.path, body))
         if body["title"] == self.server.last_title:
             self.server.released.set()
-        self.send_response(int(self.path[1:]))
+        self.send_response(int(self.path.rpartition("/")[2]))
+        if self.server.location:
+            self.send_header("Location", self.server.location)
         self.end_headers()
 
     def log_message(self, *args):

@@ -1,0 +1,102 @@
+"""Holds all that this process connects to, whatever library does it, to addresses of the internet.
+
+Libraries follow redirects by themselves, and look up names when they like. So each connection is judged by
+the address to which it is about to be made: the interpreter tells it in an audit event, which no code skips.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from cloudspot.host.public_addresses import AddressRefused, is_public, public_addresses
+
+_EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+_TO_PROXY = re.compile(rb"(?:CONNECT |[A-Z]+ https?://(?:[^/ ]*@)?)(?:\[([^]\s]*)\]|([^]/:?#\s]+))")
+"""How a request begins that a proxy is to pass on."""
+
+
+class Permit:
+    """Where the connections may lead that one task makes, in whichever of its threads."""
+
+    def __init__(self, *, may_be_private: bool) -> None:
+        """``may_be_private``: it may go anywhere, until it was on the internet; nothing leads back."""
+        self._may_be_private = may_be_private
+        self.has_refused = False
+
+    def check(self, *, leads_out: bool) -> None:
+        """Raise AddressRefused if a connection may not be made."""
+        if leads_out:
+            self._may_be_private = False
+        elif not self._may_be_private:
+            self.has_refused = True
+            raise AddressRefused("this is not an address on the internet")
+
+
+permit: ContextVar[Permit] = ContextVar("permit")
+"""That of the running task; without one, it connects to public addresses only."""
+
+
+def guard_connections() -> None:
+    """From now on, let tasks of this process connect only as their ``permit`` says; cannot be undone.
+
+    The proxies that the environment names may have any address. A name that a proxy is asked for is looked up
+    here, and refused if it leads to no public address; one that only the proxy knows is left to it.
+    """
+    named = getproxies()
+    proxies = {address for kind in ("http", "https", "all") for address in _addresses(named.get(kind, ""))}
+
+    def judge(event: str, args: tuple[Any, ...]) -> None:
+        if event in _EVENTS:
+            address = args[1]
+            if address is not None and _endpoint(address) not in proxies:  # None: connected before
+                _current().check(leads_out=_is_public(address))
+        elif event == "http.client.send" and proxies and isinstance(args[1], (bytes, bytearray)):
+            match = _TO_PROXY.match(args[1])
+            if match is not None:
+                _current().check(leads_out=_leads_out((match[1] or match[2]).decode("ascii", "replace")))
+
+    sys.addaudithook(judge)
+
+
+def _current() -> Permit:
+    return permit.get(None) or Permit(may_be_private=False)
+
+
+def _endpoint(address: Any) -> tuple[Any, ...]:
+    return tuple(address[:2]) if isinstance(address, tuple) else (address,)
+
+
+def _is_public(address: Any) -> bool:
+    try:
+        return isinstance(address, tuple) and isinstance(address[0], str) and is_public(address[0])
+    except ValueError:  # a name, which the socket looks up itself
+        return False
+
+
+def _leads_out(host: str) -> bool:
+    try:
+        public_addresses(host, 0)
+    except socket.gaierror:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _addresses(proxy: str) -> list[tuple[Any, ...]]:
+    """Return the addresses of a proxy for HTTP; what another kind is asked for cannot be seen."""
+    try:
+        found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if found.scheme not in {"http", "https"} or not found.hostname:
+            return []
+        port = found.port or {"http": 80, "https": 443}[found.scheme]
+        infos = socket.getaddrinfo(found.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return []
+    return [_endpoint(info[4]) for info in infos]

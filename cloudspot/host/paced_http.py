@@ -1,0 +1,118 @@
+"""HTTP whose answers cannot be dragged out: a trickle of bytes is given up.
+
+A socket's timeout bounds how long a server says nothing. One that sends a byte every half second never
+meets it, neither in its headers nor in its body.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.request import HTTPRedirectHandler, Request
+
+LEAST_BYTES = 64 << 10
+WINDOW_SECONDS = 180.0
+"""An answer that brings less than ``LEAST_BYTES`` while it is waited for so long is given up."""
+
+
+class Pace:
+    """How fast an answer comes, by the time that is spent waiting for it."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._seconds = 0.0
+
+    def note(self, num_bytes: int, seconds: float) -> None:
+        """Note what came after some seconds of waiting.
+
+        Raises:
+            TimeoutError: too little has come for too long.
+        """
+        self._num_bytes += num_bytes
+        self._seconds += seconds
+        if self._seconds < WINDOW_SECONDS:
+            return
+        if self._num_bytes < LEAST_BYTES:
+            raise TimeoutError(f"only {self._num_bytes} bytes came in {self._seconds:.0f} s")
+        self._num_bytes, self._seconds = 0, 0.0
+
+
+class _PacedSocket(io.RawIOBase):
+    """What a socket receives.
+
+    Neither the time that its reader takes between two reads counts, nor the silence before the first byte: a
+    server may have to work for an answer, and a socket's timeout bounds that.
+    """
+
+    def __init__(self, inner: io.RawIOBase, monotonic: Callable[[], float]) -> None:
+        self._inner, self._monotonic = inner, monotonic
+        self._pace = Pace()
+        self._has_begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        began = self._monotonic()
+        count = self._inner.readinto(buffer)
+        if count and self._has_begun:
+            self._pace.note(count, self._monotonic() - began)
+        self._has_begun = True
+        return count
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+class PacedResponse(http.client.HTTPResponse):
+    """An answer, from its first header on."""
+
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        raw: Any = self.fp.detach()
+        self.fp = io.BufferedReader(_PacedSocket(raw, type(self).monotonic))
+
+
+def pace(connection: type[http.client.HTTPConnection]) -> None:
+    """Give all connections of a class such answers, for a library that makes them by itself."""
+    connection.response_class = PacedResponse
+
+
+class PacedHTTPConnection(http.client.HTTPConnection):
+    """A connection with such answers."""
+
+    response_class = PacedResponse
+
+
+class PacedHTTPSConnection(http.client.HTTPSConnection):
+    """A connection with such answers."""
+
+    response_class = PacedResponse
+
+
+class UnreadRedirects(HTTPRedirectHandler):
+    """Follows redirections as its base does, without reading what comes with them: that may have no end."""
+
+    def redirect_request(self, req: Request, fp: Any, *rest: Any) -> Request | None:
+        """Return the request that follows, or None."""
+        fp.close()
+        return super().redirect_request(req, fp, *rest)
+
+
+def read_at_most(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        ValueError: it is longer than ``most`` bytes.
+    """
+    data = answer.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"its answer is longer than {most} bytes")
+    return data

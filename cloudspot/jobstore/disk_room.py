@@ -1,0 +1,39 @@
+"""Whether a disk has room for what is said to come, before any of it is written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cloudspot.errors import CloudspotError
+
+_GIB = 1 << 30
+
+
+def check_fits(directory: Path, num_bytes: int) -> None:
+    """Check that the whole disk, if it were empty, could hold so many bytes.
+
+    Raises:
+        CloudspotError: it could not.
+    """
+    total = shutil.disk_usage(directory).total
+    if num_bytes > total:
+        raise CloudspotError(
+            f"no space on the disk of {directory}: {num_bytes / _GIB:.1f} GiB are said to come, and the "
+            f"whole disk has {total / _GIB:.1f} GiB; for a machine, ask for more with resources.disk"
+        )
+
+
+def check_room(directory: Path, num_bytes: int, *, spare_share: float = 0.0) -> None:
+    """Check that the disk has room for so many bytes more, and then still a share of itself.
+
+    Raises:
+        CloudspotError: it has not.
+    """
+    disk = shutil.disk_usage(directory)
+    free = max(0, disk.free - int(spare_share * disk.total))
+    if num_bytes > free:
+        raise CloudspotError(
+            f"no space left on the disk of {directory}: {num_bytes / _GIB:.1f} GiB are to come, and "
+            f"{free / _GIB:.1f} GiB are free; for a machine, ask for more with resources.disk"
+        )

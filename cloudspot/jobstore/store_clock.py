@@ -1,0 +1,129 @@
+"""The time by the store's clock, which all who write or judge a job's records share.
+
+A computer's own clock may be wrong, or be set while it is read. So a process asks the store for the time of
+an object that it has just put. That bounds what the store's clock shows now, by the seconds since this host's
+boot. Within these bounds, which are a second or so apart, the computer's own clock counts; beyond them, the
+nearer bound does.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+from cloudspot.host.boot_clock import boot_seconds
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore import keys
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.records import new_nonce
+
+COMPARE_SECONDS = 3600.0
+"""How often a process asks for the store's time while its own clock runs as evenly as its host's uptime."""
+SHIFT_SECONDS = 1.0
+"""It asks again where its own clock has moved against the uptime by more than this."""
+MAX_ASKED_SECONDS = 10.0
+"""An answer that took longer than this is asked for again."""
+STAMP_SECONDS = 1.0
+"""Stores tell time in whole seconds, rounded down."""
+WARN_SECONDS = 60.0
+"""By how much a computer's clock differs from the store's when its user is told."""
+
+
+def utc_now() -> datetime:
+    """Return the time by this computer's clock."""
+    return datetime.now(timezone.utc)
+
+
+class StoreClock:
+    """A process's knowledge of one store's clock. Thread-safe."""
+
+    def __init__(
+        self, *, wall: Callable[[], datetime] = utc_now, uptime: Callable[[], float] = boot_seconds
+    ) -> None:
+        self._wall = wall
+        self._uptime = uptime
+        self._bounds = -math.inf, math.inf
+        """Of the store's time less the uptime, in seconds."""
+        self._compared: tuple[float, float] | None = None
+        """When the store was asked last (uptime), and this computer's time less the uptime by then."""
+
+    def compare(self, store: ObjectStore) -> None:
+        """Ask the store for its time if that is due, at the cost of three requests.
+
+        Raises:
+            TransientError: it does not answer; what was known before still counts.
+        """
+        if not self._is_due():
+            return
+        began, own = self._uptime(), self._own_offset()
+        moment = _time_of_put(store).timestamp()
+        answered = self._uptime()
+        # The object was put between these two moments.
+        self._bounds = moment - answered, moment + STAMP_SECONDS - began
+        # A process that was suspended in between knows little, and asks again.
+        self._compared = (began, own) if answered - began < MAX_ASKED_SECONDS else None
+
+    def now(self) -> datetime:
+        """Return the time by the store's clock; by this computer's, as long as no store was asked."""
+        wall = self._wall()
+        own = wall.timestamp() - self._uptime()
+        low, high = self._bounds
+        return wall + timedelta(seconds=min(max(own, low), high) - own)
+
+    @property
+    def warning(self) -> str:
+        """Say that this computer's clock differs from the store's; empty if it does not, or nobody knows."""
+        shift = (self._wall() - self.now()).total_seconds()
+        if abs(shift) < WARN_SECONDS:
+            return ""
+        side = "ahead of" if shift > 0 else "behind"
+        return (
+            f"this computer's clock is {abs(shift):.0f} s {side} the store's: the store's counts; "
+            "set this one, for example by NTP"
+        )
+
+    def _own_offset(self) -> float:
+        return self._wall().timestamp() - self._uptime()
+
+    def _is_due(self) -> bool:
+        if self._compared is None:
+            return True
+        at, own = self._compared
+        return self._uptime() - at >= COMPARE_SECONDS or abs(self._own_offset() - own) > SHIFT_SECONDS
+
+
+def store_time(store: ObjectStore) -> datetime:
+    """Return the time by the store's clock, which is asked for it if that is due.
+
+    Raises:
+        TransientError: the store does not answer.
+    """
+    clock = clock_of(store)
+    clock.compare(store)
+    return clock.now()
+
+
+def _time_of_put(store: ObjectStore) -> datetime:
+    """Return when the store says that an object was put that is put now, and deleted again.
+
+    Its key is new, so no cache on the way knows an older answer.
+    """
+    key = keys.probe(new_nonce())
+    store = patient(store)
+    try:
+        store.put(key, b"")
+        return store.head(key).modified_at
+    finally:
+        store.delete(key)
+
+
+_clocks: dict[str, StoreClock] = {}
+_lock = threading.Lock()
+
+
+def clock_of(store: ObjectStore) -> StoreClock:
+    """Return what this process knows of the store's clock, however often it has opened the store."""
+    with _lock:
+        return _clocks.setdefault(store.canonical_url, StoreClock())
