@@ -86,7 +86,7 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
 def test_a_notifiers_process_is_away_from_the_drivers_terminal_and_files_and_ends_without_it(site, capfd):
     """Ctrl-C is for the driver, what a library prints may hold the URL, and nobody may be left to kill it."""
     with left_open(site / "of-the-driver"):
-        assert send("pager", MESSAGE, {"good": f"tell:{site}/seen"}, seconds=300.0) == {}
+        assert send("pager", MESSAGE, {"good": f"tell:{site}/seen"}, own=(), seconds=300.0) == {}
     pid, group, session, alarm_seconds, errors, files = json.loads((site / "seen").read_text())
     assert pid == group == session
     assert 0 < alarm_seconds <= 305
@@ -109,7 +109,7 @@ def test_what_a_notifier_has_started_ends_with_it(site, wait_until, monkeypatch)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", TooLate)
-    failed = send("pager", MESSAGE, {"hangs": f"hang:{site}/pid"}, seconds=300.0)
+    failed = send("pager", MESSAGE, {"hangs": f"hang:{site}/pid"}, own=(), seconds=300.0)
     monkeypatch.undo()
     assert failed == {"hangs": "did not answer within 300 s"}
     pid = int((site / "pid").read_text())
