@@ -75,13 +75,18 @@ class LastPass:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            with suppress(ProcessLookupError):  # What the training still has to save goes first.
+            # What the training still has to save goes first.
+            with suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             try:
                 printed, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired as late:
                 process.kill()
-                printed, _ = process.communicate()
+                process.wait()
+                # What it has started may hold the output open for longer.
+                assert process.stdout is not None
+                process.stdout.close()
+                printed = late.output or b""
         except OSError as error:
             _log.error("this node could not drive its job: %s", error)
             return

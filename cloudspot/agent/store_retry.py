@@ -48,7 +48,7 @@ def insist(
     return retrying.retry(
         call,
         sleep=sleep or time.sleep,
-        waits=retrying.until(deadline, waits),
+        waits=retrying.until(deadline, waits, clock=time.monotonic),
         kind=(AuthError, TransientError),
         when=may_pass,
         on_wait=lambda error: _log.warning("the store failed, trying again: %s", error),

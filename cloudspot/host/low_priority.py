@@ -53,8 +53,7 @@ def lower_session_priority() -> None:
     A session of one's own would be back at the priority of all others: see ``low_priority_session``.
     """
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, 0) > 0:
-        with suppress(OSError):
-            _AUTOGROUP.write_text(str(NICENESS), encoding="ascii")
+        _set_session_niceness(NICENESS)
 
 
 @contextmanager
@@ -64,8 +63,7 @@ def low_priority_session() -> Iterator[None]:
     Where the kernel shares the processors among sessions (sched(7), autogroup), the priority of a thread
     counts only within its own. Elsewhere this does nothing.
     """
-    with suppress(OSError):
-        _AUTOGROUP.write_text(str(NICENESS), encoding="ascii")
+    _set_session_niceness(NICENESS)
     try:
         yield
     finally:
@@ -74,9 +72,13 @@ def low_priority_session() -> Iterator[None]:
 
 def end_low_priority() -> None:
     """Give this process's session the usual priority, also if another process of it was killed meanwhile."""
+    _set_session_niceness(0)
+
+
+def _set_session_niceness(niceness: int) -> None:
     for _ in range(10):
         try:
-            _AUTOGROUP.write_text("0", encoding="ascii")
+            _AUTOGROUP.write_text(str(niceness), encoding="ascii")
         except BlockingIOError:  # without privileges: once in a tenth of a second on the whole machine
             time.sleep(0.1)
         except OSError:

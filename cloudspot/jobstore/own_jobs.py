@@ -79,7 +79,9 @@ def end_job(job_id: str, *, store_url: str) -> None:
     Its submissions stay known, for whoever resumes it. But no driver runs it here: whoever can write to the
     store could take its end back.
     """
-    with _usable():
+    if find_note(job_id, store_url=store_url) is None:
+        return
+    with _usable(), lock(_directory() / "lock"):
         found = find_note(job_id, store_url=store_url)
         if found is not None and not found.has_ended:
             _write(job_id, store_url, msgspec.structs.replace(found, has_ended=True))

@@ -1,11 +1,15 @@
 """A node that ends drives its job once more."""
 
+import os
+import signal
 import sys
+import threading
 import time
 from datetime import datetime, timezone
 
 import made_journal
 import pytest
+from process_portrait import left_open, portrait_of
 
 from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass
@@ -50,6 +54,22 @@ def test_it_reconciles_its_own_job_by_its_name(bench, program):
     LastPass(bench.life(nodes=DRIVE).context).run()
     store = f"file://{bench.root}/store"
     assert calls(bench) == [f"-m cloudspot reconcile --job digits-1 --store {store} --as node 1.0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
+def test_a_pass_yields_to_what_the_training_still_has_to_save_and_reads_nothing(bench, program, wait_until):
+    pid, go = bench.root / "pid", bench.root / "go"
+    program(f"echo $$ > {pid}.new; mv {pid}.new {pid}; until [ -e {go} ]; do sleep 0.01; done")
+    thread = threading.Thread(target=LastPass(bench.life(nodes=DRIVE).context).run)
+    try:
+        with left_open(bench.root / "of-the-agent"):
+            thread.start()
+            wait_until(pid.exists)
+        wait_until(lambda: portrait_of(int(pid.read_text())).niceness == 10)
+        assert portrait_of(int(pid.read_text())).streams[0] == "/dev/null"
+    finally:
+        go.touch()
+        thread.join()
 
 
 def test_a_job_that_does_not_ask_for_it_is_not_driven(bench, program):
@@ -108,7 +128,7 @@ def test_a_launch_that_was_refused_is_no_replacement(bench, program, monkeypatch
 
 
 def test_it_ends_a_pass_at_the_machines_deadline(bench, program):
-    program("exec sleep 60")
+    program("exec sleep 3600")
     life = bench.life(nodes=DRIVE)
     notice = PreemptionNotice(deadline=None)
     now = time.monotonic()
@@ -116,7 +136,39 @@ def test_it_ends_a_pass_at_the_machines_deadline(bench, program):
         reclaim=understand(notice, notice_seconds=0.5, now=now, wall=datetime.now(timezone.utc))
     )
     LastPass(life.context).run_until_replaced()
-    assert 0.4 < time.monotonic() - now < 20
+    assert time.monotonic() > now + 0.4
+
+
+def test_a_pass_that_is_ended_is_not_waited_for_until_what_it_has_started_ends(bench, program, caplog):
+    """As a program that gives it its credentials: it held the output open, and the node waited at its end."""
+    caplog.set_level("INFO")
+    program(f"echo begun; sleep 3600 & echo $! > {bench.root}/helper; exec sleep 3600")
+    life = bench.life(nodes=DRIVE)
+    life.context.orders.give(
+        reclaim=understand(
+            PreemptionNotice(deadline=None),
+            notice_seconds=0.5,
+            now=time.monotonic(),
+            wall=datetime.now(timezone.utc),
+        )
+    )
+    try:
+        LastPass(life.context).run()
+    finally:
+        os.kill(int((bench.root / "helper").read_text()), signal.SIGKILL)
+    assert "driving: begun" in caplog.messages
+
+
+def test_a_pass_whose_priority_cannot_be_lowered_is_made_all_the_same(bench, program, caplog, monkeypatch):
+    """As where the agent itself yields more: without privileges there is no way back."""
+
+    def refuse(*_arguments):
+        raise PermissionError
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(last_pass.os, "setpriority", refuse)
+    LastPass(bench.life(nodes=DRIVE).context).run()
+    assert "driving: drove" in caplog.messages
 
 
 def test_a_program_that_cannot_start_is_only_logged(bench, program, caplog):

@@ -829,17 +829,33 @@ def test_a_setup_that_fails_ends_the_restore_beside_it(bench, monkeypatch):
     monkeypatch.setattr(early_restore, "LEAVE_SECONDS", 60.0)
     bench.commit(bench.id(1, 40))
     end_machine(bench)
-    read, begun = bench.store.get_range_into, threading.Event()
+    read, enter, is_awaited = (
+        bench.store.get_range_into,
+        early_restore.EarlyRestore.__enter__,
+        threading.Event(),
+    )
+    reads = bench.root / "reads"
 
-    def slow(*arguments):
-        begun.set()
-        time.sleep(0.5)
+    def begin(restore):
+        join = restore._thread.join
+
+        def joined(seconds=None):
+            is_awaited.set()
+            join(seconds)
+
+        restore._thread.join = joined
+        return enter(restore)
+
+    def held(*arguments):
+        reads.touch()
+        assert is_awaited.wait(100.0)
         return read(*arguments)
 
-    monkeypatch.setattr(bench.store, "get_range_into", slow)
-    life = bench.life(SESSION, launch=2, machine="other", run={"setup": "sleep 0.2; false"})
+    monkeypatch.setattr(early_restore.EarlyRestore, "__enter__", begin)
+    monkeypatch.setattr(bench.store, "get_range_into", held)
+    setup = f"until test -e {reads}; do sleep 0.01; done; false"
+    life = bench.life(SESSION, launch=2, machine="other", run={"setup": setup})
     life.run()
-    assert begun.is_set()
     assert bench.exit_record(2).detail.startswith("setup failed")
     assert "early restore" not in {thread.name for thread in threading.enumerate()}
     assert not (life.context.node.restore_in_memory / "restore.json").exists()

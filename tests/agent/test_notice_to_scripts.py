@@ -110,10 +110,8 @@ def test_one_that_trains_on_after_its_save_is_ended_once_that_is_committed(bench
     monkeypatch.setattr("cloudspot.agent.training.supervision.LEAVE_SECONDS", 0.1)
     script = SCRIPT + "Path('ready').touch()\nwait()\nsave(107)\nsave(107, 'done')\ntime.sleep(3600)\n"
     life, thread = start(script, checkpoint={**TABLE, "complete_file": "done", "on_notice": "stop"})
-    told = time.monotonic()
     reclaim(life, 300.0)
     end(thread)
-    assert time.monotonic() < told + 60.0
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from process_portrait import Portrait, portraits_of_session
 
 from cloudspot import boot
 from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script
@@ -273,6 +274,21 @@ def test_the_timer_ends_a_machine_whose_agent_hangs(machine: Machine):
     assert machine.lines("down") == ["down"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which signals a process ignores")
+def test_the_timer_outlives_a_boot_service_that_hangs_up_and_holds_nothing_of_it_open(machine: Machine):
+    def look(script: int) -> None:
+        def naps() -> list[Portrait]:
+            return [one for one in portraits_of_session(script) if one.words[-1:] == ("900",)]
+
+        machine.wait_until(naps)  # the timer's first one
+        (nap,) = naps()
+        assert signal.SIGHUP in nap.ignored
+        assert nap.streams == ("/dev/null",) * 3
+        (machine.directory / "down").write_text("seen")
+
+    machine.boot(statuses=["hang"], meanwhile=look)
+
+
 def test_who_stops_the_script_stops_the_agent_which_is_not_started_again(machine: Machine):
     def stop(script: int) -> None:
         machine.wait_until((machine.directory / "serves").exists)
@@ -420,6 +436,12 @@ def test_where_systemd_runs_the_agent_is_a_unit_and_the_timer_stays_with_the_scr
 
 def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(machine: Machine):
     (machine.directory / "units").mkdir()
+    (machine.directory / "bin").mkdir()
+    chmod = machine.directory / "bin/chmod"
+    chmod.write_text(
+        f'#!/bin/sh\nstat -c %a "$2" >> {machine.directory}/modes-before\nexec {shutil.which("chmod")} "$@"\n'
+    )
+    chmod.chmod(0o755)
     umask = os.umask(0)
     try:
         machine.boot(statuses=["0"], max_seconds=0.3, store_url="secret", meanwhile=machine.wait_for_unit)
@@ -434,6 +456,7 @@ def test_what_holds_the_environment_is_for_its_owner_alone_whatever_the_umask(ma
     for path in with_environment:
         assert 'CLOUDSPOT_STORE="secret"' in path.read_text()
         assert path.stat().st_mode & 0o777 == 0o700, path
+    assert {*machine.lines("modes-before")} == {"600"}, "it was open to others while it was written"
     assert (machine.directory / "node").stat().st_mode & 0o777 == 0o700
     # systemd tells of units that it alone may read.
     assert (machine.directory / "units/cloudspot-agent.service").stat().st_mode & 0o044 == 0o044
@@ -462,7 +485,10 @@ def test_the_agent_has_a_home_a_user_and_limits_that_fit_a_training(machine: Mac
     )
     if has_systemd:
         unit = (machine.directory / "units/cloudspot-agent.service").read_text().splitlines()
-        assert {"LimitNOFILE=1048576", "LimitMEMLOCK=infinity"} <= set(unit)
+        # Its processes get SIGTERM from the agent alone; it has time to save; no rank's end is the unit's.
+        expected_lines = {"KillMode=mixed", "TimeoutStopSec=90", "OOMPolicy=continue", "TasksMax=infinity"}
+        expected_lines |= {"Restart=always", "StartLimitIntervalSec=0", "StandardOutput=journal+console"}
+        assert {"LimitNOFILE=1048576", "LimitMEMLOCK=infinity", *expected_lines} <= set(unit)
         (command,) = [line.partition("=")[2] for line in unit if line.startswith("ExecStart=")]
         (machine.directory / "down").unlink()
         machine.run(command.split())

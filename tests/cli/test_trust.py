@@ -6,15 +6,19 @@ import pytest
 from cloudspot.cli import config
 from cloudspot.cli.commands import fork as fork_module
 from cloudspot.cli.commands import resume as resume_module
+from cloudspot.cli.jobs import Job
 from cloudspot.cli.preparedjob import with_secrets
 from cloudspot.cli.screen import output
+from cloudspot.cli.trust import check_trusted, noting
 from cloudspot.controller.ownership import open_to_drive, store_label
-from cloudspot.errors import SpecError
+from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore import codec, keys, own_jobs
 from cloudspot.jobstore.job_lists import list_jobs
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.state_home import state_home
+from cloudspot.local.provider import LocalProvider
 
 JOB = "digits-1"
 
@@ -169,6 +173,34 @@ def test_a_record_that_is_replaced_while_it_is_looked_at_is_not_used(jobs, monke
     jobs.run("resume", JOB, "--trust", sha256)
     note = own_jobs.find_note(JOB, store_url=store_label(jobs.store))
     assert note.newest["code_sha256"] == history(jobs).submission.code_sha256 == shown != "e" * 64
+
+
+def test_a_job_that_was_resumed_since_its_provider_was_opened_is_not_trusted(jobs):
+    """The provider was opened for another record than the one that would be shown."""
+    before = tampered(jobs, env={"LR": "2"})
+    job = Job(jobs.store, JOB)
+    assert job.submission_sha256 == before
+    submission = codec.decode(jobs.store.get(keys.spec(JOB)), Submission)
+    jobs.put(keys.spec(JOB), msgspec.structs.replace(submission, code_sha256="e" * 64))
+    now = history(jobs)
+    with pytest.raises(CloudspotError, match=f"something has happened to job '{JOB}' meanwhile"):
+        check_trusted(job, now, trust=now.submission_sha256, action="move", sends=None)
+
+
+@pytest.mark.parametrize("is_this_computer", [True, False])
+def test_a_job_that_cannot_be_noted_is_submitted_only_if_its_machines_are_others(
+    jobs, local_home, monkeypatch, capsys, is_this_computer
+):
+    jobs.stopped()
+    monkeypatch.setattr(LocalProvider, "is_this_computer", is_this_computer)
+    note, submission = noting(jobs.store, LocalProvider()), history(jobs).submission
+    (state_home() / "own-jobs").chmod(0o755)
+    if is_this_computer:
+        with pytest.raises(SpecError, match="own-jobs has mode 755, not 700"):
+            note(submission, "6" * 64)
+    else:
+        note(submission, "6" * 64)
+        assert "the job cannot be noted here" in capsys.readouterr().err
 
 
 def test_a_running_job_whose_record_changed_is_not_moved(jobs):

@@ -182,6 +182,32 @@ def test_a_job_that_comes_to_life_before_its_thing_is_ended_keeps_it(store):
     ]  # fmt: skip
 
 
+def test_a_job_that_comes_to_life_in_any_of_the_stores_keeps_its_thing(store, tmp_path):
+    """Whatever store the thing names: a store may have a second name."""
+    second = InMemoryStore("memory://second")
+    listed = Listed(*of(store, OVER))
+    found = AccountReaper([listed], [store, second], now=lambda: NOW, sleep=lambda _: None)
+    judged, _ = found.find()
+    assert judged[0].fate is Fate.ORPHAN
+    mark_live(second, OVER, "writer")
+    (done,) = found.end(judged)
+    assert "has come to life meanwhile" in str(done.error)
+    assert listed.ended == []
+    assert found.find()[0][0].fate is Fate.KEPT
+
+
+@pytest.mark.parametrize("tag", ["Not an id", "../index/x", "x" * 500, "a/b"])
+def test_a_thing_whose_tag_is_no_job_id_is_kept_and_no_store_is_asked_for_it(store, tag):
+    """Somebody else's tag: that the store has no such job proves nothing."""
+    listed = Listed(*of(store, tag, OVER))
+    found = reaper(store, listed)
+    judged, problems = found.find()
+    assert problems == ()
+    assert [one.fate for one in judged] == [Fate.KEPT, Fate.ORPHAN]
+    found.end(judged)
+    assert listed.ended == [OVER]
+
+
 def test_a_store_that_cannot_be_read_protects_all_that_is_its(store, monkeypatch):
     listed = Listed(*of(store, OVER, REMOVED))
     monkeypatch.setattr(store, "list_page", raising(TransientError("no answer")))

@@ -1,10 +1,13 @@
 """A notifier of any plugin, in a process of its own: what it prints, raises or breaks stays there."""
 
 import importlib
+import json
+import subprocess
 import sys
 import textwrap
 
 import pytest
+from process_portrait import left_open
 
 from cloudspot.controller.sending import send
 from cloudspot.errors import PluginError
@@ -12,7 +15,7 @@ from cloudspot.model import Message, Severity
 from cloudspot.registry import notifier_class
 
 PLUGIN = """
-    import os, pathlib, time
+    import json, os, pathlib, signal, subprocess, time
     from cloudspot.errors import CloudspotError
     from cloudspot.hookspecs import hookimpl
     from cloudspot.interfaces import Notifier
@@ -33,7 +36,15 @@ PLUGIN = """
             if what == "die":
                 os._exit(0)
             if what == "hang":
-                time.sleep(60)
+                if word != "secret":
+                    pathlib.Path(word).write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
+                time.sleep(3600)
+            if what == "tell":
+                os.write(2, b"secret")
+                seen = [os.getpid(), os.getpgrp(), os.getsid(0), signal.alarm(0), os.path.realpath("/dev/fd/2")]
+                seen.append([os.path.realpath(f"/dev/fd/{one}") for one in os.listdir("/dev/fd")])
+                pathlib.Path(word).write_text(json.dumps(seen))
+                return
             pathlib.Path(word).write_text(f"{message.title}: {message.severity.value} in {os.getcwd()}")
 
     @hookimpl
@@ -70,6 +81,44 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
         "hangs": "did not answer within 2 s",
     }
     assert (site / "got").read_text() == "a-1: failed: failure in /"
+
+
+def test_a_notifiers_process_is_away_from_the_drivers_terminal_and_files_and_ends_without_it(site, capfd):
+    """Ctrl-C is for the driver, what a library prints may hold the URL, and nobody may be left to kill it."""
+    with left_open(site / "of-the-driver"):
+        assert send("pager", MESSAGE, {"good": f"tell:{site}/seen"}, own=(), seconds=300.0) == {}
+    pid, group, session, alarm_seconds, errors, files = json.loads((site / "seen").read_text())
+    assert pid == group == session
+    assert 0 < alarm_seconds <= 305
+    assert errors == "/dev/null"
+    assert str(site / "of-the-driver") not in files
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_notifier_has_started_ends_with_it(site, wait_until, monkeypatch):
+    class TooLate(subprocess.Popen):
+        """Its time is over as soon as the notifier has started something."""
+
+        def communicate(self, order=None, timeout=None):
+            if timeout is None:
+                return super().communicate()
+            with self.stdin as stdin:
+                stdin.write(order)
+            self.stdin = None
+            wait_until(lambda: (site / "pid").exists() and (site / "pid").read_text())
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", TooLate)
+    failed = send("pager", MESSAGE, {"hangs": f"hang:{site}/pid"}, own=(), seconds=300.0)
+    monkeypatch.undo()
+    assert failed == {"hangs": "did not answer within 300 s"}
+    pid = int((site / "pid").read_text())
+    wait_until(lambda: not is_alive(pid))
+
+
+def is_alive(pid):
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return shown.stdout.strip() != "" and not shown.stdout.startswith("Z")
 
 
 def test_a_notifier_that_takes_its_process_along_has_failed(site):

@@ -71,22 +71,28 @@ def test_an_agent_that_follows_one_that_was_killed_in_an_upload_has_the_usual_pr
 
 
 def test_a_session_that_may_not_change_yet_tries_again(monkeypatch, tmp_path):
-    """The kernel refuses a second change within a tenth of a second: the agent would have yielded for ever."""
-    group, write, refusals = tmp_path / "autogroup", Path.write_text, [1, 2, 3]
+    """The kernel refuses a second change within a tenth of a second: the agent would have yielded for ever.
+
+    And the second of two processes that fetch inputs would never have yielded at all.
+    """
+    group, write, slept, times = tmp_path / "autogroup", Path.write_text, [], {}
 
     def refusing(path, text, **options):
-        if text == "0" and refusals.pop():
+        times[text] = times.get(text, 0) + 1
+        if times[text] % 4:
             raise BlockingIOError
         return write(path, text, **options)
 
-    refusals.insert(0, 0)
     monkeypatch.setattr(low_priority, "_AUTOGROUP", group)
-    monkeypatch.setattr(low_priority.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(low_priority.time, "sleep", slept.append)
     monkeypatch.setattr(Path, "write_text", refusing)
     with low_priority.low_priority_session():
         assert group.read_text() == str(low_priority.NICENESS)
     assert group.read_text() == "0"
-    assert refusals == []
+    monkeypatch.setattr(low_priority.os, "getpriority", lambda *_: 1)
+    low_priority.lower_session_priority()
+    assert group.read_text() == str(low_priority.NICENESS)
+    assert slept == [0.1] * 9
 
 
 def test_a_kernel_that_has_no_sessions_is_no_error(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Which names from a store are paths, and what stands in their way on the disk."""
 
 import os
+import re
 
 import pytest
 from hypothesis import example, given
@@ -75,7 +76,9 @@ def test_no_directory_is_made_behind_a_symlink_or_for_a_name_that_leads_out(tmp_
     outside.mkdir()
     root.mkdir()
     (root / "link").symlink_to(outside)
-    with pytest.raises(SymlinkError, match=f"{root}/link is a symlink, which is not followed"):
+    with pytest.raises(
+        SymlinkError, match=f"{re.escape(str(root))}/link is a symlink, which is not followed"
+    ):
         make_parents(root, "link/a/b")
     with pytest.raises(ValueError, match=r"'\.\./outside/a/b' is not a safe relative path"):
         make_parents(root, "../outside/a/b")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import threading
 
 import msgspec
@@ -141,9 +142,9 @@ def test_a_flipped_bit_is_found_by_verify_and_by_fetch_which_leaves_no_table(
     commit = checkpoints.session(store, C, DATAS)
     key = keys.chunk("x", SaveId(1, 10, 0), 0, 1)
     flip(store, key, position)
-    with pytest.raises(CorruptData, match=f"{key} does not match its checksum"):
+    with pytest.raises(CorruptData, match=f"{re.escape(key)} does not match its checksum"):
         fetching.verify(store, "x", commit)
-    with pytest.raises(CorruptData, match=key):
+    with pytest.raises(CorruptData, match=re.escape(key)):
         fetching.fetch(store, "x", commit, tmp_path / "r")
     assert not (tmp_path / "r/restore.json").exists()
 
@@ -199,7 +200,7 @@ def test_a_chunk_of_the_wrong_size_is_found_before_anything_is_written(store, ch
         lambda: fetching.verify(store, "x", commit),
         lambda: fetching.fetch(store, "x", commit, tmp_path / "r"),
     ):
-        with pytest.raises(CorruptData, match=key):
+        with pytest.raises(CorruptData, match=re.escape(key)):
             act()
     assert not (tmp_path / "r").exists()
 

@@ -1,17 +1,23 @@
 """Small files that other processes fetch: all of them, whatever dies, and nothing outlives who asked."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from directorystore import directory_store
+from process_portrait import left_open
 from staged_inputs import contents, staging
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.host.low_priority import NICENESS, lower_thread_priority
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import fetching_processes as module
 from cloudspot.jobstore.fetching_processes import (
@@ -145,7 +151,7 @@ def test_what_goes_wrong_with_a_file_is_raised_here_as_what_it_is(tmp_path, give
     files = [file for file in source.wanted() if file.name != "large"]
     (tmp_path / "data" / files[5].key).unlink()
     with fetching_processes(1, _SmallFiles(cache, own, source, 4)) as fetch:
-        with pytest.raises(ObjectMissing, match=files[5].key):
+        with pytest.raises(ObjectMissing, match=re.escape(files[5].key)):
             fetch(files)
         fetch(files[6:])
     assert all(cache.has(source, file) for file in files[6:])
@@ -159,6 +165,10 @@ def test_what_goes_wrong_with_a_file_is_raised_here_as_what_it_is(tmp_path, give
             "Odd: off",
         ),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        (
+            "import click\nraise click.BadOptionUsage('name', 'off')",
+            "BadOptionUsage: off",
+        ),  # packs, and never unpacks
     ],
 )
 def test_an_error_that_cannot_be_raised_here_is_told_as_text(code, told):
@@ -174,6 +184,52 @@ def test_what_a_plugin_prints_or_reads_is_neither_answer_nor_order(capfd):
         fetch({})
         fetch({})
     assert capfd.readouterr().err.split() == ["aside"] * 2
+
+
+HERE = """
+import json, os, pathlib, sys
+group = pathlib.Path("/proc/self/autogroup")
+json.dump({
+    "leads_its_session": os.getsid(0) == os.getpid(),
+    "directory": os.getcwd(),
+    "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+    "session_niceness": int(group.read_text().split()[-1]) if group.exists() else None,
+    "files": [os.path.realpath(f"/dev/fd/{one}") for one in os.listdir("/dev/fd")],
+    "path": sys.path[1:],
+}, sys.stderr)
+print(file=sys.stderr)
+"""
+
+
+def seen_by_the_process(capfd, *, initializer=None):
+    """Return what one of the processes sees of itself that a thread has started."""
+    with (
+        fetching_processes(1, partial(exec, HERE)) as fetch,
+        ThreadPoolExecutor(1, initializer=initializer) as pool,
+    ):
+        pool.submit(fetch, {}).result()
+    return json.loads(capfd.readouterr().err)
+
+
+def test_it_has_our_modules_but_neither_our_session_our_directory_nor_our_files(tmp_path, monkeypatch, capfd):
+    """Ctrl-C is for whoever started this process, and files of the job could be taken for modules."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit('of the job')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["of/mine", *sys.path])
+    with left_open(tmp_path / "of-ours"):
+        seen = seen_by_the_process(capfd)
+    assert (seen["leads_its_session"], seen["directory"]) == (True, "/")
+    assert seen["path"][0] == f"{tmp_path}/of/mine"
+    assert str(tmp_path / "of-ours") not in seen["files"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no autogroups")
+@pytest.mark.parametrize("initializer", [None, lower_thread_priority])
+def test_its_session_yields_if_whoever_started_it_does(capfd, initializer):
+    seen = seen_by_the_process(capfd, initializer=initializer)
+    yields = initializer is not None or os.getpriority(os.PRIO_PROCESS, 0) > 0
+    assert (seen["niceness"] > 0) is yields
+    assert seen["session_niceness"] == (NICENESS if yields else 0)
 
 
 HOLDER = """

@@ -7,6 +7,7 @@ import pytest
 from own_notes import note
 
 from cloudspot.errors import SpecError
+from cloudspot.host.locks import try_lock
 from cloudspot.jobstore import own_jobs
 
 JOB, URL = "digits-1", "memory://test"
@@ -41,6 +42,30 @@ def test_a_note_has_each_submission_the_newest_last(local_home: Path):
     assert own_jobs.find_note(JOB, store_url="memory://other") is None
 
 
+def test_a_submission_that_is_noted_again_is_the_newest(local_home: Path):
+    """As where a job goes back to an earlier record: what differs is told from that one."""
+    for number in (1, 2, 1):
+        note(JOB, store_url=URL, sha256=str(number) * 64, code_sha256=str(number) * 64)
+    found = own_jobs.find_note(JOB, store_url=URL)
+    assert list(found.submissions) == ["2" * 64, "1" * 64]
+    assert found.newest["code_sha256"] == "1" * 64
+
+
+def test_a_job_is_not_taken_for_one_of_a_store_whose_url_goes_on_as_its_name(local_home: Path):
+    note("adigits-1", store_url=URL)
+    assert own_jobs.find_note("digits-1", store_url=f"{URL}a") is None
+
+
+def test_the_key_stays_and_signs_all_of_a_statement(local_home: Path):
+    statements = [b"x" * 100 + end for end in (b"a", b"b")]
+    assert [own_jobs.signature(one) for one in statements] == ["", ""]
+    note(JOB, store_url=URL)
+    before = [own_jobs.signature(one) for one in statements]
+    assert len({*before}) == 2
+    note("another-1", store_url=URL)
+    assert [own_jobs.signature(one) for one in statements] == before
+
+
 def test_an_end_stands_until_the_job_is_submitted_again_and_a_removal_forgets_all(local_home: Path):
     own_jobs.end_job(JOB, store_url=URL)
     assert own_jobs.find_note(JOB, store_url=URL) is None
@@ -55,8 +80,25 @@ def test_an_end_stands_until_the_job_is_submitted_again_and_a_removal_forgets_al
         assert own_jobs.find_note(JOB, store_url=URL) is None
 
 
+def test_a_note_is_read_and_written_under_one_lock(local_home: Path, monkeypatch):
+    """A driver that noted the job's end lost the submission with which its user had just resumed it."""
+    write, found = own_jobs._write, []
+
+    def watched(*arguments):
+        with try_lock(local_home / "own-jobs" / "lock") as is_free:
+            found.append(is_free)
+        write(*arguments)
+
+    monkeypatch.setattr(own_jobs, "_write", watched)
+    note(JOB, store_url=URL)
+    own_jobs.end_job(JOB, store_url=URL)
+    assert own_jobs.find_note(JOB, store_url=URL).has_ended
+    assert found == [False, False]
+
+
 def test_a_note_of_an_earlier_version_is_none(local_home: Path):
     note(JOB, store_url=URL)
     (path,) = (one for one in (local_home / "own-jobs").iterdir() if len(one.name) == 64)
-    path.write_bytes(b"5" * 64 + b"\nended")
-    assert own_jobs.find_note(JOB, store_url=URL) is None
+    for data in (b"5" * 64 + b"\nended", b'{"submissions": {}}', b"", b"\xff"):
+        path.write_bytes(data)
+        assert own_jobs.find_note(JOB, store_url=URL) is None

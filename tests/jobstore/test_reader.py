@@ -1,6 +1,5 @@
 """The history of a job, read again and again."""
 
-import time
 from datetime import datetime, timedelta, timezone
 from typing import get_args
 
@@ -370,9 +369,7 @@ def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
     journal.copy()
     for number in range(2, num_copied + 1):
         store.delete(keys.journal("x", number))  # it is not read
-    began = time.perf_counter()
     history = HistoryReader(counted, "x").read()
-    assert time.perf_counter() - began < 5
     assert len(history.commits) == num_commits
     assert sum(counted.calls.values()) <= 20
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import safetensors
@@ -288,7 +289,7 @@ def test_a_corrupt_chunk_is_named_and_nothing_is_left(store, tmp_path, put_sessi
         store.put(key, data if harm == "flip" else data[:-1])
     path = tmp_path / "model.safetensors"
     path.write_text("older")
-    with pytest.raises(CorruptData, match=key):
+    with pytest.raises(CorruptData, match=re.escape(key)):
         export(store, commit, path)
     assert path.read_text() == "older"
     assert sorted(tmp_path.glob(".*")) == []

@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -254,7 +255,9 @@ def test_no_symlink_below_the_root_is_followed_and_the_root_may_be_one(store, tm
             store.open_upload,
             lambda key: store.put(key, b"2"),
         ):
-            with pytest.raises(StoreRefused, match=f"{link} is a symlink, which is not followed; remove it"):
+            with pytest.raises(
+                StoreRefused, match=f"{re.escape(str(link))} is a symlink, which is not followed; remove it"
+            ):
                 call(key)
     assert [(path.name, path.read_bytes()) for path in (tmp_path / "outside").iterdir()] == [
         ("spec", b"kept")

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+from process_portrait import left_open, portrait_of, portraits_of_session
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
+from cloudspot.local import forms
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK, machine_processes
 from cloudspot.local.provider import LocalProvider
+from cloudspot.local.supervisor import Supervisor
+from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 
@@ -112,12 +117,100 @@ def test_nothing_of_the_submitters_environment_reaches_a_machine(host, monkeypat
     assert names - {"PWD", "SHLVL", "_"} == expected
 
 
+@linux_only
+def test_a_machine_and_its_supervisor_are_away_from_the_submitters_terminal_directory_and_files(host):
+    with left_open(host.home / "of-the-submitter"):
+        machine = host.launch("echo $$ > pid; echo up; sleep 1000")[0]
+        host.wait_for_console(machine, "up")
+    supervisor = portrait_of(machine.supervisor().pid)
+    boot = portrait_of(int((machine.path / "pid").read_text()))
+    log = str(machine.path / "supervisor.log")
+    assert supervisor.session not in {os.getsid(0), boot.session}
+    assert supervisor.directory == Path("/")
+    assert supervisor.streams == ("/dev/null", log, log)
+    assert supervisor.environment.keys() <= {"PATH", "LANG", "PYTHONPATH"}
+    assert boot.leads_its_session
+    assert boot.directory == machine.path
+    assert boot.streams == ("/dev/null", str(machine.console), str(machine.console))
+    assert str(host.home / "of-the-submitter") not in supervisor.files | boot.files
+    assert not [one for one in boot.files if one.startswith(str(machine.path / "lock"))]
+
+
+def test_the_machines_of_a_job_share_the_hosts_cores_and_have_no_variable_of_their_supervisors(
+    host, monkeypatch
+):
+    """Else each would compute with as many threads as there are cores, or import what the supervisor does."""
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    monkeypatch.setenv("PYTHONPATH", "/of/the/supervisor")
+    monkeypatch.setattr(forms.os, "cpu_count", lambda: 9)
+    form = forms.make_form(machine)
+    for num_nodes, cores in ((1, "9"), (2, "4"), (4, "2"), (10, "1")):
+        form.record = msgspec.structs.replace(form.record, job_nodes=num_nodes)
+        environment = form._environment()
+        assert environment["CLOUDSPOT_CORES"] == cores
+        assert "PYTHONPATH" not in environment
+
+
 def test_the_boot_waits_for_the_boot_delay(host):
     machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
     assert host.instance(machine).state is InstanceState.PENDING
     LocalProvider().preempt(machine.id, notice_seconds=0)
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
     assert not machine.console.exists()
+
+
+@linux_only
+def test_a_supervisor_keeps_open_what_it_is_to_hold_and_finds_modules_where_it_is_told(host, tmp_path):
+    """As the lock that tells its sandbox's other processes that a machine lives."""
+    record = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0].record()
+    path = host.home / "machines" / "m-held-0"
+    machine = MachineDirectory.create(
+        path, msgspec.structs.replace(record, id=path.name), user_data=b"echo up"
+    )
+    python_path = os.pathsep.join((str(tmp_path / "modules"), *sys.path))
+    with (tmp_path / "held").open("w") as held:
+        started = start_supervisor(machine, python_path=python_path, held=(held.fileno(),))
+        assert started.wait(60) == 0
+    supervisor = portrait_of(machine.supervisor().pid)
+    assert held.name in supervisor.files
+    assert supervisor.environment["PYTHONPATH"] == python_path
+
+
+@linux_only
+def test_a_machine_that_asks_for_its_end_waits_for_it_though_it_is_hung_up_on(host, wait_until):
+    """Should its supervisor have been killed, it ends itself then."""
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    shutdown = subprocess.Popen([machine.programs / "shutdown"], start_new_session=True)
+    assert shutdown.wait(60) == 0
+
+    try:
+        # A shell and its sleep.
+        wait_until(lambda: len(portraits_of_session(shutdown.pid)) == 2)
+        assert all(signal.SIGHUP in one.ignored for one in portraits_of_session(shutdown.pid))
+    finally:
+        os.killpg(shutdown.pid, signal.SIGKILL)
+
+
+def test_a_machine_that_had_a_supervisor_or_has_ended_never_gets_another(host):
+    machine = host.launch("sleep 1000")[0]
+    os.kill(machine.supervisor().pid, signal.SIGKILL)
+    assert start_supervisor(machine).wait(60) == 1
+    host.wait_for_end(machine)
+    assert start_supervisor(machine).wait(60) == 1
+
+
+def test_a_later_notice_moves_no_end_back(host):
+    machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
+    supervisor = Supervisor(machine)
+    supervisor._form.view = SimpleNamespace(notice=None)
+    supervisor._reclaim(1000.0, 30.0)
+    first = supervisor._form.view.notice
+    supervisor._reclaim(1001.0, 60.0)
+    assert supervisor._deadline == 1030.0
+    assert supervisor._form.view.notice is first
+    supervisor._reclaim(1002.0, 5.0)
+    assert supervisor._deadline == 1007.0
+    assert supervisor._form.view.notice.deadline < first.deadline
 
 
 LOOKED_AT = """

@@ -143,6 +143,17 @@ def test_a_machine_that_is_still_listed_as_running_is_billed_after_its_nodes_las
     assert line.seconds == seconds
 
 
+def test_a_machine_that_is_listed_as_ended_is_billed_until_then_though_its_node_said_goodbye_before(records):
+    """It uploads no more, and is charged until it is gone."""
+    history = records.history(records.launch(exits={0: records.exit("drained", at=1800.0)}))
+    listed = records.instance(state="ended", launched=0.0, ended_at=records.at(2400.0))
+    (line,) = bill(history, records.at(3600.0), instances=(listed,)).lines
+    assert (line.ended, line.seconds) == (records.at(2400.0), 2400.0)
+    forgotten = records.instance(state="ended", launched=0.0)
+    (line,) = bill(history, records.at(3600.0), instances=(forgotten,)).lines
+    assert line.ended == records.at(1800.0)
+
+
 def test_a_clock_that_is_off_never_bills_less_than_nothing(records):
     assert bill(records.history(records.launch()), records.at(-100.0)).spent == 0.0
 

@@ -1,8 +1,16 @@
 """Which files of a job a script imports, and what in them has to come before torch."""
 
+import os
+
 import pytest
 
 from cloudspot.train.own_code import obstacle, own_modules
+
+READ_EARLY = (
+    *("OMP_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "PYTORCH_CUDA_ALLOC_CONF"),
+)
+"""One of each kind that torch and its libraries read when they are loaded."""
 
 
 @pytest.fixture
@@ -42,6 +50,7 @@ def test_what_is_imported_directly_or_not_is_found_where_it_is_not_installed(scr
         ("os.environ['OMP_NUM_THREADS'] = '1'", True),
         ("os.environ.update(\n    {'TORCH_LOGS': 'dynamo'}\n)", True),
         ("os.putenv(\n    'CUDA_VISIBLE_DEVICES', '0'\n)", True),
+        *((f"os.putenv('{name}', '1')", True) for name in READ_EARLY),
         ("print(os.environ['TORCHELASTIC_RUN_ID'], 'TORCH_NCCL_DEBUG')", False),
         ("os.environ['TOKENIZERS_PARALLELISM'] = 'false'", False),
         ("LIBRARY = 'OMP_LIB'", False),
@@ -52,6 +61,18 @@ def test_only_variables_that_are_read_early_are_in_the_way(script, text, is_earl
     script.write_text(f"import os\n{text}\n")
     expected = "train.py may set a variable that is read before it starts"
     assert obstacle(script) == (expected if is_early else "")
+
+
+def test_a_script_that_changes_is_read_again_though_its_size_stays(script):
+    text = script.read_text()
+    harmful = "import os; os.putenv('OMP_NUM_THREADS', '1')\n"
+    script.write_text(harmful.replace("OMP_NUM", "NUM_OMP") + text)
+    before = script.stat()
+    assert obstacle(script) == ""
+    script.write_text(harmful + text)
+    os.utime(script, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert script.stat().st_size == before.st_size
+    assert obstacle(script).startswith("train.py may set a variable")
 
 
 def test_a_script_that_is_not_there_tells_that_itself(tmp_path):

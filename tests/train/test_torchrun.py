@@ -298,9 +298,7 @@ def evaluated(tmp_path_factory):
 def test_a_notice_in_an_evaluation_loses_no_step(courier, evaluated, options, noticed):
     expected = evaluated(options, courier)
     notice = ("--drain-in", "1", "--noticed", str(noticed))
-    begun = time.monotonic()
     output = courier.run_ranks(EVALUATING, *options, *notice, num_ranks=2, environment=courier.begin())
-    assert time.monotonic() - begun < 30, output
     step = 7 if "--head" in options else 12
     assert courier.drained(0) == courier.drained(1) == {"step": step}, output
     assert "Traceback" not in output

@@ -708,20 +708,19 @@ def test_a_save_of_the_same_step_that_is_whole_first_ends_the_wait_for_a_drain(b
     assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
 
 
-def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make):
+def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make, monkeypatch):
     """It waited a minute for a commit that nobody could make, beside another that waited for the same."""
+    monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 3600.0)
     first, second, third = make(3, min=2, max=3)
     bench.put_part(0, 40, world_size=3)
     bench.put_part(1, 40, world_size=3)
     third.die()
-    began = time.monotonic()
     waiting = [threading.Thread(target=a.membership.await_commit, args=(40,)) for a in (first, second)]
     for thread in waiting:
         thread.start()
     for thread in waiting:
-        thread.join(20.0)
+        thread.join(100.0)
         assert not thread.is_alive()
-    assert time.monotonic() - began < 20.0
     assert bench.commits() == ()
 
 

@@ -4,11 +4,15 @@ import base64
 import os
 import pwd
 import re
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from process_portrait import portrait_of
 from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
 from small_image import containers, kill_container, small_image, volumes, why_no_containers
 
@@ -402,6 +406,120 @@ def test_gpus_are_handed_on(node, tmp_path, monkeypatch, name, options):
     Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     (start,) = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("run ")]
     assert options in start
+
+
+@pytest.fixture
+def told(node, tmp_path, monkeypatch):
+    """``told(engine)``: start a container with a stand-in; return its words and environment at each call."""
+
+    def told(name):
+        calls = tmp_path / f"calls-{name}"
+        calls.mkdir()
+        script = (
+            f'n={calls}/$$; for word in "$@"; do printf "%s\\0" "$word" >> $n.words; done\n'
+            f'cat /proc/$$/environ > $n.environment; case "$1" in inspect) exit 1;; run) '
+            f'while [ "$1" != --env-file ]; do shift; done; cat "$2" > {tmp_path}/variables;; esac'
+        )
+        engine(tmp_path / "bin", name, script)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+        (tmp_path / "bin" / name).unlink()
+        calls = [
+            (path.read_text().split("\0")[:-1], path.with_suffix(".environment").read_text().split("\0"))
+            for path in calls.glob("*.words")
+        ]
+        return {words[0]: (words, environment) for words, environment in calls}
+
+    return told
+
+
+def options_of(words):
+    """Return the options with a value of an engine's ``run``, each with all its values."""
+    found = {}
+    for name, value in pairwise(words[: words.index("--entrypoint")]):
+        if name.startswith("--"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, tmp_path, monkeypatch, name):
+    """It has the marks by which the agent finds them, the agent's user, and the time to save at a shutdown."""
+    monkeypatch.setenv("CLOUDSPOT_NODE", "here")
+    monkeypatch.setenv("OF_THE_AGENT", "not for the job")
+    package = node.directory / "package"
+    package.mkdir()
+    (node.python_path / "package").symlink_to(package)
+    monkeypatch.setattr(under_test.os, "getuid", lambda: 1234)
+    monkeypatch.setattr(under_test.os, "getgid", lambda: 1235)
+    monkeypatch.setattr(under_test, "_home", lambda: "/home/mine")
+    limits = {
+        resource.RLIMIT_NOFILE: (1024, 4096),
+        resource.RLIMIT_NPROC: (-1, -1),
+        resource.RLIMIT_MEMLOCK: (8, -1),
+    }
+    monkeypatch.setattr(under_test.resource, "getrlimit", lambda number: limits[number])
+    words, _ = told(name)["run"]
+    found, variables = options_of(words), tmp_path / "variables"
+    assert found["--user"] == ["0:0" if name == "podman" else "1234:1235"]
+    assert found["--stop-timeout"] == ["3600"]
+    assert found["--ulimit"] == ["nofile=1024:4096", "nproc=32768:32768", "memlock=8:-1"]
+    assert "CLOUDSPOT_NODE=here" in variables.read_text().splitlines()
+    assert all(one.startswith("CLOUDSPOT_") for one in variables.read_text().splitlines())
+    mounts = {f"{path}:{path}" for path in (node.directory, node.arena)}
+    assert mounts <= {*found["--volume"]}
+    assert f"{package}:{package}:ro" in found["--volume"]
+    assert {f"{one.resolve()}:{one.resolve()}:ro" for one in node.python_path.iterdir()} <= {
+        *found["--volume"]
+    }
+    assert found["--workdir"] == [str(node.work)]
+    assert {
+        "--detach",
+        "--rm",
+        "--pull=never",
+        "--network=host",
+        "--pid=host",
+        "--ipc=host",
+        "--pids-limit=-1",
+    } < {*words}
+    assert words[words.index("--entrypoint") + 2 :] == [
+        f"docker.io/library/it@{DIGEST}",
+        "-c",
+        under_test._WAIT,
+    ]
+
+
+def test_a_stop_of_the_engine_does_not_end_what_the_container_waits_with(wait_until):
+    """As at the machine's shutdown: the training would end before it has saved."""
+    with subprocess.Popen(["/bin/sh", "-c", under_test._WAIT], start_new_session=True) as process:
+        try:
+            wait_until(lambda: signal.SIGTERM in portrait_of(process.pid).ignored)
+            process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_an_engine_itself_bears_no_mark_and_has_its_users_home(told, monkeypatch):
+    """What it leaves running looks after the container, and must outlive the machine's marked processes."""
+    monkeypatch.setenv("CLOUDSPOT_NODE", "here")
+    monkeypatch.setenv("HOME", "/of/a/local/machine")
+    calls = told("podman")
+    assert {"info", "image", "rm", "run"} <= {*calls}
+    for words, environment in calls.values():
+        assert not [one for one in environment if one.startswith("CLOUDSPOT_")], words
+        assert f"HOME={under_test.pwd.getpwuid(os.getuid()).pw_dir}" in environment
+
+
+def test_a_pull_that_fails_waits_twice_as_long_before_each_further_one(node, tmp_path, monkeypatch):
+    waits, check = [], lambda: None
+    engine(tmp_path / "bin", "podman", 'case "$1" in info) ;; *) exit 1;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(under_test, "_pause", lambda seconds, asked: waits.append((seconds, asked)))
+    with pytest.raises(CloudspotError, match="cannot be pulled"):
+        Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=check)
+    assert waits == [(5.0, check), (10.0, check), (20.0, check)]
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,8 +78,15 @@ def serving(root, script="", **variables):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("node")) as given:
+def modules(tmp_path_factory):
+    """A directory from which all programs and the server import."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, modules):
+    path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
+    with serving(tmp_path_factory.mktemp("node"), PYTHONPATH=path, OF_THE_SERVER="x") as given:
         yield given
 
 
@@ -136,6 +144,19 @@ def test_it_ends_with_its_programs_status(start, line, status):
     assert (out, process.returncode) == ("forked\n", status)
 
 
+def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
+    environment = {**server.environment}
+    del environment["OF_THE_SERVER"]
+    (server.node.work / "tell.py").write_text(
+        "import os, sys\nprint(sorted(os.environ), 'torch' in sys.modules)\n"
+    )
+    words = [*server.own.prefix, sys.executable, "-u", "tell.py"]
+    done = subprocess.run(
+        words, cwd=server.node.work, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{sorted(environment)} True\n"
+
+
 def test_each_draws_its_own_random_numbers(start):
     script = (
         "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
@@ -155,6 +176,47 @@ def test_the_cache_files_of_datasets_are_each_ones_own(tmp_path):
         options = {"cwd": server.node.work, "env": server.environment, "capture_output": True, "text": True}
         drawn = {subprocess.run(words, check=True, timeout=100, **options).stdout for _ in range(2)}
     assert len(drawn) == 2
+
+
+def test_a_program_and_what_watches_over_it_are_each_in_a_process_group_of_their_own(server, start):
+    """A program that signals its group reaches nobody else, and one of the others' groups not it."""
+    ids = "[os.getpid(), os.getpgrp(), os.getppid(), os.getpgid(os.getppid()), os.getsid(0)]"
+    process = start(f"import json, os\nprint(json.dumps({ids}))\n")
+    pid, group, watcher, group_of_watcher, session = json.loads(process.communicate(timeout=100)[0])
+    (serving_pid,) = marked_processes(MARK, str(server.node.fork_server))
+    assert (group, group_of_watcher) == (pid, watcher)
+    assert session == serving_pid == server.own._process.pid
+    assert len({pid, watcher, serving_pid}) == 3
+
+
+def test_a_program_that_signals_its_group_ends_alone(server, start):
+    other = start("import time\nprint('ready')\ntime.sleep(100)\n")
+    assert other.stdout.readline() == "ready\n"
+    process = start("import os, signal\nos.killpg(0, signal.SIGKILL)\n")
+    assert process.wait(100) == 137
+    assert start(IS_FORKED).communicate(timeout=100)[0] == "forked\n"
+    assert other.poll() is None
+
+
+def test_a_module_is_found_that_was_added_since_the_server_looked(start, modules):
+    """Within the resolution of the directory's time, by which Python knows that it has changed."""
+    before = modules.stat()
+    (modules / "added_late.py").write_text("print('added')\n")
+    os.utime(modules, ns=(before.st_atime_ns, before.st_mtime_ns))
+    process = start(f"{IS_FORKED}import added_late\n")
+    out, errors = process.communicate(timeout=100)
+    assert out == "forked\nadded\n", errors
+
+
+def test_the_server_is_started_away_from_the_agents_terminal_and_files(server):
+    """It outlives the agent, and Ctrl-C in the agent's terminal must not end the training."""
+    pid = server.own._process.pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    seen = Path("/proc") / str(pid)
+    assert (seen / "cwd").resolve() == server.node.work.resolve()
+    streams = [str((seen / "fd" / number).readlink()) for number in "012"]
+    assert streams[0].startswith("socket:")
+    assert streams[1:] == [str(server.node.fork_server_log)] * 2
 
 
 def test_signals_reach_the_program(start):
@@ -249,6 +311,13 @@ def test_what_would_not_run_the_same_is_started(server, start, why, given):
     process = start(given.pop("script", IS_FORKED), **given)
     assert process.communicate(timeout=100)[0] == "started\n"
     assert why in server.node.fork_server_log.read_text()
+
+
+def test_no_module_of_the_jobs_is_imported_in_place_of_the_clients_own(start, tmp_path):
+    """It stands in for a program that may not even use it."""
+    (tmp_path / "select.py").write_text("raise SystemExit('of the job')\n")
+    process = start(IS_FORKED, PYTHONPATH=str(tmp_path))
+    assert process.communicate(timeout=100) == ("started\n", "")
 
 
 def test_what_the_script_imports_first_is_imported_once(tmp_path):

@@ -255,13 +255,11 @@ def test_what_cannot_be_staged_fails_in_a_line_that_names_it(bench, monkeypatch,
     if fault == "taken":
         (bench.root / "code" / "data").mkdir(parents=True)
         (bench.root / "code" / "data" / "images").write_text("came with the code")
-    life = bench.life("", run={"setup": "sleep 60"}, data={"images": {"url": url}})
-    began = time.monotonic()
-    life.run()
+    life = bench.life("", run={"setup": "sleep 3600"}, data={"images": {"url": url}})
+    life.run()  # it ends the setup
     record = bench.exit_record()
     assert (record.outcome, record.exit_code, record.permanent, record.generation) == ("failed", 1, False, 0)
     assert re.match(detail, record.detail), record.detail
-    assert time.monotonic() - began < 30  # the setup was ended
     if fault == "taken":
         assert not any(life.context.node.data_cache.glob("objects/*"))  # nothing was fetched for it
 
@@ -513,22 +511,19 @@ def test_a_notice_ends_a_late_input_at_once(bench, data, held, wait_until):
     thread.start()
     wait_until(lambda: held.waits)
     deadline = datetime.now(timezone.utc) + timedelta(seconds=8)
-    began = time.monotonic()
     bench.provider.notices.notice = PreemptionNotice(deadline=deadline)
-    thread.join(30)
+    thread.join(100)
     assert not thread.is_alive()
     assert bench.exit_record().outcome == "drained"
-    assert time.monotonic() - began < 10
     held.may.set()
 
 
-def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, held):
-    began = time.monotonic()
+def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, held, monkeypatch):
+    monkeypatch.setattr(input_staging, "LEAVE_SECONDS", 3600.0)
     life = bench.life(LOOK_FOR.replace("WAIT", "0"), **late_tables(data))
     life.run()
     assert bench.exit_record().outcome == "succeeded"
     assert "then: False" in bench.log(life)
-    assert time.monotonic() - began < input_staging.LEAVE_SECONDS
     held.may.set()
 
 

@@ -3,12 +3,14 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from process_portrait import left_open, portrait_of
 
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import (
@@ -59,6 +61,20 @@ def test_the_exit_status_is_told_and_the_output_kept(start, tmp_path, wait_until
     assert trainer.poll() == 1
     assert trainer.failed_status((0,)) == 3
     assert (tmp_path / "train.log").read_text() == "hello\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")
+def test_a_training_is_started_away_from_the_agents_terminal_and_files(start, tmp_path, wait_until):
+    """It outlives the agent; nothing that it reads or prints passes through it."""
+    with left_open(tmp_path / "of-the-agent"):
+        trainer = start("import time; time.sleep(3600)")
+    # In the middle of an exec a process has no environment.
+    wait_until(lambda: trainer.pid in marked_processes(files.HANDOFF, str(tmp_path / "handoff")))
+    seen, log = portrait_of(trainer.pid), str(tmp_path / "train.log")
+    assert seen.leads_its_session
+    assert seen.directory == tmp_path
+    assert seen.streams == ("/dev/null", log, log)
+    assert str(tmp_path / "of-the-agent") not in seen.files
 
 
 def test_a_command_is_started_once_and_its_own_status_told(tmp_path, wait_until):

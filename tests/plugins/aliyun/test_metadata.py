@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from datetime import datetime, timedelta, timezone
 
@@ -186,7 +187,7 @@ def test_a_page_of_words_ends_no_machine_and_is_told_once(service, caplog):
 
 def test_an_error_of_the_service_tells_nothing(service):
     service.said[TERMINATION] = Answer(500)
-    with pytest.raises(TransientError, match=f"answered 500 to {TERMINATION}"):
+    with pytest.raises(TransientError, match=f"answered 500 to {re.escape(TERMINATION)}"):
         AliyunNoticeSource().poll()
 
 

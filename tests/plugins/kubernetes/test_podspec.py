@@ -97,6 +97,9 @@ def test_a_spot_pod_asks_for_its_type_on_spot_nodes_of_its_zone(provisioner):
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert (spec["priorityClassName"], spec["terminationGracePeriodSeconds"]) == ("low", 100)
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 60)
+    assert spec["enableServiceLinks"] is False, (
+        "each service of the namespace would add variables to the training"
+    )
 
 
 def test_an_on_demand_pod_stays_off_spot_nodes(provisioner):

@@ -58,7 +58,7 @@ def main():
                     dist.all_reduce(loss)
                 if number == options.drain_in and batch == 3 and rank == options.noticed % run.world_size:
                     directory = Path(os.environ[handoff.HANDOFF])
-                    handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 60))
+                    handoff.write_drain(directory, handoff.Drain("notice", time.monotonic() + 3600))
                     until_open(run)
                 run.check()
             model.module.train()
