@@ -159,11 +159,8 @@ def collect(
     # After the journal was read: a save that has put its mark by then is listed here, and one that puts it
     # later reads of the newest commit, and names no chunk of what goes.
     is_named = not _marked(store, job_id, newest) <= kept.union(manifest.id for manifest in lent)
-    spared = (
-        None
-        if is_named
-        else _shared(store, job_id, [commits[one] for one in sorted(kept.intersection(commits))])
-    )
+    staying = [commits[one] for one in sorted(kept.intersection(commits))]
+    spared = None if is_named else _shared(store, job_id, staying)
     if spared is None:
         return tuple(sorted(doomed))
     spared |= _chunk_keys(job_id, lent)

@@ -15,15 +15,12 @@ from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pas
 from simnodes import Script
 from simulation import Odds
 
-from cloudspot.controller import between_passes
-from cloudspot.controller.between_passes import BetweenPasses
-from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS, lengthened
+from cloudspot.controller.lasting import lengthened
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.memory import Memory
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Lasting
-from cloudspot.jobstore.suspicions import read_suspicions, write_suspicions
+from cloudspot.jobstore.suspicions import write_suspicions
 
 NUM_HISTORIES = 100
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
@@ -80,30 +77,6 @@ def test_nobody_is_taken_for_dead_by_a_listing_that_lags():
 def test_if_passes_leave_nothing_to_each_other_a_vanished_node_is_never_replaced(monkeypatch):
     monkeypatch.setattr(Memory, "note_suspicions", lambda *_: None)
     assert first_violation("does not end", known=(9,), drivers=only_pass) is not None
-
-
-def test_the_wall_clocks_of_two_hosts_take_the_living_for_dead(monkeypatch):
-    def note(self, left, now, monotonic):
-        for one in left.suspects:
-            if one.absent is not None:
-                gap = min(max(0.0, (now - left.at).total_seconds()), MAX_PASS_GAP_SECONDS)
-                self._left_absent[one.instance_id] = Lasting(seconds=one.absent.seconds + gap, until=None)
-                self._known_since.setdefault(one.instance_id, monotonic)
-
-    def take(self):
-        monkeypatch.setattr(
-            between_passes, "read_suspicions", lambda *args: with_time(args, self._clock.now())
-        )
-        return real_take(self)
-
-    def with_time(args, now):
-        found = read_suspicions(*args)
-        return None if found is None else (found[0], now)
-
-    real_take = BetweenPasses.take
-    monkeypatch.setattr(Memory, "note_suspicions", note)
-    monkeypatch.setattr(BetweenPasses, "take", take)
-    assert first_violation("are there to stay", known=(8,), **LAGGING) is not None
 
 
 def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypatch):
