@@ -27,6 +27,10 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "e2e")]
 
 import fixed_job  # noqa: E402 - beside this file
 
+from cloudspot.interfaces import ObjectStore  # noqa: E402
+from cloudspot.jobstore import store_clock  # noqa: E402
+from cloudspot.jobstore.store_clock import StoreClock  # noqa: E402
+
 if TYPE_CHECKING:
     from pseudo_terminal import Terminal
 
@@ -138,6 +142,17 @@ def svg(screen: Screen, terminal: Terminal) -> str:
 # --- inside of the terminal -------------------------------------------------------------------------
 
 
+class _StandingStoreClock(StoreClock):
+    """What is known of a store's clock that stands."""
+
+    def compare(self, store: ObjectStore) -> None:
+        """Ask nobody."""
+
+    def now(self) -> datetime:
+        """Return the moment of all screens."""
+        return fixed_job.NOW
+
+
 class _Standing(datetime):
     """A clock that stands."""
 
@@ -159,6 +174,7 @@ def run_inside(arguments: Sequence[str]) -> None:
             loaded.datetime = _Standing  # type: ignore[attr-defined]
     store = open_named_store(None, may_be_new=True)
     store.establish()
+    store_clock._clocks[store.canonical_url] = _StandingStoreClock()  # noqa: SLF001 - for this store alone
     fixed_job.write_jobs(store)
     if arguments[0] == "attach":
         _attach_without_driving()
