@@ -399,7 +399,7 @@ class FileStore(ObjectStore):
             if error.errno in _DENIED and self._id is None:
                 raise AuthError(f"{self.url}: cannot read its {keys.STORE_ID}: {error.strerror}") from error
             raise TransientError(
-                f"{self.url}: nothing was submitted to it yet, or its disk is not mounted: "
+                f"{self.url}: this version has submitted nothing to it yet, or its disk is not mounted: "
                 f"{keys.STORE_ID}, which cloudspot run writes there, cannot be read: {error.strerror}"
             ) from error
         if _MARK.fullmatch(found) is None or found != (self._id or found):

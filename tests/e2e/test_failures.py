@@ -105,4 +105,4 @@ def test_a_limit_on_cost_that_has_no_room_for_one_machine_is_refused(user: User)
     prices = ["providers.local.spot_price=3600.0", "providers.local.on_demand_price=7200.0"]
     done = user.run_tiny("poor", sets=[*prices, "limits.max_cost=20.0"], status=2)
     assert "limits.max_cost of 20.00 USD has no room for 1 x local (spot)" in done.stderr
-    assert "nothing was submitted to it yet" in user.cloudspot("ps", status=7).stderr
+    assert "this version has submitted nothing to it yet" in user.cloudspot("ps", status=7).stderr

@@ -81,7 +81,7 @@ def test_a_training_that_ends_while_its_store_is_not_mounted_is_delivered_when_i
     wait_for("the agent's warning", lambda: "its disk is not mounted" in log.read_text())
     for command in (("ps",), ("show", "parted"), ("logs", "parted"), ("reconcile",)):
         refused = user.cloudspot(*command, status=TransientError.exit_code)
-        assert "nothing was submitted to it yet, or its disk is not mounted" in refused.stderr
+        assert "this version has submitted nothing to it yet, or its disk is not mounted" in refused.stderr
     assert not has_ended(machine)
     assert not user.store.root.exists()
     away.rename(user.store.root)

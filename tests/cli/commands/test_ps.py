@@ -42,7 +42,7 @@ def test_a_directory_in_which_no_job_was_submitted_is_no_store_without_jobs(loca
         result = CliRunner().invoke(program, words)
         assert (result.stdout, result.exit_code) == ("", TransientError.exit_code)
         assert result.stderr == (
-            f"error: file://{local_home}/store: nothing was submitted to it yet, or its disk is not mounted: "
+            f"error: file://{local_home}/store: this version has submitted nothing to it yet, or its disk is not mounted: "
             "store-id, which cloudspot run writes there, cannot be read: No such file or directory "
             "(this store: the default of the provider local)\n"
         )
