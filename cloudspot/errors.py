@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+MAX_MESSAGE: Final = 4000
+"""The most characters of a message: it may quote a name from outside, which may have any length."""
 
 
 class CloudspotError(Exception):
@@ -14,6 +17,14 @@ class CloudspotError(Exception):
 
     exit_code: ClassVar[int] = 1
     """The exit status of ``cloudspot`` when this error ends a command."""
+
+    def __init__(self, *args: object) -> None:
+        """Take the message; the middle of one that is longer than ``MAX_MESSAGE`` is left out."""
+        super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in args))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 1005]} ... {text[-1000:]}"
 
 
 class SpecError(CloudspotError):

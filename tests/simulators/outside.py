@@ -14,13 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from cloudspot.errors import CloudspotError, UnforeseenError
+from cloudspot.errors import MAX_MESSAGE, CloudspotError, UnforeseenError
 
 MEMORY_BYTES = 1 << 30
 """Address space that a whole run may take besides what the process had before."""
 FILE_BYTES = 64 << 20
 DISK_BYTES = 128 << 20
-MAX_MESSAGE = 2000
 SOAK_SECONDS = float(os.environ.get("CLOUDSPOT_SOAK_OUTSIDE_SECONDS", "3600"))
 SOAK_FIRST_SEED = int(os.environ.get("CLOUDSPOT_SOAK_OUTSIDE_SEED", "0"))
 

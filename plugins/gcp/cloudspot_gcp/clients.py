@@ -18,12 +18,11 @@ import google.auth
 import google.auth.exceptions
 import requests.adapters
 from google.api_core.client_info import ClientInfo
-from google.api_core.exceptions import from_http_response
 from google.auth.transport.requests import AuthorizedSession
 
 import cloudspot
 from cloudspot.errors import SpecError
-from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.errors import ERRORS, error_of
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -98,7 +97,7 @@ class GcpClients:
         """Make a request for which there is no client; return its answer, or raise GoogleAPICallError."""
         answer = self.session().request(method, url, timeout=TIMEOUT, **options)
         if not answer.ok:
-            raise from_http_response(answer)
+            raise error_of(answer)
         return answer.json()
 
     def _default(self) -> tuple[Any, str | None]:

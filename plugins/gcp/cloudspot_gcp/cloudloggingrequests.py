@@ -7,13 +7,11 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from google.api_core.exceptions import from_http_response
-
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.plugin.answers import UNREADABLE, readable
 from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.errors import ERRORS, error_of
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
@@ -118,7 +116,7 @@ class LogRequests:
             f"{endpoint('logging')}/v2/entries:{method}", json=body, timeout=TIMEOUT, allow_redirects=False
         )
         if answer.status_code != HTTPStatus.OK:
-            raise from_http_response(answer)
+            raise error_of(answer)
         self.answered_ms = _milliseconds(answer.headers.get("Date", ""))
         value = answer.json()
         with readable(f"log {self._log_name}"):

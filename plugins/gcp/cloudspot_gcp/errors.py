@@ -16,6 +16,7 @@ from google.api_core import exceptions as api
 from google.protobuf import json_format
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
+from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
 
 _NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
@@ -27,6 +28,14 @@ UNUSABLE = _NOT_ENABLED | _NO_BILLING
 _REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
 """What google-api-core puts before Google's words."""
 _LOG_IN = "run `gcloud auth application-default login`"
+
+
+def error_of(answer: requests.Response) -> api.GoogleAPICallError:
+    """Return the SDK's error for an answer, whatever body that has."""
+    try:
+        return api.from_http_response(answer)
+    except UNREADABLE:
+        return api.from_http_status(answer.status_code, "the answer cannot be read", response=answer)
 
 
 _UNREAD = (requests.exceptions.JSONDecodeError, requests.exceptions.InvalidJSONError, json_format.Error)

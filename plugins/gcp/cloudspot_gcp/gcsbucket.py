@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from google.api_core.datetime_helpers import from_rfc3339
-from google.api_core.exceptions import from_http_response
 from urllib3.connection import HTTPConnection
 
 from cloudspot.decoding import whole_number
@@ -29,7 +28,7 @@ from cloudspot.model import CheckResult
 from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
-from cloudspot_gcp.errors import ERRORS, UNUSABLE
+from cloudspot_gcp.errors import ERRORS, UNUSABLE, error_of
 from cloudspot_gcp.gcspayload import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcssettings import check_settings
 
@@ -205,7 +204,7 @@ class GcsBucket(Bucket):
         )
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             with answer:
-                raise from_http_response(answer)
+                raise error_of(answer)
         # Storage answers 308 while an upload is incomplete.
         is_redirect = HTTPStatus.MULTIPLE_CHOICES <= answer.status_code != HTTPStatus.PERMANENT_REDIRECT
         if is_redirect:

@@ -10,7 +10,7 @@ import urllib3.exceptions
 from google.api_core import exceptions as api
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, TransientError
-from cloudspot_gcp.errors import ERRORS
+from cloudspot_gcp.errors import ERRORS, error_of
 
 
 def refusal(status, reason, message="said so", **error):
@@ -21,6 +21,19 @@ def refusal(status, reason, message="said so", **error):
     value = {"error": {"code": status, "message": message, "errors": errors, **error}}
     response._content = json.dumps(value).encode()
     return api.from_http_response(response)
+
+
+@pytest.mark.parametrize(
+    "body", [b"12.5", b'"x"', b'{"error": 1}', b'{"error": {"errors": 3}}', b"", b"<html>"]
+)
+def test_an_error_with_a_body_of_another_shape_is_an_error_of_its_status(body):
+    """google-api-core takes its words out of the body, and raised AttributeError."""
+    response = requests.Response()
+    response.status_code = 403
+    response.request = requests.Request("GET", "https://cloudbilling.googleapis.com/v1").prepare()
+    response._content = body
+    with pytest.raises(AuthError), ERRORS.translated("reading a price list"):
+        raise error_of(response)
 
 
 def disabled():
