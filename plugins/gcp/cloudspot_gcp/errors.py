@@ -33,7 +33,9 @@ _LOG_IN = "run `gcloud auth application-default login`"
 def error_of(answer: requests.Response) -> api.GoogleAPICallError:
     """Return the SDK's error for an answer, whatever body that has."""
     try:
-        return api.from_http_response(answer)
+        error = api.from_http_response(answer)
+        ERRORS.code_of(error)  # which reads more of the body
+        return error
     except UNREADABLE:
         return api.from_http_status(answer.status_code, "the answer cannot be read", response=answer)
 
