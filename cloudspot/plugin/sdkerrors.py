@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
+from cloudspot.plugin.answers import unreadable
 from cloudspot.retrying import THROTTLE_WAITS, retry
 
 Codes = Mapping[str, type[CloudspotError]]
@@ -60,6 +61,8 @@ class SdkErrors(ABC):
             yield
         except self.raised as error:
             raise self.translation(error, what, codes) from error
+        except RecursionError as error:  # an answer that is nested too deeply to be decoded
+            raise unreadable(what) from error
 
     @abstractmethod
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:

@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -138,3 +139,8 @@ def test_a_launch_that_was_refused_for_the_machines_role_is_told_apart():
         found, option="providers.x.role", role_option="providers.x.role", quota_advice="ask for more"
     )
     assert (type(error), str(error)) == (UnknownRole, "providers.x.role: launching: no such role")
+
+
+def test_an_answer_that_is_nested_too_deeply_is_one_that_cannot_be_read():
+    with pytest.raises(TransientError, match="^x: the answer cannot be read$"), ERRORS.translated("x"):
+        json.loads("[" * 100_000)

@@ -47,7 +47,7 @@ def looks_finished(path: Path, files: Sequence[tuple[str, int, int]]) -> bool:
 def _is_json(path: Path) -> bool:
     try:
         json.loads(read_at_most(path, MAX_STATE_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return True
 

@@ -106,7 +106,7 @@ class FunctionCompute:
                     str(said.get("Code") or said["code"]),
                     str(said.get("Message") or said["message"]),
                 )
-            except (ValueError, KeyError, AttributeError):
+            except (ValueError, KeyError, AttributeError, RecursionError):
                 code, message = "", f"HTTP status {done.status_code}"
             raise ServerException(code, message, http_status=done.status_code)
         return done

@@ -44,9 +44,10 @@ def test_it_is_finished_by_its_last_file_and_not_before(tmp_path, names):
     assert not finished(tmp_path)
 
 
-def test_half_a_trainer_state_finishes_nothing(tmp_path):
+@pytest.mark.parametrize("state", ['{"epoch": 0.5, "log_hist', "[" * 100_000])
+def test_half_a_trainer_state_finishes_nothing(tmp_path, state):
     write(tmp_path, TRAINER)
-    (tmp_path / "trainer_state.json").write_text('{"epoch": 0.5, "log_hist')
+    (tmp_path / "trainer_state.json").write_text(state)
     assert not finished(tmp_path)
 
 
