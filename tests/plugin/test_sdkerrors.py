@@ -142,5 +142,5 @@ def test_a_launch_that_was_refused_for_the_machines_role_is_told_apart():
 
 
 def test_an_answer_that_is_nested_too_deeply_is_one_that_cannot_be_read():
-    with pytest.raises(TransientError, match="^x: the answer cannot be read$"), ERRORS.translated("x"):
+    with pytest.raises(TransientError, match=r"^x: the answer cannot be read$"), ERRORS.translated("x"):
         json.loads("[" * 100_000)
