@@ -403,7 +403,8 @@ class Upload(ABC):
 
 
 MAX_GET_BYTES: Final = 128 << 20
-"""The largest objects that are read at once are code bundles, of 100 MiB at the most."""
+"""The largest objects that are read at once are code bundles, of 100 MiB at the most. A larger record, like
+the manifest of very many ranks, is read in ranges."""
 MAX_LISTED: Final = 10_000_000
 """No job has as many objects, nor an input as many files; a server could invent keys for ever. Callers keep
 what is listed, so that this bounds their memory too."""
@@ -633,8 +634,8 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
 
 def _checked_instances(instances: Callable[..., Sequence[Instance]]) -> Callable[..., Sequence[Instance]]:
     @functools.wraps(instances)
-    def checked(self: Provisioner, *, job_id: str | None = None) -> Sequence[Instance]:
-        found = instances(self, job_id=job_id)
+    def checked(self: Provisioner, *, job_id: str | None = None, **options: object) -> Sequence[Instance]:
+        found = _sequence(instances.__get__(self)(job_id=job_id, **options))
         for one in found:
             if (fault := _machine_fault(one, job_id)) is not None:
                 raise TransientError(f"the list of machines has {one.id[:200]!r} {fault}: nothing is known")
@@ -643,11 +644,16 @@ def _checked_instances(instances: Callable[..., Sequence[Instance]]) -> Callable
     return checked
 
 
+def _sequence(found: Any) -> Sequence[Any]:
+    """Return what was found, also of a generator, which can be read only once."""
+    return found if isinstance(found, Sequence) else tuple(found)
+
+
 def _machine_fault(machine: Instance, job_id: str | None) -> str | None:
     """Return what a provider cannot say of a machine of cloudspot's; None: it is all possible."""
     if (fault := fault_of(machine)) is not None:
         return f"with an impossible field ({fault})"
-    if len(quote(machine.id, safe="")) > MAX_SEGMENT_BYTES:
+    if len(quote(machine.id, safe="", errors="surrogatepass")) > MAX_SEGMENT_BYTES:
         return "which cannot be an id"
     if not machine.job_id or job_id not in {None, machine.job_id}:
         return f"of job {machine.job_id[:200]!r}" + ("" if job_id is None else f", not {job_id!r}")
@@ -659,8 +665,8 @@ def _machine_fault(machine: Instance, job_id: str | None) -> str | None:
 
 def _checked_offers(offers: Callable[..., Sequence[Offer]]) -> Callable[..., Sequence[Offer]]:
     @functools.wraps(offers)
-    def checked(self: Provisioner, resources: Resources) -> Sequence[Offer]:
-        found = offers(self, resources)
+    def checked(self: Provisioner, resources: Resources, **options: object) -> Sequence[Offer]:
+        found = _sequence(offers.__get__(self)(resources, **options))
         for one in found:
             if (fault := fault_of(one)) is not None:
                 raise TransientError(f"the offer {one.key[:200]} is impossible ({fault}): nothing is known")
@@ -674,7 +680,9 @@ def _checked_price(current_price: Callable[..., float | None]) -> Callable[..., 
     def checked(self: Provisioner, offer: Offer) -> float | None:
         found = current_price(self, offer)
         if found is not None and not 0 <= found <= MAX_PRICE:
-            raise TransientError(f"the price of {offer.key} is said to be {found:.3g}, so it is not known")
+            raise TransientError(
+                f"the price of {offer.key} is said to be {min(max(found, -1), 1e30):.3g}, so it is not known"
+            )
         return found
 
     return checked
@@ -683,7 +691,7 @@ def _checked_price(current_price: Callable[..., float | None]) -> Callable[..., 
 def _checked_identity(node_identity: Callable[..., NodeIdentity]) -> Callable[..., NodeIdentity]:
     @functools.wraps(node_identity)
     def checked(self: Provider) -> NodeIdentity:
-        found = node_identity(self)
+        found: NodeIdentity = node_identity.__get__(self, type(self))()
         if (fault := fault_of(found)) is not None:
             raise TransientError(f"the metadata service tells an impossible identity: {fault}")
         return found

@@ -270,6 +270,20 @@ def test_a_list_of_machines_holds_the_job_s_or_those_of_any_job():
         answering(Provisioner, instances=[replace(MACHINE, job_id="")]).instances()
 
 
+class Unusual(Provisioner):
+    """Keeps the interface in ways of its own."""
+
+    def instances(self, *, job_id=None, fresh=False):
+        yield replace(MACHINE, job_id=job_id or "a", rank=int(fresh))
+
+
+def test_a_list_may_be_a_generator_and_a_method_may_take_more():
+    """The check had consumed the one, and refused the other's argument."""
+    Unusual.__abstractmethods__ = frozenset()
+    assert [one.rank for one in Unusual().instances(job_id="a")] == [0]
+    assert [one.rank for one in Unusual().instances(fresh=True)] == [1]
+
+
 @pytest.mark.parametrize("price", [float("nan"), float("inf"), -0.01, 1e10])
 def test_an_impossible_price_is_no_price(price):
     for changes in (

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
-from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
-from cloudspot.interfaces import ObjectStore
+from cloudspot.errors import CorruptData, ObjectExists, ObjectMissing, TransientError
+from cloudspot.interfaces import MAX_GET_BYTES, ObjectStore
 from cloudspot.jobstore.patience import patient
 from cloudspot.retrying import retry
 
 WAITS = (0.2, 0.4, 0.8, 1.6)
 """Seconds between tries."""
+MAX_LARGE_BYTES: Final = 4 << 30
+"""A manifest holds the seals of all ranks, with a line for each shard: some 100 MiB for hundreds."""
+
+
+def read_large(store: ObjectStore, key: str) -> bytes:
+    """Return an object of up to ``MAX_LARGE_BYTES``: in one request, or in pieces if a get refuses it."""
+    try:
+        return store.get(key)
+    except CorruptData:
+        size = store.head(key).size
+        if not MAX_GET_BYTES < size <= MAX_LARGE_BYTES:
+            raise
+    spans = ((at, min(MAX_GET_BYTES, size - at)) for at in range(0, size, MAX_GET_BYTES))
+    return b"".join(store.get_range(key, at, length) for at, length in spans)
 
 
 def create(
@@ -40,7 +55,7 @@ def create(
         else:
             return None
         try:
-            found = store.get(key)
+            found = read_large(store, key) if len(data) > MAX_GET_BYTES else store.get(key)
         except (ObjectMissing, TransientError) as error:
             # Not there: our put failed, or the object was deleted since. To put again is safe.
             cause = cause if isinstance(error, ObjectMissing) else error

@@ -61,9 +61,12 @@ class StoreClock:
         moment = _time_of_put(store).timestamp()
         answered = self._uptime()
         # The object was put between these two moments.
-        self._bounds = moment - answered, moment + STAMP_SECONDS - began
-        # A process that was suspended in between knows little, and asks again.
-        self._compared = (began, own) if answered - began < MAX_ASKED_SECONDS else None
+        low, high = moment - answered, moment + STAMP_SECONDS - began
+        is_close = answered - began < MAX_ASKED_SECONDS
+        known = max(low, self._bounds[0]), min(high, self._bounds[1])
+        # A process that was suspended in between learns little: what it knew still counts, and it asks again.
+        self._bounds = known if not is_close and known[0] <= known[1] else (low, high)
+        self._compared = (began, own) if is_close else None
 
     def now(self) -> datetime:
         """Return the time by the store's clock; by this computer's, as long as no store was asked."""
@@ -125,5 +128,6 @@ _lock = threading.Lock()
 
 def clock_of(store: ObjectStore) -> StoreClock:
     """Return what this process knows of the store's clock, however often it has opened the store."""
+    url = store.canonical_url
     with _lock:
-        return _clocks.setdefault(store.canonical_url, StoreClock())
+        return _clocks.setdefault(url, StoreClock())

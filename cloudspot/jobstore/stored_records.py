@@ -10,10 +10,13 @@ import msgspec
 from cloudspot.errors import ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import codec
-from cloudspot.jobstore.creation import create
+from cloudspot.jobstore.creation import create, read_large
+from cloudspot.jobstore.records import Manifest, Part
 from cloudspot.model import ObjectMeta
 
 Created = TypeVar("Created", bound=msgspec.Struct)
+_LARGE = (Manifest, Part)
+"""The records that grow with the job's ranks and tensors."""
 
 
 def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record:
@@ -22,13 +25,16 @@ def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -
     Raises:
         ObjectMissing: there is none.
     """
-    return codec.decode(store.get(key), record_type, key=key)
+    data = read_large(store, key) if record_type in _LARGE else store.get(key)
+    return codec.decode(data, record_type, key=key)
 
 
 def find_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record | None:
     """Return the record under ``key``, or None."""
-    data = find_bytes(store, key)
-    return None if data is None else codec.decode(data, record_type, key=key)
+    try:
+        return read_record(store, key, record_type)
+    except ObjectMissing:
+        return None
 
 
 def find_bytes(store: ObjectStore, key: str) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import get_args
 
 from cloudspot.jobstore.history import History, LaunchHistory
@@ -215,6 +215,12 @@ def last_sign(launch: LaunchHistory, rank: int) -> datetime:
     return launch.beats_listed[rank][0] if rank in launch.beats_listed else beat.at
 
 
+_LONGEST_BOOT = timedelta(minutes=20)
+"""A seat that is not claimed by then becomes void, so its owner's clock is no further behind than that."""
+_ROUNDED = timedelta(seconds=2)
+"""Stores round times down, and a clock is known to about a second."""
+
+
 def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
     """Return when its owner claimed the rank, or when the launch was intended if that cannot be true.
 
@@ -223,16 +229,20 @@ def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
     at, begun = launch.slots[rank].at, launch.intent.at
     beat = own_beat(launch, rank)
     last = launch.beats_listed[rank][0] if beat is not None and rank in launch.beats_listed else at
-    return at if begun <= at <= last else begun
+    return at if begun <= at <= last + _ROUNDED else begun
 
 
 def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
     """Return when the owner of the rank said its last word, if it did: not before it was last heard of.
 
-    A node's exit record and its last heartbeat come within seconds, and the store's clock dates the latter.
+    A node's exit record and its last heartbeat come within seconds, and the store's clock dates the latter. A
+    copy of the store dates it anew, so it counts for no more than the node's clock can have been behind.
     """
     last = own_exit(launch, rank)
-    return None if last is None else max(last.at, last_sign(launch, rank))
+    if last is None:
+        return None
+    behind = max(timedelta(), launch.intent.at - launch.slots[rank].at)
+    return max(last.at, min(last_sign(launch, rank), last.at + behind + _LONGEST_BOOT))
 
 
 def succeeded(history: History) -> bool:

@@ -6,9 +6,11 @@ import pytest
 from directorystore import directory_store
 from faultstore import FaultPlan, FaultyStore, Hook, Outage
 
-from cloudspot.errors import TransientError
-from cloudspot.jobstore.creation import create
+from cloudspot.errors import CorruptData, TransientError
+from cloudspot.jobstore import creation
+from cloudspot.jobstore.creation import create, read_large
 from cloudspot.jobstore.patience import patient
+from cloudspot.local import filestore
 
 
 @pytest.fixture
@@ -100,3 +102,16 @@ def test_under_faults_each_of_many_writers_learns_the_same_winner(inner, tmp_pat
         thread.join()
     assert len(outcomes) == 16
     assert set(outcomes.values()) == {inner.get("k")}
+
+
+def test_a_record_that_no_get_returns_whole_is_read_in_pieces(inner, monkeypatch):
+    """The manifest of hundreds of ranks was committed, and could never be read."""
+    data = bytes(range(256)) * 10
+    monkeypatch.setattr(filestore, "MAX_GET_BYTES", 1000)
+    monkeypatch.setattr(creation, "MAX_GET_BYTES", 1000)
+    assert create(inner, "k", data) is None
+    assert create(inner, "k", data) is None
+    assert read_large(inner, "k") == data
+    monkeypatch.setattr(creation, "MAX_LARGE_BYTES", 2000)
+    with pytest.raises(CorruptData, match=r"k: it is longer than 1000 bytes$"):
+        read_large(inner, "k")

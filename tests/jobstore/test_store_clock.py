@@ -128,3 +128,18 @@ def test_a_clock_that_is_nearly_right_is_not_worth_a_word(shift):
     host = Host(shift)
     host.clock.compare(host.store)
     assert host.clock.warning == ""
+
+
+def test_an_answer_that_took_long_takes_nothing_from_what_was_known():
+    """A laptop that slept between the put and its answer decided once by its own wrong clock."""
+    host = Host(-2400.0)
+    host.clock.compare(host.store)
+    host.uptime += 3601.0
+
+    class Slow(InMemoryStore):
+        def head(self, key):
+            host.uptime += 3000.0
+            return super().head(key)
+
+    host.clock.compare(Slow(now=host.stamp))
+    assert abs(host.error()) <= 1.1

@@ -424,6 +424,30 @@ def test_a_machine_without_a_seat_has_never_done_anything_but_start(records):
     assert paid(history, records.at(1000)) == {"1.None": {"starting": 900}}
 
 
+def test_a_copy_of_the_store_which_dates_heartbeats_anew_does_not_lengthen_the_bill(records):
+    """Nodes without a certificate were billed until the copy, months later."""
+    launch = records.launch(
+        slots={0: records.slot("i-1-0", at=10)},
+        heartbeats={0: records.heartbeat(at=580)},
+        beats_listed={0: (records.at(580), 700)},
+        exits={0: records.exit("succeeded", at=584)},
+    )
+    copied = records.change(launch, beats_listed={0: (records.at(9_000_000), 700)})
+    seconds = [bill(records.history(one), records.at(9_000_100)).lines[0].seconds for one in (launch, copied)]
+    assert seconds[0] == 574.0
+    assert seconds[1] <= 574.0 + 1200.0
+
+
+def test_a_claim_of_the_second_in_which_the_first_heartbeat_is_listed_is_right(records):
+    """Stores round down; the machine was billed from its intent on until the next heartbeat."""
+    launch = records.launch(
+        slots={0: records.slot("i-1-0", at=600.9)},
+        heartbeats={0: records.heartbeat(at=600.9)},
+        beats_listed={0: (records.at(600), 700)},
+    )
+    assert bill(records.history(launch), records.at(700)).lines[0].seconds == pytest.approx(99.1)
+
+
 @pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
 def test_a_nodes_clock_does_not_reach_the_bill(records, shift):
     launch = records.launch(

@@ -124,12 +124,12 @@ class Container(Runtime):
         return {}
 
     def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
+        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # of an agent that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
         engines = [self._engine] if self._engine else _wait_for_engines(check)
         for self._engine in engines:
             if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
                 return  # this agent or an earlier one has started it
-        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # of an agent that was killed meanwhile
-            shutil.rmtree(left, ignore_errors=True)
         image = self._image
         if setup_is_done:
             if kept is None:

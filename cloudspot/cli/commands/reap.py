@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,12 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import STORE_VARIABLE, json_option, parsed
 from cloudspot.controller.account_orphans import AccountReaper, Ended, Fate, Judged, Unlisted
 from cloudspot.controller.ownership import store_label
-from cloudspot.errors import SpecError, StoreMissing
+from cloudspot.errors import CloudspotError, SpecError, StoreMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.store_clock import store_time
+from cloudspot.jobstore.store_clock import store_time, utc_now
 from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
 from cloudspot.registry import open_job_store, open_store
 
@@ -120,7 +121,7 @@ def reap(
         stores,
         gone=gone,
         older_than=timedelta(seconds=older_than),
-        now=partial(store_time, stores[0]),
+        now=partial(_time_of, stores),
     )
     judged, problems = reaper.find()
     orphans = [one for one in judged if one.fate is Fate.ORPHAN]
@@ -219,3 +220,11 @@ def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence
         "assets": [shown(one) for one in judged],
         "unlisted": [{"title": one.title, "error": str(one.error)} for one in problems],
     }
+
+
+def _time_of(stores: Sequence[ObjectStore]) -> datetime:
+    """Return the time by the first store that tells it, else by this computer's clock."""
+    for store in stores:
+        with suppress(CloudspotError):  # The search says which one does not answer.
+            return store_time(store)
+    return utc_now()

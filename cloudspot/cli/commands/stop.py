@@ -10,6 +10,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
+from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.story.states import is_over, job_state
 
@@ -31,6 +32,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
+    clock_of(job.store).compare(job.store)
     request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
     output.echo(_answer(job))
     if wait:

@@ -34,7 +34,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     counts as shutting down, whatever its status says.
     """
     found = tags.from_answer(described)
-    if machinetags.JOB not in found:
+    if not found.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
         return None
     state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
     reason = None

@@ -71,7 +71,10 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
         except ERRORS.raised as error:
             raise self._unless_new(refusal(self._clients, error, body)) from error
-        created = self._taken_in(answer.get("Instances", ()))
+        # Another server's answer would have no such list, and is not one without machines.
+        with readable("creating the machines"):
+            described = answer["Instances"]
+        created = self._taken_in(described)
         self._limit(created)
         return created
 
@@ -107,8 +110,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         with ERRORS.translated("listing the machines"):
             pages = self._clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
-                for reservation in page.get("Reservations", ()):
-                    found += self._taken_in(reservation.get("Instances", ()))
+                with readable("listing the machines"):
+                    described = [one for each in page["Reservations"] for one in each["Instances"]]
+                found += self._taken_in(described)
         return tuple(found)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:

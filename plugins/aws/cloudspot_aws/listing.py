@@ -40,7 +40,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     reads the same.
     """
     found = tags.from_list(described.get("Tags"))
-    if machinetags.JOB not in found:
+    if not found.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}

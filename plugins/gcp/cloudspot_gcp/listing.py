@@ -94,7 +94,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
     ``ending`` is what the operations say of it. Its name says its rank; the machine itself reads the same.
     """
     labels = dict(described.labels)
-    if machinetags.JOB not in labels:
+    if not labels.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
         return None
     state = _STATES.get(described.status, _OTHER)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
