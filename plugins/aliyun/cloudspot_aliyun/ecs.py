@@ -238,7 +238,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     def _note(self, listed: Sequence[Mapping[str, Any]], found: Mapping[str, Instance]) -> None:
         for described in listed:
-            instance = found.get(str(described["InstanceId"]))
+            instance = found.get(str(described.get("InstanceId")))
             if instance is None:
                 continue
             self._seen[instance.id] = instance
