@@ -20,6 +20,7 @@ import pytest
 
 from cloudspot.boot.agentarchive import AgentArchive, code_digest, make_agent_archive
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile
 
 FETCH = """\
@@ -41,6 +42,7 @@ class Image:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.environment: dict[str, str] = {}
+        FileStore(f"file://{directory}/store").establish()  # else an agent waits until it is mounted
         (directory / "bin").mkdir()
         (directory / "bin" / "sleep").write_text(
             f'#!/usr/bin/env bash\n[ "$1" = 3240 ] && exec {shutil.which("sleep")} 1000\necho "$1" >> {directory}/naps\n'
