@@ -24,7 +24,7 @@ from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Heartbeat, StopReason
 from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.ledger import GIB, Ledger, bill, spent_in
-from cloudspot.story.outcomes import left_at, own_beat
+from cloudspot.story.outcomes import last_sign, own_beat
 from cloudspot.story.stretches import OVER
 
 LOOK_SECONDS = 30.0
@@ -224,10 +224,12 @@ def _step_seconds(beat: Heartbeat) -> Iterator[float]:
 
 def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
     """Yield how long each machine ran on after the last word of its node, as far as its provider told."""
-    for rank in launch.own_exits:
-        certificate, left = launch.certificate(rank), left_at(launch, rank)
+    for rank, last in launch.own_exits.items():
+        certificate = launch.certificate(rank)
+        # A clock of its own may be behind; its last heartbeat has the store's date, and comes just before.
+        left = max(last.at, last_sign(launch, rank))
         # Without the provider's word for its end, a certificate repeats the node's.
-        if certificate is not None and left is not None and certificate.ended_at > left:
+        if certificate is not None and certificate.ended_at > left:
             yield (certificate.ended_at - left).total_seconds()
 
 
