@@ -1,4 +1,4 @@
-"""Reads of files that may have any size, such as logs and what a training writes, in bounded memory."""
+"""Reads files of any size, such as logs and the files of a training, in bounded memory."""
 
 from __future__ import annotations
 

@@ -110,9 +110,11 @@ def read_at_most(answer: http.client.HTTPResponse, most: int) -> bytes:
     """Return the body of an answer.
 
     Raises:
-        ValueError: it is longer than ``most`` bytes.
+        ValueError: it is longer than ``most`` bytes, or was cut short.
     """
     data = answer.read(most + 1)
     if len(data) > most:
         raise ValueError(f"its answer is longer than {most} bytes")
+    if answer.length:
+        raise ValueError(f"its answer was cut short: {answer.length} bytes are missing")
     return data

@@ -1,4 +1,4 @@
-"""Whether a disk has room for what is said to come, before any of it is written."""
+"""Checks that a disk has room for data of a claimed size, before any of it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1 << 30
 
 
 def check_fits(directory: Path, num_bytes: int) -> None:
-    """Check that the whole disk, if it were empty, could hold so many bytes.
+    """Check that the whole disk, if it were empty, could hold ``num_bytes``.
 
     Raises:
         CloudspotError: it could not.
@@ -25,7 +25,7 @@ def check_fits(directory: Path, num_bytes: int) -> None:
 
 
 def check_room(directory: Path, num_bytes: int, *, spare_share: float = 0.0) -> None:
-    """Check that the disk has room for so many bytes more, and then still a share of itself.
+    """Check that the disk has room for ``num_bytes`` more, and keeps ``spare_share`` of itself free.
 
     Raises:
         CloudspotError: it has not.

@@ -211,7 +211,7 @@ class _Bounded(io.RawIOBase):
         self.expect(0)
 
     def expect(self, num_bytes: int) -> None:
-        """Allow so many bytes from here on, the headers behind them, and what is read ahead."""
+        """Allow ``num_bytes`` from here on, the headers behind them, and what tarfile reads ahead."""
         limit = self._num_read + max(0, num_bytes) + MAX_HEADER_BYTES + tarfile.RECORDSIZE
         self._limit = min(limit, self._max_bytes)
 

@@ -140,7 +140,7 @@ class InputCache:
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
         """Fetch what is missing; return how many bytes that were."""
         total = sum(file.size for file in files)
-        # All that is kept of a large file grows with what is claimed of it: so first, whether that can be.
+        # The state that is kept of a large file grows with the size that it claims: check the claim first.
         check_fits(self.root, total)
         missing = [file for file in files if not self.has(source, file)]
         small = [file for file in missing if file.size <= BLOCK_BYTES]

@@ -28,7 +28,7 @@ from cloudspot.model import LaunchRequest
 COPY_EVERY = 4
 """After so many records there is one more copy: nodes write it behind their commits, and controllers."""
 _RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
-"""How many records a copy may hold; a run of so many begins at a multiple of that number."""
+"""The numbers of records that a copy may hold. A run begins at a multiple of its own length."""
 _COPY = re.compile(r"(\d{8,12})-(\d{8,12})", re.ASCII)
 
 

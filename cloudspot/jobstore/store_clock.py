@@ -1,4 +1,4 @@
-"""The time by the store's clock, which all who write or judge a job's records share.
+"""The time by the store's clock, by which every process writes and judges a job's records.
 
 A computer's own clock may be wrong, or be set while it is read. So a process asks the store for the time of
 an object that it has just put. That bounds what the store's clock shows now, by the seconds since this host's

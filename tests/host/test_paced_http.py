@@ -138,8 +138,22 @@ def test_headers_that_trickle_are_given_up_too(url, where, monkeypatch):
         answer.read()
 
 
+class Answer(io.BytesIO):
+    """A body of which ``length`` bytes have not come."""
+
+    length = 0
+
+
+def test_a_body_that_was_cut_short_is_no_body():
+    """A registry's half manifest had a digest, too."""
+    answer = Answer(b"12345")
+    answer.length = 90
+    with pytest.raises(ValueError, match="cut short: 90 bytes are missing"):
+        read_at_most(answer, 100)
+
+
 def test_a_body_has_a_limit():
-    answer = io.BytesIO(b"12345")
+    answer = Answer(b"12345")
     assert read_at_most(answer, 5) == b"12345"
     answer.seek(0)
     with pytest.raises(ValueError, match="longer than 4 bytes"):

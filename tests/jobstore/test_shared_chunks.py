@@ -255,21 +255,22 @@ def test_objects_that_are_not_ours_stop_no_deletion(store, checkpoints, two_save
     fetching.verify(store, "x", two_saves[1])
 
 
+class SlowListing(WrappedStore):
+    """Between the listing of manifests and the reading of the journal, two saves are committed."""
+
+    def list_page(self, prefix, **options):
+        page = super().list_page(prefix, **options)
+        if prefix == keys.manifests_prefix("x"):
+            for step in (10, 20):
+                manifests.try_commit(self.inner, Journal(self.inner, "x"), "x", SaveId(1, step, 0))
+        return page
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_commit_that_a_deletion_has_not_listed_keeps_the_chunks_of_its_base(
     keep, is_known, store, checkpoints
 ):
-    class Slow(WrappedStore):
-        """Between the listing of manifests and the journal, two saves are committed."""
-
-        def list_page(self, prefix, **options):
-            page = super().list_page(prefix, **options)
-            if prefix == keys.manifests_prefix("x"):
-                for step in (10, 20):
-                    manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, step, 0))
-            return page
-
     checkpoints.generation(store, 1)
     put(store, checkpoints, C(1, 4), "uvw")
     put(store, checkpoints, C(1, 5), "abc")
@@ -279,7 +280,7 @@ def test_a_commit_that_a_deletion_has_not_listed_keeps_the_chunks_of_its_base(
     journal = Journal(store, "x")
     if is_known:  # as an agent's journal is
         journal.read()
-    assert retention.collect(Slow(store), journal, "x", keep, orphan_grace_seconds=-60.0) == ()
+    assert retention.collect(SlowListing(store), journal, "x", keep, orphan_grace_seconds=-60.0) == ()
     for checkpoint in retention.standing_checkpoints(store, "x", Journal(store, "x").read()):
         fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
     assert C(1, 10) in retention.standing_checkpoints(store, "x", Journal(store, "x").read())
@@ -290,23 +291,12 @@ def test_a_commit_that_a_deletion_has_not_listed_keeps_the_chunks_of_its_base(
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_commit_whose_manifest_a_deletion_has_not_listed_keeps_its_chunks(keep, store, checkpoints):
     """A drain's save may be whole at the same time as the interval save before it."""
-
-    class Slow(WrappedStore):
-        """Between the listing of manifests and the journal, two saves are committed."""
-
-        def list_page(self, prefix, **options):
-            page = super().list_page(prefix, **options)
-            if prefix == keys.manifests_prefix("x"):
-                for step in (10, 20):
-                    manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, step, 0))
-            return page
-
     checkpoints.generation(store, 1)
     put(store, checkpoints, C(1, 5), "xyz")
     for step, blocks in ((10, "abc"), (20, "def")):
         put(store, checkpoints, C(1, step), blocks, commit=False)
     assert manifests.write_manifest(store, "x", SaveId(1, 20, 0)) is not None
-    slow = Slow(store)
+    slow = SlowListing(store)
     retention.collect(slow, Journal(slow, "x"), "x", keep, orphan_grace_seconds=-60.0)
     for checkpoint in retention.standing_checkpoints(store, "x", Journal(store, "x").read()):
         fetching.verify(store, "x", manifests.read_manifest(store, "x", checkpoint))
