@@ -6,6 +6,7 @@ import collections
 import gc
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,10 +34,14 @@ pytest.register_assert_rewrite(
     *(f"cloudspot.testing.{kit}kit" for kit in ("job", "log", "node", "provider", "provisioner", "store"))
 )
 
+pytest_plugins = ["processor_time"]
+
 # How long an example takes says how busy the machine is; each test as a whole has its time limit.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
+
+_IS_FULL = re.compile(r"^pytestmark = .*\bpytest\.mark\.full\b", re.MULTILINE)
 
 _forced_exits: list[str] = []
 """What would have ended the tests' own process, where no test has looked at it yet."""
@@ -98,6 +104,28 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the modules all of whose tests are marked full where those are not run.
+
+    Such a module says so at its top level, by ``pytestmark``. One that is named on the command line is collected.
+    """
+    if "not full" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    start = config.invocation_params.dir
+    if collection_path in {start / argument.partition("::")[0] for argument in config.args}:
+        return None
+    return _IS_FULL.search(collection_path.read_text(encoding="utf-8")) is not None or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Name what is missing on this machine once, and not for each test that needs it."""
+    report: Any = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
+        report.longrepr = ("tests", None, report.longrepr[2])
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -57,6 +57,7 @@ print("whole")
 """
 
 
+@pytest.mark.full
 def test_threads_that_meet_a_type_for_the_first_time_do_not_end_the_process():
     done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", RACE], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-2000:]

@@ -37,11 +37,13 @@ def generate():
     return module
 
 
+@pytest.mark.full
 def test_what_is_generated_is_up_to_date(generate):
     stale = [name for name, text in generate.generated().items() if (ROOT / name).read_text() != text]
     assert stale == [], "run: python docs/generate.py"
 
 
+@pytest.mark.full
 def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "cloudspot").mkdir()

@@ -31,6 +31,7 @@ def test_a_forced_exit_is_an_error_where_it_happens(forced_exits):
     forced_exits.clear()
 
 
+@pytest.mark.full
 def test_a_forced_exit_of_a_thread_fails_its_test_and_the_others_still_run(tmp_path):
     """The run ended there with status 0, and without a word."""
     tmp_path.joinpath("conftest.py").write_text(CONFTEST.read_text())

@@ -216,6 +216,7 @@ def test_the_reader_finds_a_flipped_bit(reader, trained):
         reader.read_checkpoint(bucket, "digits-7k3f")
 
 
+@pytest.mark.full
 def test_the_reader_runs_as_a_program_without_cloudspot(reader_path, trained, tmp_path):
     bucket, _ = trained
     (tmp_path / "cloudspot.py").write_text("raise ImportError('not here')")

@@ -47,6 +47,7 @@ def test_importing_it_brings_neither_torch_nor_an_sdk(module):
     assert modules_after(f"import {module}").isdisjoint(HEAVY)
 
 
+@pytest.mark.full
 def test_no_module_of_the_agent_brings_numpy_which_machines_lack():
     every = """
 import importlib, pkgutil, cloudspot.agent
@@ -69,10 +70,12 @@ def test_the_command_line_starts_with_click_alone():
     assert brought <= {"click", "typing_extensions", "colorama"}
 
 
+@pytest.mark.full
 def test_listing_the_providers_brings_neither_torch_nor_an_sdk():
     assert modules_after("from cloudspot.registry import list_providers; list_providers()").isdisjoint(HEAVY)
 
 
+@pytest.mark.full
 def test_a_listing_of_a_built_in_store_searches_no_installed_distributions(tmp_path):
     FileStore(f"file://{tmp_path}/store").establish()
     listing = """

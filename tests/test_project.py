@@ -78,6 +78,7 @@ CLOUDS = re.compile(
 )
 
 
+@pytest.mark.full
 def test_the_core_names_no_cloud():
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

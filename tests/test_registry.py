@@ -125,6 +125,7 @@ def test_the_built_in_store_opens_a_directory(tmp_path):
     assert store.get("a") == b"1"
 
 
+@pytest.mark.full
 def test_a_plugin_is_found_by_its_entry_point(site):
     site.install("cloudspot-sky")
     assert provider_class("sky").__module__ == "cloudspot_sky"
@@ -145,6 +146,7 @@ def test_a_plugin_is_not_imported_for_the_built_in_ones(site, tmp_path):
     open_store(f"file://{tmp_path}")
 
 
+@pytest.mark.full
 def test_the_options_come_from_the_jobs_table(site, tmp_path):
     site.install("cloudspot-sky")
     job = tmp_path / "job.toml"
@@ -165,6 +167,7 @@ def test_a_store_is_opened_by_its_scheme(site):
 # --- what is missing ----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("open_it", [provider_class, lambda name: sandbox_class(name, object)])
 def test_a_missing_plugin_that_does_not_come_with_cloudspot_is_not_named_for_pip(open_it):
     """Whoever registered the name would be run."""
@@ -175,6 +178,7 @@ def test_a_missing_plugin_that_does_not_come_with_cloudspot_is_not_named_for_pip
     assert "pip" not in str(error.value)
 
 
+@pytest.mark.full
 def test_a_missing_plugin_that_comes_with_cloudspot_is_named_by_its_path(site):
     extra = "Provides-Extra: aws\nRequires-Dist: cloudspot-aws>=1; extra == 'aws'\n"
     site.install("cloudspot", module="unused", version=cloudspot.__version__, entry_points="", metadata=extra)
@@ -187,6 +191,7 @@ def test_a_missing_plugin_that_comes_with_cloudspot_is_named_by_its_path(site):
     assert str(error.value) == f'no sandbox "aws" is installed; {advice} plugins/aws-sandbox'
 
 
+@pytest.mark.full
 def test_an_extra_that_brings_something_else_is_no_plugin(site):
     extra = "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n"
     site.install("cloudspot", module="unused", version=cloudspot.__version__, entry_points="", metadata=extra)
@@ -194,16 +199,19 @@ def test_an_extra_that_brings_something_else_is_no_plugin(site):
         provider_class("torch")
 
 
+@pytest.mark.full
 def test_a_mistyped_provider_comes_with_the_right_name():
     with pytest.raises(PluginError, match=r'^no provider "locla" is installed; did you mean "local"\?$'):
         provider_class("locla")
 
 
+@pytest.mark.full
 def test_a_name_that_is_none_is_no_advice_to_install_it():
     with pytest.raises(PluginError, match=r'^no provider "a; rm -rf /" is installed; there are local$'):
         provider_class("a; rm -rf /")
 
 
+@pytest.mark.full
 def test_a_missing_scheme_is_named():
     with pytest.raises(PluginError, match=r"^no installed plugin opens s3:// URLs \(there are file://\)"):
         open_store("s3://bucket")
@@ -217,6 +225,7 @@ def test_a_store_that_is_no_url_is_refused():
 # --- what is broken -----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -262,6 +271,7 @@ def test_a_broken_plugin_is_listed_with_its_error_and_hides_no_other(site, code,
     assert provider_class("local").name == "local"
 
 
+@pytest.mark.full
 def test_an_entry_point_to_nothing_is_a_broken_plugin(site):
     site.install("cloudspot-sky", entry_points=only("sky") + "!!")
     assert others()[0].name == "sky"
@@ -301,6 +311,7 @@ def test_an_error_that_a_plugin_means_passes_as_it_is(site):
 # --- which interfaces it was written for --------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 1"])
 def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site, line):
     site.install("cloudspot-sky", code=GOOD + line)
@@ -308,6 +319,7 @@ def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site,
     assert open_store("sky://bucket").url == "sky://bucket"
 
 
+@pytest.mark.full
 def test_a_plugin_of_a_later_version_is_refused_whatever_hooks_it_has(site):
     code = GOOD.replace("def cloudspot_provider(name)", "def cloudspot_unheard_of(name)")
     site.install("cloudspot-sky", code=code + "    cloudspot_api_version = 2")
@@ -351,6 +363,7 @@ def test_a_plugin_does_not_replace_a_built_in_one(site, tmp_path):
     ]
 
 
+@pytest.mark.full
 def test_of_two_plugins_with_one_name_neither_wins(site):
     site.install("cloudspot-sky")
     site.install("sky-for-cloudspot", entry_points=only("sky") + "sky_for_cloudspot")

@@ -152,6 +152,7 @@ def end_machine(bench):
 # --- the ways a training ends ---------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_training_that_finishes(bench):
     life = bench.life(SESSION + "print('hello')\nfinish(100)\n", run={"setup": "echo set up"})
     life.run()
@@ -162,6 +163,7 @@ def test_a_training_that_finishes(bench):
     assert launches.read_slots(bench.store, JOB, 1)[0].instance_id == "m-1"
 
 
+@pytest.mark.full
 def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     first = bench.commit(bench.id(1, 40))
     end_machine(bench)
@@ -181,6 +183,7 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     assert (second.ranks(2), second.restore_from) == ((0,), first.id)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_script_that_leaves_its_loop_by_itself_has_finished_there(bench, is_held):
     """It succeeded without a checkpoint of what it had made."""
@@ -190,6 +193,7 @@ def test_a_script_that_leaves_its_loop_by_itself_has_finished_there(bench, is_he
     assert (record.final.step, record.final.left_early, record.final.planned) == (7, True, 100)
 
 
+@pytest.mark.full
 def test_ranks_that_come_to_the_end_after_different_numbers_of_steps_are_no_success(bench):
     other = "files.progress_path(handoff, 1).write_bytes(files.PROGRESS.pack({0}, {0}, {0}))\n"
     other += "files.ended_loop_path(handoff, 1).touch()\n"
@@ -199,6 +203,7 @@ def test_ranks_that_come_to_the_end_after_different_numbers_of_steps_are_no_succ
     assert record.detail == "its ranks made 100 to 101 steps: the last state is in no checkpoint"
 
 
+@pytest.mark.full
 def test_a_script_that_leaves_its_loop_to_end_with_another_status_has_failed(bench):
     script = SESSION + "if start == 0:\n    seal(4)\nbegin(7)\nleave(7, is_held=True)\nsys.exit(3)\n"
     bench.life(script).run()
@@ -207,6 +212,7 @@ def test_a_script_that_leaves_its_loop_to_end_with_another_status_has_failed(ben
     assert bench.commits() == (bench.id(1, 4),)
 
 
+@pytest.mark.full
 def test_a_script_that_exits_0_in_the_middle_of_its_loop_has_failed(bench):
     """It was a success, whatever step it had come to."""
     bench.life(SESSION + "begin(7)\n").run()
@@ -216,6 +222,7 @@ def test_a_script_that_exits_0_in_the_middle_of_its_loop_has_failed(bench):
     assert whys(bench) == ["first", "trainer-failed"]
 
 
+@pytest.mark.full
 def test_a_script_that_exits_0_in_the_middle_of_its_last_save_has_failed(bench):
     """Its last steps are in no checkpoint, though it made them all."""
     bench.life(SESSION + "if start == 0:\n    seal(40)\nbegin(100, 100)\n").run()
@@ -223,11 +230,13 @@ def test_a_script_that_exits_0_in_the_middle_of_its_last_save_has_failed(bench):
     assert (record.outcome, record.final, record.committed) == ("failed", None, bench.id(1, 40))
 
 
+@pytest.mark.full
 def test_a_script_that_never_begins_its_loop_has_finished(bench):
     bench.life(SESSION.replace("\nbegin(start)", "")).run()
     assert bench.exit_record().outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_a_script_that_exits_0_in_the_first_step_of_a_loop_of_unknown_length_has_failed(bench):
     """It was a success: the progress is the same as before the loop."""
     bench.life(SESSION.replace("begin(start)", "begin(start, -1)")).run()
@@ -250,6 +259,7 @@ while not os.path.exists("go"):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "complete_file", "committed"),
     [
@@ -275,6 +285,7 @@ def test_a_trainer_that_exits_0_under_an_order_to_leave_has_not_finished(
     assert bench.commits() == ((bench.id(1, 40),) if committed else ())
 
 
+@pytest.mark.full
 def test_a_node_that_another_ones_stop_has_drained_hears_of_the_stop_itself(bench, monkeypatch, wait_until):
     """It looks for a stop only now and then; it would have gone on, and drained once more."""
     monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.LOOK_SECONDS", 3600.0)
@@ -289,6 +300,7 @@ def test_a_node_that_another_ones_stop_has_drained_hears_of_the_stop_itself(benc
     assert whys(bench) == ["first"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 10.0])
 def test_a_notice_however_short_drains_commits_and_is_reported(bench, wait_until, seconds):
     life = bench.life(WAIT_FOR_DRAIN)
@@ -303,6 +315,7 @@ def test_a_notice_however_short_drains_commits_and_is_reported(bench, wait_until
     assert bench.store.get(keys.notice(JOB, 1, 0))
 
 
+@pytest.mark.full
 def test_an_ordered_stop_of_the_agent_drains_commits_and_is_reported(bench, wait_until):
     life = bench.life(WAIT_FOR_DRAIN)
     thread = run(life)
@@ -315,6 +328,7 @@ def test_an_ordered_stop_of_the_agent_drains_commits_and_is_reported(bench, wait
     assert (told.source, told.step) == ("SIGTERM", 40)
 
 
+@pytest.mark.full
 def test_a_requested_stop_drains_and_the_next_machine_would_resume(bench, wait_until):
     life = bench.life(WAIT_FOR_DRAIN)
     thread = run(life)
@@ -330,6 +344,7 @@ def test_a_requested_stop_drains_and_the_next_machine_would_resume(bench, wait_u
     assert "resumed at 40" in bench.log(other)
 
 
+@pytest.mark.full
 def test_a_trainer_that_ignores_the_notice_is_ended_at_the_guard(bench, wait_until):
     life = bench.life(SESSION + "begin(41)\ntime.sleep(60)\n")
     thread = run(life)
@@ -340,6 +355,7 @@ def test_a_trainer_that_ignores_the_notice_is_ended_at_the_guard(bench, wait_unt
     assert (record.outcome, record.step, record.committed) == ("drained", 41, None)
 
 
+@pytest.mark.full
 def test_a_drain_is_not_taken_for_being_stuck(bench, wait_until):
     script = """
 step = iter(range(1, 10**6))
@@ -355,6 +371,7 @@ drain(40)
     assert (bench.exit_record().outcome, bench.exit_record().committed) == ("drained", bench.id(1, 40))
 
 
+@pytest.mark.full
 def test_what_comes_before_the_session_is_not_taken_for_being_stuck(bench):
     """As soon as there was one, the time since torchrun's start counted as without a step."""
     script = "time.sleep(1.2)\n" + SESSION + "time.sleep(0.3)\nfinish(100)\n"
@@ -362,6 +379,7 @@ def test_what_comes_before_the_session_is_not_taken_for_being_stuck(bench):
     assert bench.exit_record().outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
     life = bench.life(SESSION + "begin(99)\nuntil(lambda: files.read_drain(handoff))\nfinish(100)\n")
     thread = run(life)
@@ -389,6 +407,7 @@ def test_a_setup_that_fails_says_so_with_its_last_lines(bench):
     assert record.detail == "setup failed with exit status 137: no such package"
 
 
+@pytest.mark.full
 def test_secrets_reach_the_script_and_no_record_or_log(bench):
     bench.store.put(keys.secrets(JOB, 0), b'{"values": {"TOKEN": "hunter2secret"}}')
     script = SESSION + "assert os.environ['TOKEN'] == 'hunter2secret'\nfinish(100)\n"
@@ -400,6 +419,7 @@ def test_secrets_reach_the_script_and_no_record_or_log(bench):
         assert not path.is_file() or b"hunter2secret" not in path.read_bytes() or path.name == "train.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_jobs_log_in_for_its_image_goes_before_the_providers_and_its_refusal_ends_the_job(
     bench, monkeypatch, tmp_path, is_named
@@ -428,6 +448,7 @@ def test_the_jobs_log_in_for_its_image_goes_before_the_providers_and_its_refusal
     assert base64.b64decode(given["auth"]) == (b"me:hush" if is_named else b"cloud:p")
 
 
+@pytest.mark.full
 def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
     bench.life(SESSION + "begin(7)\nraise ValueError('no such layer')\n").run()
     record = bench.exit_record()
@@ -440,6 +461,7 @@ def test_failing_twice_at_a_step_ends_the_job_with_the_scripts_words(bench):
 FULL = {"type": "builtins.RuntimeError", "message": "no archive", "causes": ["No space left on device"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "end",
     [
@@ -458,6 +480,7 @@ def test_what_may_come_from_outside_ends_no_job_by_striking_twice_at_a_step(benc
     assert whys(bench) == ["first", *["trainer-failed"] * 3]
 
 
+@pytest.mark.full
 def test_what_may_come_from_outside_is_tried_no_more_than_max_restarts_times(bench):
     bench.life(SESSION + "begin(7)\nos.kill(os.getpid(), 9)\n", limits={"max_restarts": 2}).run()
     record = bench.exit_record()
@@ -465,6 +488,7 @@ def test_what_may_come_from_outside_is_tried_no_more_than_max_restarts_times(ben
     assert record.detail == "the training failed with exit status 137 at step 7, after 2 restarts"
 
 
+@pytest.mark.full
 def test_torchruns_own_end_is_not_waited_for_when_a_rank_has_failed(bench):
     script = SESSION + "if generation == 1: sys.exit(3)\nfinish(100)\n"
     life = bench.life(script, run={"env": {"LINGER": "3600"}})
@@ -484,6 +508,7 @@ if not Path("again").exists():
 """
 
 
+@pytest.mark.full
 def test_a_command_without_a_launcher_is_run_and_run_again_like_a_script(bench, caplog):
     run_table = {
         "command": ["python", "-u", "train.py", "a b"],
@@ -506,12 +531,14 @@ def test_a_command_that_is_not_there_ends_the_job_at_once(bench):
     assert record.detail == "run.command: 'no-such-swift' is not on PATH; install it in run.setup"
 
 
+@pytest.mark.full
 def test_the_jobs_exit_code_is_the_scripts_own(bench):
     """torchrun says 1, whatever the script has said."""
     bench.life(SESSION + "begin(7)\nsys.exit(3)\n").run()
     assert (bench.exit_record().exit_code, bench.exit_record().permanent) == (3, True)
 
 
+@pytest.mark.full
 def test_a_rank_that_fails_while_another_drains_is_left_to_torchrun(bench, wait_until):
     """What the other one saves is worth waiting for."""
     script = """
@@ -561,6 +588,7 @@ def whys(bench):
     return [one.why for one in bench.generations()]
 
 
+@pytest.mark.full
 def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two_nodes):
     """That one waits in a collective, perhaps for half an hour."""
     script = "if generation == 1: begin(7); sys.exit(3) if rank == 1 else time.sleep(3600)\nend_loop()\n"
@@ -571,12 +599,14 @@ def test_a_failure_on_one_node_ends_the_training_on_the_other_at_once(bench, two
     assert [life.context.memory.failed_with for life in lives] == ["exit status 3"] * 2
 
 
+@pytest.mark.full
 def test_a_failure_for_good_has_the_same_exit_code_on_every_node(bench, two_nodes):
     end_both(two_nodes("begin(7)\nsys.exit(3) if rank == 1 else time.sleep(3600)\n"))
     records = [bench.exit_record(rank=rank) for rank in range(2)]
     assert [(one.outcome, one.permanent, one.exit_code) for one in records] == [("failed", True, 3)] * 2
 
 
+@pytest.mark.full
 def test_a_node_that_loses_its_stuck_peer_judges_it_stuck_as_well(bench, two_nodes):
     """It saw that the connection was gone, called that a failure, and at the second one gave the job up."""
     script = """
@@ -600,6 +630,7 @@ end_loop()
     assert whys(bench) == ["first", "trainer-stuck", "trainer-stuck"]
 
 
+@pytest.mark.full
 def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, two_nodes, monkeypatch):
     """The nodes failed again and again to connect, and the job was given up for good."""
     monkeypatch.setattr(
@@ -618,6 +649,7 @@ def test_a_network_that_is_cut_is_the_machines_fault_and_not_the_scripts(bench, 
     assert [one.ranks(1) for one in bench.generations()] == [(0, 1), (0,)]
 
 
+@pytest.mark.full
 def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(
     bench, two_nodes, monkeypatch, caplog
 ):
@@ -634,6 +666,7 @@ def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(
     assert "node 1.0 does not reach node 1.1: the network between the machines is cut" in caplog.messages
 
 
+@pytest.mark.full
 def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, monkeypatch):
     """It tries for ten minutes, and of a script without a session nobody would say that it is stuck."""
     monkeypatch.setattr("cloudspot.agent.training.supervision.CONNECT_SECONDS", 0.3)
@@ -645,6 +678,7 @@ def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, 
     assert records[1].outcome in {"failed", "superseded"}
 
 
+@pytest.mark.full
 def test_the_side_of_the_first_node_goes_on_where_that_is_enough(bench, two_nodes, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.failure_votes.unreachable", frozenset)
     script = "begin(7)\nif generation == 1: time.sleep(3600)\nend_loop()\n"
@@ -666,6 +700,7 @@ end_loop()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_stand_in", [False, True])
 def test_a_ready_newcomer_joins_by_a_drain(bench, two_nodes, monkeypatch, wait_until, is_stand_in):
     """All go on from where the members were: nothing is repeated, and nobody is lost."""
@@ -687,6 +722,7 @@ def test_a_ready_newcomer_joins_by_a_drain(bench, two_nodes, monkeypatch, wait_u
     assert "asked to join" in bench.log(first)
 
 
+@pytest.mark.full
 def test_a_drain_for_newcomers_that_takes_too_long_is_no_failure(bench, two_nodes, monkeypatch, wait_until):
     monkeypatch.setattr("cloudspot.agent.training.drain_schedule.JOIN_AFTER_STARTS", 0.0)
     monkeypatch.setattr("cloudspot.agent.training.drain_schedule.STOP_GUARD_SECONDS", 0.5)
@@ -703,6 +739,7 @@ def test_a_drain_for_newcomers_that_takes_too_long_is_no_failure(bench, two_node
     assert bench.generations()[1].restore_from == bench.id(1, 21)
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_costs_no_restart_and_ends_no_job(bench, monkeypatch):
     """Twice at the same step, and the job was over."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -714,12 +751,14 @@ def test_a_port_that_is_taken_costs_no_restart_and_ends_no_job(bench, monkeypatc
     assert whys(bench) == ["first", *["not-connected"] * 3]
 
 
+@pytest.mark.full
 def test_a_torchrun_that_cannot_be_run_fails_for_good(bench):
     life = bench.life(SESSION, run={"env": {"BROKEN": "1"}})
     life.run()
     assert (bench.exit_record().outcome, bench.exit_record().permanent) == ("failed", True)
 
 
+@pytest.mark.full
 def test_the_last_checkpoint_of_a_script_without_a_session_is_delivered(bench):
     script = "import os\nos.makedirs('out/step-600')\nopen('out/step-600/model', 'w').write('weights')\n"
     life = bench.life(script, checkpoint={"directory": "out/step-*"})
@@ -751,6 +790,7 @@ for step in (100, 200):
 DONE = {"directory": "out/checkpoint-*", "complete_file": "done"}
 
 
+@pytest.mark.full
 def test_a_script_is_not_left_to_resume_from_what_it_had_half_written(bench, wait_until, caplog):
     """It resumed from the torn directory, failed twice, and the job was over, with a good checkpoint committed."""
     life = bench.life(TEAR_THE_SECOND, checkpoint=DONE)
@@ -784,6 +824,7 @@ def test_corrupt_code_ends_the_job_and_is_not_tried_for_ever(bench, harm):
     assert record.detail.startswith("the code cannot be fetched: ")
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_restored_beside_the_setup_and_leaves_memory_once_it_is_read(bench):
     """It came after the setup, and all of it was waited for."""
     bench.commit(bench.id(1, 40))
@@ -809,6 +850,7 @@ def test_no_checkpoint_that_verifies_ends_the_node_when_it_has_been_set_up(bench
     assert record.detail.startswith("none of the 1 checkpoints verifies")
 
 
+@pytest.mark.full
 def test_what_was_committed_during_the_setup_is_what_a_node_resumes_from(bench, wait_until):
     """A replacement is bought at the notice, and the drain's commit comes while it sets itself up."""
     bench.commit(bench.id(1, 40))
@@ -861,6 +903,7 @@ def test_a_setup_that_fails_ends_the_restore_beside_it(bench, monkeypatch):
     assert not (life.context.node.restore_in_memory / "restore.json").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("have_ended", [True, False])
 def test_after_a_failure_the_checkpoint_is_read_where_the_training_has_left_it(
     bench, monkeypatch, have_ended
@@ -907,6 +950,7 @@ def test_a_record_that_is_malformed_is_said(bench):
 # --- nothing is called a success before it is in the bucket -----------------------------------------
 
 
+@pytest.mark.full
 def test_a_final_state_that_missed_the_deadline_is_no_success(bench, wait_until, tmp_path):
     store = FaultyStore(bench.store, FaultPlan(), tmp_path / "state")
     life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100)\n", store=store)
@@ -934,6 +978,7 @@ def test_a_final_state_that_missed_the_deadline_is_no_success(bench, wait_until,
     )
 
 
+@pytest.mark.full
 def test_a_noticed_node_that_has_finished_waits_for_the_others_last_part(bench, wait_until):
     """It called it a drain, as its own state was in no checkpoint yet: another launch, for nothing."""
     life = bench.life(SESSION + "begin(99)\nuntil(Path('go').exists)\nfinish(100, save=False)\n")
@@ -949,6 +994,7 @@ def test_a_noticed_node_that_has_finished_waits_for_the_others_last_part(bench, 
     assert (record.outcome, record.committed, record.final.step) == ("succeeded", bench.id(1, 100), 100)
 
 
+@pytest.mark.full
 def test_a_healthy_job_of_several_nodes_says_nothing_of_a_lost_step(bench, caplog):
     """Rank 0 had an ERROR in its log whenever it was the first to upload."""
     caplog.set_level("INFO", "cloudspot")
@@ -960,6 +1006,7 @@ def test_a_healthy_job_of_several_nodes_says_nothing_of_a_lost_step(bench, caplo
     assert "the last checkpoint is uploaded here; the other nodes complete it" in caplog.messages
 
 
+@pytest.mark.full
 def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, monkeypatch, wait_until):
     monkeypatch.setattr(final_delivery, "UPLOAD_SECONDS", 0.3)
     life = bench.life(SESSION + "finish(100)\n")
@@ -970,6 +1017,7 @@ def test_without_a_deadline_it_is_a_failure_that_another_machine_mends(bench, mo
     assert record.detail == "the training finished, but its last checkpoint could not be delivered"
 
 
+@pytest.mark.full
 def test_a_last_save_that_was_given_up_is_a_success_while_nobody_takes_the_machine(bench, caplog):
     bench.life(SESSION + "finish(100, save=False)\n").run()
     assert (bench.exit_record().outcome, bench.commits()) == ("succeeded", ())
@@ -992,6 +1040,7 @@ finish(100)
 )
 
 
+@pytest.mark.full
 def test_a_last_save_that_was_skipped_for_a_reclaim_is_a_drain(bench, wait_until):
     life = bench.life(SKIP_THE_LAST_SAVE)
     thread = run(life)
@@ -1004,6 +1053,7 @@ def test_a_last_save_that_was_skipped_for_a_reclaim_is_a_drain(bench, wait_until
     assert (record.outcome, record.final, record.committed) == ("drained", None, bench.id(1, 40))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("save", [True, False])
 def test_a_state_that_only_the_end_of_the_loop_has_changed_is_the_last_checkpoint(bench, save):
     """It has as many steps as what was restored. With nothing to save, that stands."""
@@ -1024,6 +1074,7 @@ def test_a_state_that_only_the_end_of_the_loop_has_changed_is_the_last_checkpoin
     assert head(Journal(bench.store, JOB).read()) == last
 
 
+@pytest.mark.full
 def test_a_last_save_that_was_skipped_is_made_up_for_from_the_newest_checkpoint(bench):
     bench.life(SKIP_THE_LAST_SAVE, run={"setup": "touch go"}).run()
     record = bench.exit_record()
@@ -1049,6 +1100,7 @@ def recorded_notice(bench):
     return codec.decode(bench.store.get(keys.notice(JOB, 1, 0)), Notice)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_hook_and_the_provider_in_either_order_make_one_notice_and_one_drain(
     bench, wait_until, caplog, is_first
@@ -1073,6 +1125,7 @@ def test_the_hook_and_the_provider_in_either_order_make_one_notice_and_one_drain
     assert len([line for line in caplog.messages if line.startswith("notice: this machine will")]) == 1
 
 
+@pytest.mark.full
 def test_an_earlier_end_by_the_second_way_is_news_but_no_second_record(bench, wait_until):
     life = bench.life(WAIT_FOR_DRAIN)
     hook = NoticeFile(life.context.node.directory)
@@ -1129,6 +1182,7 @@ def test_ranks_that_had_drained_have_not_finished(bench):
     assert (record.outcome, record.step, record.committed) == ("drained", 40, bench.id(1, 40))
 
 
+@pytest.mark.full
 def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=0, drained=40)
@@ -1139,6 +1193,7 @@ def test_ranks_that_had_drained_go_on_where_no_order_stands(bench):
     assert [one.why for one in bench.generations()] == ["first", "drained"]
 
 
+@pytest.mark.full
 def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
     """The agent after the killed one adopted it from its own record, met its old exit status at once, and
     gave the job up for having failed twice at one step."""
@@ -1153,6 +1208,7 @@ def test_a_generation_whose_end_was_dealt_with_is_not_started_again(bench):
     assert [one.why for one in bench.generations()] == ["first", "trainer-failed"]
 
 
+@pytest.mark.full
 def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, monkeypatch):
     """Were the end taken for dealt with before the exit record, the script would be run again."""
     life = bench.life("open('runs', 'a').write('x')\n")
@@ -1166,6 +1222,7 @@ def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, mo
     assert (bench.exit_record().outcome, (life.context.node.work / "runs").read_text()) == ("succeeded", "x")
 
 
+@pytest.mark.full
 def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench):
     """Where rank 0's process left first, another's could fail after its save; nobody waited for the commit."""
     life = bench.life(SESSION + "finish(100)\n")
@@ -1175,6 +1232,7 @@ def test_ranks_that_have_drained_count_as_such_though_their_store_was_gone(bench
     assert [one.why for one in bench.generations()] == ["first", "drained"]
 
 
+@pytest.mark.full
 def test_lines_of_a_generation_that_ended_before_the_agent_died_are_delivered(bench):
     life = bench.life(SESSION + "finish(100)\n")
     killed_agent(bench, life, status=1)
@@ -1186,6 +1244,7 @@ def test_lines_of_a_generation_that_ended_before_the_agent_died_are_delivered(be
     assert "Traceback: the reason" in bench.log(life)
 
 
+@pytest.mark.full
 def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     life = bench.life(SESSION + "begin(5)\nuntil(Path('go').exists)\nfinish(100)\n")
     run(life)  # this agent is left behind: its threads stop, as those of a killed one
@@ -1206,6 +1265,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     assert len(bench.generations()) == 1
 
 
+@pytest.mark.full
 def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_until):
     life = bench.life(SESSION + "finish(100)\n")
     handoff = life.context.node.handoff(1)
@@ -1216,6 +1276,7 @@ def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_u
     assert bench.exit_record().outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_a_node_that_has_said_its_last_word_does_nothing_more_than_to_see_that_the_job_goes_on(
     bench, monkeypatch
 ):

@@ -24,6 +24,7 @@ from cloudspot.model import NodeIdentity
 JOB = "digits-1"
 
 
+@pytest.mark.full
 def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(bench):
     script = (
         "import sys, threading, time\n"
@@ -49,6 +50,7 @@ def test_a_thread_that_fails_ends_the_process_with_its_traceback_in_the_log(benc
     assert "IndexError: list index out of range" in log
 
 
+@pytest.mark.full
 def test_a_machine_without_its_providers_plugin_ends_with_the_reason_on_its_console(bench):
     submission = bench.life().context.job.submission
     bench.store.put(keys.spec(JOB), codec.encode(submission))

@@ -58,6 +58,7 @@ def test_what_an_agent_of_an_earlier_version_remembered_is_read(tmp_path):
     assert memory == NodeMemory(code_ready=True, generation=3, trainer_pid=7, failed_at_step=12)
 
 
+@pytest.mark.full
 def test_two_threads_may_save_at_once(bench):
     """A notice is remembered by the watcher's thread while the main thread notes a start."""
     node, memory, failures = bench.node(), NodeMemory(), []

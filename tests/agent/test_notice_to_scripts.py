@@ -13,6 +13,9 @@ from cloudspot.jobstore.submission import request_stop
 from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.model import PreemptionNotice
 
+pytestmark = pytest.mark.full
+
+
 JOB = "digits-1"
 TABLE = {"directory": "out/checkpoint-*", "on_notice": "SIGTERM"}
 SCRIPT = """

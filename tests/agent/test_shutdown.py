@@ -157,6 +157,7 @@ def test_a_store_that_fails_is_asked_again_until_the_end(bench, see_off, clock, 
         see_off()
 
 
+@pytest.mark.full
 def test_a_store_that_stays_down_is_given_up_at_the_end(bench, see_off, clock, monkeypatch):
     def fail(*_):
         raise TransientError("down")
@@ -173,6 +174,7 @@ def test_a_second_run_of_the_hook_moves_no_deadline_back(bench, see_off, agent_l
     assert NoticeFile(bench.node().directory).read().deadline == 1025.0
 
 
+@pytest.mark.full
 def test_the_command_reads_what_the_boot_script_exports(bench):
     node = bench.node()
     node.agent_ended.touch()

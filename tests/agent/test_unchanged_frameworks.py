@@ -19,6 +19,9 @@ import pytest
 from cloudspot.agent.reclaim import understand
 from cloudspot.model import PreemptionNotice
 
+pytestmark = pytest.mark.full
+
+
 JOBS = Path(__file__).parents[1] / "e2e" / "jobs" / "unchanged"
 EPOCHS = 8
 NUM_STEPS = EPOCHS * 40
@@ -81,7 +84,7 @@ def train(bench, server, wait_until):
     ("script", "directory", "tolerance"),
     [
         ("lightning_alone.py", "checkpoints", 0.02),
-        pytest.param("accelerate_alone.py", "output/checkpoint-*", 0.0, marks=pytest.mark.long),
+        pytest.param("accelerate_alone.py", "output/checkpoint-*", 0.0, marks=pytest.mark.full),
     ],
 )
 def test_reclaims_at_random_moments_lose_no_step(train, server, tmp_path, script, directory, tolerance):

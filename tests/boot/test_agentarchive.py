@@ -52,6 +52,7 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.full
 def test_equal_code_gives_equal_bytes():
     first, second = make_agent_archive([]), make_agent_archive([])
     assert first == second
@@ -60,6 +61,7 @@ def test_equal_code_gives_equal_bytes():
     assert first.requirements == ("cloudspot",)
 
 
+@pytest.mark.full
 def test_it_holds_cloudspot_the_plugin_and_all_that_they_need():
     data = make_agent_archive(["cloudspot-aws", "cloudspot"]).data
     assert {"cloudspot", "cloudspot_aws", "boto3", "botocore", "click", "pluggy"} <= projects(data, "wheels")
@@ -72,6 +74,7 @@ def test_it_holds_cloudspot_the_plugin_and_all_that_they_need():
     assert not {"pip", "pytest"} & projects(data, "wheels")
 
 
+@pytest.mark.full
 def test_a_wheel_lists_what_it_holds_with_its_hashes(site):
     install(site, "sky-tools", {"sky_tools/__init__.py": "x = 1\n", "sky_tools/data.sh": "true\n"})
     wheels = members(make_agent_archive(["sky-tools"]).data)
@@ -99,6 +102,7 @@ def test_an_editable_install_gives_its_sources_and_the_same_digest(site):
     assert code_digest(["sky-tools"]) != installed
 
 
+@pytest.mark.full
 def test_dependencies_come_along_with_the_tags_of_their_platform(site):
     install(site, "sky-fast", {"sky_fast/__init__.py": ""}, tag=COMPILED)
     install(site, "sky-slow", {"sky_slow/__init__.py": ""})
@@ -113,6 +117,7 @@ def test_dependencies_come_along_with_the_tags_of_their_platform(site):
     assert {pin.partition("==")[0] for pin in pins} == {"msgspec", "sky-fast", "xxhash", "zstandard"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("installer", "url", "folder"),
     [
@@ -134,6 +139,7 @@ def test_what_came_from_no_index_never_comes_from_one(site, installer, url, fold
     assert ("sky-fast==1.0\n" in members(data)["index.txt"].decode()) == (folder == "compiled")
 
 
+@pytest.mark.full
 def test_a_plugin_with_compiled_code_never_comes_from_an_index(site):
     install(site, "sky-tools", {"sky_tools/__init__.py": ""}, tag=COMPILED)
     data = make_agent_archive(["Sky.Tools"]).data
@@ -141,6 +147,7 @@ def test_a_plugin_with_compiled_code_never_comes_from_an_index(site):
     assert "sky" not in members(data)["index.txt"].decode()
 
 
+@pytest.mark.full
 def test_a_dependency_whose_files_nobody_has_listed_comes_from_the_index_at_its_version(site):
     """Debian's packages have no list, and the module's name need not be the project's."""
     info = install(site, "sky-slow", {"slow_of_the_sky.py": ""})
@@ -151,6 +158,7 @@ def test_a_dependency_whose_files_nobody_has_listed_comes_from_the_index_at_its_
     assert "sky-slow==1.0\n" in members(data)["index.txt"].decode()
 
 
+@pytest.mark.full
 def test_extras_that_are_asked_for_come_along_and_no_others(site):
     """google-cloud-compute needs google-api-core[grpc], which alone needs grpcio-status."""
     extras = (
@@ -172,6 +180,7 @@ def test_extras_that_are_asked_for_come_along_and_no_others(site):
     }
 
 
+@pytest.mark.full
 def test_what_only_drivers_import_stays_behind_and_no_machine_is_told_to_install_it(site):
     """Somebody else's requirement of it holds."""
     requires = "Requires-Dist: NumPy (>=1.26)\nRequires-Dist: sky-base\nRequires-Dist: numpy ; extra == 'x'\n"

@@ -111,6 +111,7 @@ def test_inputs_are_kept_on_an_empty_disk_and_found_there_by_a_second_run(boot, 
     ]
 
 
+@pytest.mark.full
 def test_a_disk_with_anything_on_it_is_left_alone(boot, disk, tmp_path):
     """A second boot, or an image of one's own that uses the disk itself."""
     with_files, parted, other = disk("own-1"), disk("own-2"), disk("other")
@@ -131,6 +132,7 @@ def test_a_disk_that_is_smaller_than_the_boot_disk_is_not_used(boot, disk):
     assert boot(environment={"BOOT_DISK": str(64 << 20)}) == "cache none\n"
 
 
+@pytest.mark.full
 def test_a_disk_that_cannot_be_told_to_be_empty_is_left_alone(boot, disk, tmp_path):
     device = disk("own-1")
     before = hash_of(device)
@@ -153,6 +155,7 @@ def test_several_disks_are_one_or_the_first_of_them_if_that_fails(boot, disk, tm
     assert "--level=0" in asked
 
 
+@pytest.mark.full
 def test_what_the_image_mounts_itself_is_used_as_it_is(boot, disk, tmp_path):
     device = disk("own-1")
     before = hash_of(device)
@@ -161,6 +164,7 @@ def test_what_the_image_mounts_itself_is_used_as_it_is(boot, disk, tmp_path):
     assert hash_of(device) == before
 
 
+@pytest.mark.full
 def test_a_directory_of_the_users_choice_comes_first(boot, disk):
     device = disk("own-1")
     before = hash_of(device)

@@ -18,6 +18,7 @@ def archive():
     return make_function_archive(["cloudspot-aws"])
 
 
+@pytest.mark.full
 def test_it_holds_all_that_a_driver_imports(archive):
     names = zipfile.ZipFile(io.BytesIO(archive.data)).namelist()
     packages = {name.partition("/")[0] for name in names}
@@ -32,7 +33,7 @@ def test_it_tells_how_large_it_is_unpacked(archive):
     assert archive.unpacked_bytes == sum(one.file_size for one in names)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_equal_code_gives_equal_bytes(archive):
     assert make_function_archive(["cloudspot-aws"]) == archive
 
@@ -49,6 +50,7 @@ def test_it_tells_the_c_library_that_it_needs():
     assert {name: functionarchive._glibc_of(name) for name in names} == names
 
 
+@pytest.mark.full
 def test_it_makes_a_pass_with_nothing_else_installed(archive, tmp_path):
     zipfile.ZipFile(io.BytesIO(archive.data)).extractall(tmp_path / "task")
     code = (
@@ -72,6 +74,7 @@ def test_it_makes_a_pass_with_nothing_else_installed(archive, tmp_path):
     assert [path.name for path in (tmp_path / "store" / "drivers").iterdir()] == ["function-x"]
 
 
+@pytest.mark.full
 def test_what_has_no_files_here_is_named(monkeypatch):
     made = functionarchive.make_agent_archive
 

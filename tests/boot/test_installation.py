@@ -23,6 +23,9 @@ from cloudspot.boot.script import BootPlan, Install, render_boot_script
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile
 
+pytestmark = pytest.mark.full
+
+
 FETCH = """\
 import shutil
 def fetch(store_url, key, path):
@@ -301,7 +304,6 @@ def test_a_machine_like_the_submitters_installs_what_is_staged_and_asks_no_index
     assert "cloudspot: the agent ended with status" in done.stdout  # it found no store
 
 
-@pytest.mark.long
 def test_where_the_compiled_dependencies_do_not_fit_only_those_come_from_the_index_at_the_submitters_version(
     image: Image, index: Index, submit_from
 ):
@@ -330,7 +332,6 @@ def test_where_the_compiled_dependencies_do_not_fit_only_those_come_from_the_ind
     assert done.stdout.count("fetching") == 1
 
 
-@pytest.mark.long
 def test_an_index_without_the_submitters_version_gives_no_other(image: Image, index: Index, submit_from):
     index.publish_strange("sky-fast", "0.9", "99.0")
     for name in ("msgspec", "xxhash", "zstandard"):
@@ -345,7 +346,6 @@ def test_an_index_without_the_submitters_version_gives_no_other(image: Image, in
     assert list(index.marks.iterdir()) == []
 
 
-@pytest.mark.long
 def test_an_image_without_a_way_to_an_index_says_what_it_lacks(image: Image, submit_from):
     image.environment = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple/", "PIP_CONFIG_FILE": os.devnull}
     done = image.boot(image.stage(submit_from(OTHER_PLATFORM)), python=image.bare_python())
@@ -362,7 +362,6 @@ def test_an_image_without_python_says_so_and_does_not_try(image: Image, submit_f
     assert image.naps() == ["120"]
 
 
-@pytest.mark.long
 def test_an_image_without_a_venv_module_says_so(image: Image, submit_from):
     python = image.directory / "python"
     python.write_text(

@@ -263,6 +263,7 @@ def test_an_agent_that_no_other_would_outdo_is_not_started_again(machine: Machin
     assert machine.lines("down") == ["down"]
 
 
+@pytest.mark.full
 def test_an_agent_that_always_fails_late_does_not_keep_the_machine(machine: Machine):
     machine.boot(statuses=["1"] * 100, all_long=True)
     assert machine.lines("runs") == ["run"] * 50
@@ -392,6 +393,7 @@ def test_an_image_made_from_a_machine_boots_as_the_machine_of_another_launch(mac
     assert machine.lines("runs") == ["run"]
 
 
+@pytest.mark.full
 def test_of_the_machine_that_an_image_was_made_from_only_the_agent_and_the_setup_are_kept(machine: Machine):
     machine.boot(statuses=["0"], launch=3)
     node = machine.directory / "node"
@@ -510,6 +512,7 @@ def test_a_unit_that_cannot_be_started_leaves_the_agent_to_the_script(machine: M
     assert machine.lines("runs") == ["run"]
 
 
+@pytest.mark.full
 def test_systemd_has_nothing_to_say_about_the_unit(machine: Machine):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("NOT TESTED, systemd-analyze is missing (Debian's package systemd)")
@@ -557,6 +560,7 @@ def test_a_name_that_no_shell_can_set_is_refused():
         render_boot_script(plan(profile=profile))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_cloudspot", [True, False])
 def test_shellcheck_has_nothing_to_say(tmp_path: Path, has_cloudspot: bool):
     found = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))

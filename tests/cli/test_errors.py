@@ -15,6 +15,9 @@ import pytest
 from cloudspot.local.filestore import FileStore
 from cloudspot.registry import store_schemes
 
+pytestmark = pytest.mark.full
+
+
 JOB = 'name = "digits"\n[run]\nentrypoint = "train.py"\n'
 MIB = 1 << 20
 # A store whose objects can be listed and not read, as of a service that fails in the middle.

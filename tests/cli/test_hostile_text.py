@@ -22,6 +22,9 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import Certificate
 
+pytestmark = pytest.mark.full
+
+
 OURS = re.compile(r"\x1b\[(?:0|1|2|3[1-6])m")
 """The styles that the program itself gives on a terminal."""
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -142,6 +142,7 @@ def test_a_registry_of_the_internet_sends_nobody_to_an_address_of_their_network(
     assert [path for path, _ in registry.seen] == ["/v2/team/train/manifests/7"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["plan", "offers"])
 def test_what_is_only_looked_at_has_its_tag_looked_up_once(registry, local_home, tmp_path, command):
     image = f"{registry.name}/team/train:7"
@@ -272,6 +273,7 @@ def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, t
     assert with_digest(f"{registry.name}/team/train:7", refuse).endswith(DIGEST)
 
 
+@pytest.mark.full
 def test_the_jobs_secret_opens_the_registry_and_has_to_be_set(registry, local_home, tmp_path):
     registry.is_private = True
     (tmp_path / "job.toml").write_text(
@@ -348,6 +350,7 @@ def test_a_job_file_may_hold_a_tag_and_nothing_that_an_engine_takes_for_an_optio
                 load_job(job)
 
 
+@pytest.mark.full
 def test_a_real_registry_tells_the_digest_by_which_the_engine_finds_the_image(tmp_path):
     if why := why_no_containers():
         pytest.skip(why)

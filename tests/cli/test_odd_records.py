@@ -22,7 +22,7 @@ from cloudspot.jobstore.submission import hash_of
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LogRecord
 
-pytestmark = pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:constrained_layout not applied")]
 """A plot of a year beside an hour has no room for its labels."""
 
 

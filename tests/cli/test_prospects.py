@@ -33,6 +33,7 @@ def test_a_job_of_which_nothing_is_known_is_told_how_to_say_its_length(saving):
     assert saving.run_json("plan", str(saving.job_file))["forecast"] is None
 
 
+@pytest.mark.full
 def test_a_job_that_says_its_length_has_a_forecast_within_its_bounds(saving):
     line = expected(saving, *LONG)
     assert " USD (on demand: 48), ends in 2d " in line
@@ -49,6 +50,7 @@ def test_on_demand_the_forecast_is_one_figure(saving):
     assert line.startswith("expected: 96 USD (on demand: 96), ends in 2d 00h, on demand for 2d 00h; ")
 
 
+@pytest.mark.full
 def test_an_earlier_job_of_the_name_tells_the_length(saving):
     job_id = saving.reclaimed_and_finished()
     history = HistoryReader(saving.store, job_id).read()
@@ -70,6 +72,7 @@ def test_where_nothing_outlives_a_machine_the_cost_is_not_known(jobs):
     assert "expected: 48 USD" in expected(jobs, *LONG, "--set", "spot.policy=on-demand")
 
 
+@pytest.mark.full
 def test_run_says_it_before_it_launches(saving):
     result = saving.run("run", str(saving.job_file), "--detach", *LONG)
     first, second, *others = result.stdout.splitlines()
@@ -110,6 +113,7 @@ def test_a_job_without_hope_is_refused_in_a_line_and_stores_nothing(jobs, tmp_pa
     assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", REFUSED)
 def test_anyway_makes_a_warning_of_it(jobs, case):
     sets, reason = REFUSED[case]
@@ -139,6 +143,7 @@ def test_a_job_with_hope_is_not_refused(jobs, sets):
     jobs.run("plan", str(jobs.job_file), *options)
 
 
+@pytest.mark.full
 def test_an_earlier_job_with_other_arguments_is_no_reason_to_refuse(saving):
     job_id = saving.reclaimed_and_finished()
     write_summary(saving.store, summarise(HistoryReader(saving.store, job_id).read(), at(13)))
@@ -149,6 +154,7 @@ def test_an_earlier_job_with_other_arguments_is_no_reason_to_refuse(saving):
     assert ", late in 100% of cases; by 8m 12s of training (job digits-7k3f)" in line
 
 
+@pytest.mark.full
 def test_a_job_that_is_resumed_is_held_to_what_is_left_of_it(jobs):
     job_id = jobs.stopped()
     jobs.add_heartbeat(job_id, 1, step=40, minutes=41, steps_total=640)

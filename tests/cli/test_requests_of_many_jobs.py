@@ -19,6 +19,7 @@ def counts(town, tmp_path):
     return RequestCounts(town, tmp_path / "faults")
 
 
+@pytest.mark.full
 def test_the_limits_hold_where_most_jobs_have_ended(town, counts):
     """A pass asked 39 times for each job that had ever ended, and ``ps`` once."""
     for _ in range(120):
@@ -42,6 +43,7 @@ def test_a_job_that_has_ended_adds_no_request(town, counts):
     assert costs[0] == costs[1] == costs[2]
 
 
+@pytest.mark.full
 def test_a_settled_job_costs_one_request_to_add_up_and_only_live_jobs_are_read(town, counts):
     for _ in range(40):
         town.add_ended()
@@ -57,6 +59,7 @@ def test_a_settled_job_costs_one_request_to_add_up_and_only_live_jobs_are_read(t
     assert [line.split()[0] for line in lines].count(live) == 1
 
 
+@pytest.mark.full
 def test_all_that_is_live_is_driven_and_the_newest_of_it_shown(town, counts):
     live = [town.add_live() for _ in range(ps.PAGE + 4)]
     for _ in range(5):

@@ -13,6 +13,7 @@ sys.modules["screens_capture"] = capture
 _spec.loader.exec_module(capture)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", capture.WIDTHS)
 @pytest.mark.parametrize("screen", capture.SCREENS, ids=lambda screen: screen.name)
 def test_a_screen_is_as_kept(screen, width):
@@ -22,6 +23,7 @@ def test_a_screen_is_as_kept(screen, width):
     assert shown == kept, "if it is meant to be so: python docs/screens/capture.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("environ", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C"}], ids=str)
 @pytest.mark.parametrize("screen", capture.SCREENS, ids=lambda screen: screen.name)
 def test_on_a_terminal_that_knows_ascii_only_nothing_else_is_sent(screen, environ):

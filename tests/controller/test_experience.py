@@ -67,6 +67,7 @@ def house(records):
     return House(records)
 
 
+@pytest.mark.full
 def test_what_a_job_saw_is_kept_when_it_is_settled_and_read_by_the_next(house):
     history, warned = house.finish()
     assert (len(house.kept), warned) == (1, [])
@@ -80,6 +81,7 @@ def test_what_a_job_saw_is_kept_when_it_is_settled_and_read_by_the_next(house):
         assert tally.up_hours == pytest.approx(seen[name].up_hours, abs=1e-3)
 
 
+@pytest.mark.full
 def test_it_outlives_the_job(house):
     house.finish()
     remove_job(house.store, JOB, num_threads=1)
@@ -112,6 +114,7 @@ def test_a_job_on_demand_leaves_nothing(records):
     assert house.kept == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [TransientError("the store is away"), AuthError("no right to market/")])
 def test_a_store_that_does_not_take_it_costs_a_warning_and_the_job_is_settled(house, error):
     put = house.store.put
@@ -127,6 +130,7 @@ def test_a_store_that_does_not_take_it_costs_a_warning_and_the_job_is_settled(ho
     assert list_live(house.store) == {}
 
 
+@pytest.mark.full
 def test_not_even_a_bug_in_it_keeps_a_job_from_being_settled(house, monkeypatch):
     monkeypatch.setattr("cloudspot.controller.experience.to_record", lambda seen, now: 1 / 0)
     _, warned = house.finish()
@@ -145,6 +149,7 @@ def test_a_store_that_does_not_answer_has_seen_nothing(house, error):
     assert found.problem == f"what earlier jobs saw of the spot market is not known: {error}"
 
 
+@pytest.mark.full
 def test_malformed_records_are_not_counted_and_told_in_one_line(house):
     house.finish()
     broken = [keys.market_seen("sim", f"w{number}", milliseconds=number) for number in (1, 2, 3)]

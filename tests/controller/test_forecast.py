@@ -45,6 +45,7 @@ def test_where_no_spot_machine_is_ever_lost_it_costs_its_hours_on_spot(expect, p
     assert (found.on_demand_hours, found.num_losses) == (0.0, 0.0)
 
 
+@pytest.mark.full
 def test_where_there_is_no_spot_machine_the_fallback_costs_as_on_demand_and_spot_alone_is_open(expect):
     found = expect(EMPTY)
     assert found.cost == pytest.approx((42.0, 42.0), rel=0.05)
@@ -54,6 +55,7 @@ def test_where_there_is_no_spot_machine_the_fallback_costs_as_on_demand_and_spot
     assert alone.on_demand_hours == 0.0
 
 
+@pytest.mark.full
 def test_a_deadline_is_kept_and_costs_less_than_on_demand(expect):
     found = expect(Knowledge(), policy="deadline", deadline="16h")
     assert found.late_share == 0.0
@@ -69,6 +71,7 @@ def test_a_range_is_in_order_and_begins_with_no_loss_at_the_least(expect):
     assert found.on_demand_hours > 0.0
 
 
+@pytest.mark.full
 def test_what_was_learned_of_the_pools_counts(records, expect):
     steady = Knowledge({"a/big": Tally(up_hours=(1, 3, 20, 400))})
     awful = Knowledge({"a/big": Tally(losses=(400, 0, 0, 0), up_hours=(40, 0, 0, 0))})
@@ -97,10 +100,12 @@ def test_machines_that_cost_nothing_have_a_forecast(records, expect):
     assert (found.cost, found.end_hours) == ((0.0, 0.0), (10.5, 10.5))
 
 
+@pytest.mark.full
 def test_the_same_arguments_give_the_same_forecast(expect):
     assert expect(Knowledge()) == expect(Knowledge())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [0.01, 1.0, 1000.0])
 def test_any_length_is_played_in_few_steps(records, expect, length):
     found = expect(Knowledge(), length=length, policy="spot")

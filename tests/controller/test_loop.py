@@ -197,6 +197,7 @@ def types(actions):
     return [type(action) for action in actions]
 
 
+@pytest.mark.full
 def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
     events = []
     history = house.controller().run_until_finished(lambda tick: events.extend(tick.events))
@@ -215,6 +216,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing_behind(house):
     assert told == [EventKind.LAUNCHED, EventKind.STARTED, EventKind.LAUNCH_ENDED, EventKind.JOB_FINISHED]
 
 
+@pytest.mark.full
 def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delays_or_changes_it(records):
     lasted, sent, held = [], [], threading.Event()
 
@@ -285,6 +287,7 @@ def test_a_driver_that_has_nothing_to_do_lists_only_the_nodes_and_acts_on_all_re
     assert Terminate not in types(tick.actions), tick.actions
 
 
+@pytest.mark.full
 def test_a_reclaimed_job_is_launched_again_in_another_zone_and_resumes(house):
     controller = house.controller()
     while not house.history.commits:
@@ -369,6 +372,7 @@ def test_a_single_pass_learns_it_from_a_machine_that_has_ended(broken):
     assert broken.history.launches[0].slots[0].cause == "S3 answered 403 AccessDenied (request 4F1)"
 
 
+@pytest.mark.full
 def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
     broken.cloud.errors["console"] = AuthError("access denied: console")
     events = []
@@ -378,6 +382,7 @@ def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
     assert told == [f"what {broken.machine().id} says at its boot cannot be read: access denied: console"]
 
 
+@pytest.mark.full
 def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
     loser, winner = house.controller(), house.controller()
     loser.tick()
@@ -404,6 +409,7 @@ def test_two_controllers_that_decide_the_same_write_it_once(house):
     assert [type(record) for record in house.journal] == [Intent]
 
 
+@pytest.mark.full
 def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
     paused = house.controller()
     paused.tick()
@@ -537,6 +543,7 @@ def test_a_stop_checkpoints_and_ends_the_job(house):
     assert history.commits
 
 
+@pytest.mark.full
 def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monkeypatch):
     monkeypatch.setattr(house.cloud, "end", lambda machine, reason: None)
     history = house.controller().run_until_finished()
@@ -547,6 +554,7 @@ def test_a_machine_that_does_not_end_is_left_to_the_next_controller(house, monke
     assert len(house.cloud.terminated) >= END_LIMIT_SECONDS / act.REPEAT_SECONDS - 3
 
 
+@pytest.mark.full
 def test_a_machine_that_vanished_shortly_before_the_end_is_watched_until_its_end_is_proven(records):
     """Some providers forget a machine at once, and its absence proves an end only after minutes."""
     house = House(records, nodes={"min": 1, "max": 2})
@@ -587,6 +595,7 @@ def test_the_machines_of_a_generation_are_told_of_it_once_by_each_controller_and
     assert house.cloud.announced == [(ids, facts)] * 3
 
 
+@pytest.mark.full
 def test_two_nodes_train_as_one(records):
     house = House(records, nodes={"min": 2, "max": 2})
     history = house.controller().run_until_finished()
@@ -595,6 +604,7 @@ def test_two_nodes_train_as_one(records):
     assert sorted(proof.rank for proof in house.history.launches[0].certificates.values()) == [0, 1]
 
 
+@pytest.mark.full
 def test_of_three_nodes_only_the_lost_one_is_bought_again(records):
     house = House(records, nodes={"min": 3, "max": 3})
     controller = house.controller()
@@ -608,6 +618,7 @@ def test_of_three_nodes_only_the_lost_one_is_bought_again(records):
     assert history.generations[-1].seats == ((1, 0), (1, 2), (2, 0))
 
 
+@pytest.mark.full
 def test_a_node_with_a_notice_is_replaced_before_it_goes(records):
     """The successor has claimed its seat while the doomed machine still runs."""
     house = House(records)
@@ -626,6 +637,7 @@ def test_a_node_with_a_notice_is_replaced_before_it_goes(records):
     assert history.generations[-1].seats == ((2, 0),)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_store_tags", [True, False])
 def test_a_job_of_the_same_id_in_another_store_keeps_its_machines(house, has_store_tags):
     """Without the tags, which say whose a machine is, each reaper ends the other's."""
@@ -705,6 +717,7 @@ def test_the_summary_of_a_job_that_waits_tells_that_it_is_driven(house):
     assert (again.at - written.at).total_seconds() == SUMMARY_REFRESH_SECONDS
 
 
+@pytest.mark.full
 def test_settled_launches_are_copied_once_a_minute_and_at_the_end(house):
     controller, copied = house.controller(), []
     put = house.store.put
@@ -781,6 +794,7 @@ def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):
     assert (tick.is_settled, tick.problems) == (False, ("a machine is in it",))
 
 
+@pytest.mark.full
 def test_the_bill_follows_the_price_of_the_market(records, monkeypatch):
     house, asked = House(records, script=Script(doubt=0.0, num_steps=100_000)), []
 
@@ -802,6 +816,7 @@ def test_the_bill_follows_the_price_of_the_market(records, monkeypatch):
     assert line.spent == pytest.approx((changed * 1.0 + (seconds - changed) * 3.0) / 3600)
 
 
+@pytest.mark.full
 def test_of_two_drivers_that_were_told_different_prices_one_writes(records, monkeypatch):
     """The other does not write what it was told before over what was written since; they would never end."""
     house, told = House(records, script=Script(doubt=0.0, num_steps=100_000)), itertools.count(2)
@@ -825,6 +840,7 @@ def test_of_two_drivers_that_were_told_different_prices_one_writes(records, monk
     assert len(house.history.launches[0].prices) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("told", [AuthError("no right to prices"), math.inf, -1.0, math.nan])
 def test_a_price_that_is_none_is_a_warning_and_the_job_goes_on_at_the_known_one(records, monkeypatch, told):
     """No reader could take such a record back, and no job need end for a price."""

@@ -7,12 +7,15 @@ from market_histories import play
 
 from cloudspot.controller import policy, spot_market
 
+pytestmark = pytest.mark.full
+
+
 NUM_HISTORIES = 40
 NUM_SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_MARKETS", "10000"))
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(10, NUM_HISTORIES, 10))]
+    "first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in range(10, NUM_HISTORIES, 10))]
 )
 def test_no_job_is_late_in_any_of_these_markets(first):
     """A violation is raised; that it can be, the next test shows."""

@@ -152,6 +152,7 @@ def moved(records):
     return moved
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_calls", range(8))
 def test_a_driver_killed_at_any_call_after_its_intent_leaves_the_move_to_the_next(moved, num_calls):
     house, controller = moved()
@@ -166,6 +167,7 @@ def test_a_driver_killed_at_any_call_after_its_intent_leaves_the_move_to_the_nex
     assert len(house.cloud.machines) == 2
 
 
+@pytest.mark.full
 def test_a_stand_in_that_is_reclaimed_before_it_takes_over_changes_nothing(moved):
     house, controller = moved()
     while len(house.cloud.machines) < 2:

@@ -135,7 +135,8 @@ def with_networks(cloud):
     cloud.has_networks = True
 
 
-@pytest.mark.parametrize("seeds", [range(36, 56), pytest.param(range(60), marks=pytest.mark.long)])
+@pytest.mark.full
+@pytest.mark.parametrize("seeds", [range(36, 56), pytest.param(range(60), marks=pytest.mark.full)])
 def test_no_history_brings_nodes_together_that_do_not_reach_each_other(seeds):
     """Neither drivers that race, nor people who move the job, nor notices, losses and lost answers."""
     num_stand_ins = 0
@@ -146,6 +147,7 @@ def test_no_history_brings_nodes_together_that_do_not_reach_each_other(seeds):
     assert num_stand_ins > 0, "moves of one node, or within a network, still happen"
 
 
+@pytest.mark.full
 def test_a_shortcut_through_another_network_is_found_out(monkeypatch):
     told = "do not reach each other"
     with monkeypatch.context() as shortcut:

@@ -26,6 +26,7 @@ NUM_HISTORIES = 100
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 
 
+@pytest.mark.costly
 @few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
@@ -34,6 +35,7 @@ def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drive
     assert sum(one.num_generations for one in results) > 1.15 * len(results)
 
 
+@pytest.mark.full
 @few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers, seeds):
@@ -70,15 +72,18 @@ LAGGING = {
 }
 
 
+@pytest.mark.full
 def test_nobody_is_taken_for_dead_by_a_listing_that_lags():
     assert first_violation(num_tries=60, **LAGGING) is None
 
 
+@pytest.mark.full
 def test_if_passes_leave_nothing_to_each_other_a_vanished_node_is_never_replaced(monkeypatch):
     monkeypatch.setattr(Memory, "note_suspicions", lambda *_: None)
     assert first_violation("does not end", known=(9,), drivers=only_pass) is not None
 
 
+@pytest.mark.full
 def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypatch):
     # Its time is the store's own too; but the listing is as old by then as the pass was suspended.
     real = Controller._decide

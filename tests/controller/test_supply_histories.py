@@ -36,6 +36,7 @@ TOO_MANY = "are there to stay"
 # --- the protocol ---------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @few_or_many(160, NUM_HISTORIES)
 def test_every_history_keeps_the_protocol_and_comes_to_its_end(seeds):
     results = [play(seed) for seed in seeds]
@@ -45,18 +46,20 @@ def test_every_history_keeps_the_protocol_and_comes_to_its_end(seeds):
     assert sum(one.outcome == "stopped" for one in results) > 0
 
 
+@pytest.mark.full
 @few_or_many(20, 100)
 def test_nodes_that_hang_are_told_from_the_dead_and_from_those_that_go_on(seeds):
     for seed in seeds:
         play(seed, script=Script(hang=0.02))
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_people_who_move_a_long_job_at_any_moment_cost_it_no_step_and_no_healthy_node():
     results = [play(seed, moves=2, script=Script(num_steps=90)) for seed in range(60)]
     assert sum(one.num_stand_ins for one in results) > 0.2 * len(results)
 
 
+@pytest.mark.full
 @few_or_many(30, 300)
 def test_people_who_resume_the_job_at_any_moment_start_no_second_one(seeds):
     results = [play(seed, resumes=True, nodes=(1, 1)) for seed in seeds]
@@ -76,24 +79,25 @@ def share_over_limit(seeds, **options):
     return sum(passed) / len(passed)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_limit_on_cost_holds_but_for_late_looks_and_slow_stops():
     # Each history checks that nothing else has passed the limit; here drivers are suspended for a quarter of an hour.
     assert share_over_limit(range(150)) < 0.4
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_limit_on_cost_holds_where_no_driver_is_suspended():
     # Few pass it at all: those whose stop takes longer than it should.
     assert share_over_limit(range(50), is_calm=True) < 0.2
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_limit_that_does_not_count_the_stop_is_passed_by_what_the_stop_costs(monkeypatch):
     monkeypatch.setattr(limits, "stop_seconds", lambda history: 0.0)
     assert share_over_limit(range(50), is_calm=True) > 0.8
 
 
+@pytest.mark.full
 def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
     seen = set()
 
@@ -178,6 +182,7 @@ def forget_seats(change_seats, gone):
     change_seats(lambda seats, *_: dataclasses.replace(seats, live=seats.live - gone))
 
 
+@pytest.mark.full
 def test_without_a_void_after_a_refusal_too_many_machines_come(change_decisions, change_seats):
     gone = set()
 
@@ -190,6 +195,7 @@ def test_without_a_void_after_a_refusal_too_many_machines_come(change_decisions,
     assert first_violation(TOO_MANY, known=(1,)) is not None
 
 
+@pytest.mark.full
 def test_if_a_void_is_taken_for_granted_too_many_machines_come(change_decisions, change_seats):
     gone = set()
 
@@ -238,7 +244,7 @@ def test_if_seats_are_not_read_user_code_runs_twice_in_one():
     assert first_violation("run user code in the same seat", known=(900, 1013), **options) is not None
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_if_a_node_with_a_stand_in_may_get_another_too_many_machines_come(monkeypatch):
     monkeypatch.setattr("cloudspot.controller.moving.room", lambda spec, seats, **_: 9)
     monkeypatch.setattr("cloudspot.controller.moving.seats_of", without_principals)
@@ -249,6 +255,7 @@ def without_principals(*args):
     return dataclasses.replace(seats_of(*args), principals={})
 
 
+@pytest.mark.full
 def test_if_the_reaper_ends_who_has_a_notice_drained_steps_are_lost(monkeypatch):
     real = reap._why
 
@@ -276,7 +283,7 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         first_violation()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_with_seats_a_token_of_any_age_gives_one_machine_of_each(change_decisions):
     def replay_for_ever(actions, spec, history, observed, now):
         young = dataclasses.replace(observed, intent_seconds={})
@@ -301,18 +308,19 @@ def render_again(monkeypatch):
     monkeypatch.setattr(Journal, "request", request)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_with_seats_rendering_again_costs_money_and_nothing_else(monkeypatch):
     render_again(monkeypatch)
     assert first_violation(num_tries=100) is None
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_without_a_reaper_machines_run_on(monkeypatch):
     monkeypatch.setattr(decide_module, "reapable", lambda *_: ())
     assert first_violation("run on") is not None
 
 
+@pytest.mark.full
 def test_a_reaper_with_records_older_than_its_listing_ends_machines_that_have_a_right_to_run(monkeypatch):
     real = loop.Controller._read_history
 
@@ -325,7 +333,7 @@ def test_a_reaper_with_records_older_than_its_listing_ends_machines_that_have_a_
     assert first_violation("every right to run") is not None
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_without_a_boot_limit_a_job_hangs_with_its_machine(monkeypatch):
     monkeypatch.setattr(decide_module, "BOOT_LIMIT_SECONDS", float("inf"))
     assert first_violation("does not end", known=()) is not None

@@ -104,7 +104,7 @@ def broken_script(text: str, breakage: Breakage) -> str:
 def cases():
     for cloud in CLOUDS:
         for name in BROKEN:
-            mark = pytest.mark.long if (cloud, name) in LONG else pytest.mark.soak
+            mark = pytest.mark.full if (cloud, name) in LONG else pytest.mark.soak
             yield pytest.param(cloud, name, marks=mark, id=f"{cloud}-{name.replace(' ', '-')}")
 
 

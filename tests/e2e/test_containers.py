@@ -14,6 +14,9 @@ from small_image import containers, kill_container, small_image, why_no_containe
 
 from cloudspot.errors import JobNotFound
 
+pytestmark = pytest.mark.full
+
+
 TORCH = (
     *("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
     *("filelock", "fsspec", "typing_extensions"),
@@ -116,7 +119,6 @@ def test_a_private_image_is_looked_up_and_pulled_with_the_jobs_log_in(
         assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.long
 def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, image: str) -> None:
     """What the setup has changed in it is gone, and nobody knows what of it the training needs."""
     run = start(user, image)
@@ -133,7 +135,6 @@ def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, i
     assert containers(user.home) == []
 
 
-@pytest.mark.long
 def test_a_machine_that_is_killed_leaves_no_container(user: User, image: str) -> None:
     run = start(user, image, 'spot.policy="on-demand"')
     wait_for("a checkpoint", lambda: commits(user))

@@ -32,6 +32,7 @@ def test_a_killed_command_line_is_no_loss(user: User) -> None:
     assert len(user.machines()) == 1
 
 
+@pytest.mark.costly
 def test_three_controllers_launch_no_machine_twice_and_tell_each_event_once(user: User) -> None:
     """The services that they tell are good, refuse, answer without end, and are not there."""
     user.environ["SINK_WORD"] = "hidden"
@@ -70,6 +71,7 @@ def _three_controllers(user: User, notify: str) -> str:
     return "".join(user.output(process) for process in (cli, second, third))
 
 
+@pytest.mark.full
 def test_interrupting_the_command_line_detaches(user: User) -> None:
     cli = user.start_tiny("left", sets=SETS)
     wait_for("the first step", lambda: list(user.home.glob("machines/*/node/generations/*/progress-0")))
@@ -80,6 +82,7 @@ def test_interrupting_the_command_line_detaches(user: User) -> None:
     assert user.show("left")["state"] == "succeeded"
 
 
+@pytest.mark.costly
 def test_stop_checkpoints_and_ends(user: User) -> None:
     cli = user.start_tiny("halt", sets=('run.env.TINY_EPOCHS="500"', *SETS[1:]))
     wait_for("the first step", lambda: list(user.home.glob("machines/*/node/generations/*/progress-0")))
@@ -116,6 +119,7 @@ def vanish(user: User) -> None:
     shutil.rmtree(machine.path)
 
 
+@pytest.mark.full
 def test_a_machine_that_vanished_is_replaced_by_passes_from_cron_with_nobody_attached(user: User) -> None:
     user.start_tiny("cron", sets=(*SETS, "limits.max_restarts=5"))
     store = user.home / "store"

@@ -9,6 +9,9 @@ import pytest
 from acting_user import User, has_ended, wait_for
 from stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
+pytestmark = pytest.mark.full
+
+
 SETS = ('run.env.TINY_EPOCHS="18"', 'run.env.TINY_STEP_SECONDS="0.03"', 'checkpoint.interval="700ms"')
 
 
@@ -53,7 +56,6 @@ def test_a_truncated_chunk_is_found_too(user: User) -> None:
     assert user.history("short").generations[1].restore_from.step == int(before.name.split("-")[1])
 
 
-@pytest.mark.long
 def test_when_all_are_corrupt_the_job_says_so_and_deletes_nothing(user: User) -> None:
     job = stop_with_commits(user, "all", 2)
     for manifest in newest_manifests(job):

@@ -45,18 +45,18 @@ def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) 
         assert len(shown["notices"]) == 1
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 1, "8s")
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_notice_in_a_long_evaluation_of_one_rank_loses_no_step(user: User, weights: str) -> None:
     """The other rank waits for it in a collective, and is ended when its part is sealed."""
     check_reclaim(user, weights, 40, "8s", 'run.env.TINY_EVALUATE_AT="40"')
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_machine_killed_without_notice_resumes_from_a_compressed_checkpoint(
     user: User, weights: str
 ) -> None:

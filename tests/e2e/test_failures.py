@@ -7,6 +7,8 @@ import re
 import pytest
 from acting_user import User, wait_for
 
+pytestmark = pytest.mark.full
+
 
 def test_an_error_that_comes_at_once_and_again_ends_the_job_with_its_traceback(user: User) -> None:
     done = user.run_tiny("wrong", sets=['run.env.TINY_FAIL_AT="3"'], status=1)
@@ -44,7 +46,6 @@ def test_a_trainer_that_makes_no_step_is_dumped_and_restarted(user: User) -> Non
     assert "hang_on_purpose" in log
 
 
-@pytest.mark.long
 def test_a_job_that_idles_is_saved_and_stopped_with_nothing_attached(user: User) -> None:
     """The nodes find it out and ask for the stop; the script wakes up in time to save where it stood."""
     idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='15'"]
@@ -59,7 +60,6 @@ def test_a_job_that_idles_is_saved_and_stopped_with_nothing_attached(user: User)
     assert shown["steps_lost"] == 0
 
 
-@pytest.mark.long
 def test_a_job_that_idles_is_warned_about_until_it_goes_on(user: User) -> None:
     idles = ['limits.idle_after="5s"', "run.env.TINY_HANG_AT='30'", "run.env.TINY_HANG_SECONDS='20'"]
     driver = user.start_tiny("napper", sets=idles)

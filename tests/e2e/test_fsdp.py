@@ -13,6 +13,9 @@ from acting_user import EXAMPLES, User, has_ended, kill, supervisors_processes, 
 from safetensors.torch import load_file
 from stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
+pytestmark = pytest.mark.full
+
+
 RUN = (
     "run",
     "--provider",

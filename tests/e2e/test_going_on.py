@@ -11,6 +11,9 @@ from test_kills import check_end
 from test_ordered_stop import newest_step
 from test_random_faults import settings
 
+pytestmark = pytest.mark.full
+
+
 CALM = settings(1, step_seconds=0.0)
 SLOW = (*settings(1, step_seconds=0.05), 'checkpoint.interval="10m"')
 

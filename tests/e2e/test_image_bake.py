@@ -12,7 +12,7 @@ from acting_user import COMMAND
 from isolated_machines import needs_isolated_machines
 from test_sandbox_images import IMAGES, why_no_bare_image
 
-pytestmark = [needs_isolated_machines, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, needs_isolated_machines, pytest.mark.timeout(600)]
 
 JOB = """
 name = "baked"
@@ -116,7 +116,6 @@ def test_machines_start_from_an_image_with_the_setup_done_until_it_is_removed(us
     assert len(consoles) == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "aliyun"])
 def test_another_setup_and_a_removed_image_run_the_setup(user, tmp_path, cloud):
     seen, _ = look(user, tmp_path / "code", cloud, "whole")
@@ -124,7 +123,6 @@ def test_another_setup_and_a_removed_image_run_the_setup(user, tmp_path, cloud):
     assert "training finds 2 ['ran'] True" in seen["later"]
 
 
-@pytest.mark.long
 def test_ctrl_c_ends_the_machine_and_makes_no_image(user, tmp_path):
     seen, _ = look(user, tmp_path / "code", "aws", "interrupted", seconds=60.0)
     assert seen["status"] == 1

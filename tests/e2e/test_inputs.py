@@ -9,6 +9,9 @@ import pytest
 from acting_user import JOBS, User
 from directorystore import directory_store
 
+pytestmark = pytest.mark.full
+
+
 SCRIPT = """
 import os
 import time
@@ -62,7 +65,7 @@ notice = "6s"
 """
 
 
-@pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_reclaimed_job_trains_on_from_its_inputs(user: User, tmp_path: Path, is_shared: bool) -> None:
     """With a cache that its machines share, the second one fetches nothing; else each has its own."""
     store = directory_store(tmp_path / "data")

@@ -34,7 +34,7 @@ PUTS = {
 }
 CI_PUTS = (
     ("commit", "before"),
-    *(pytest.param(*put, marks=pytest.mark.long) for put in (("intent", "after"), ("exit", "after"))),
+    *(pytest.param(*put, marks=pytest.mark.full) for put in (("intent", "after"), ("exit", "after"))),
 )
 SOAK_PUTS = tuple((put, when) for put in PUTS for when in ("before", "after"))
 
@@ -102,14 +102,16 @@ def run_with_kill(user: User, victim: str, seed: int) -> None:
     check_end(user, "hit")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "victim",  # the trainer's are among the random faults
-    [VICTIMS[1], *(pytest.param(victim, marks=pytest.mark.long) for victim in VICTIMS[2:])],
+    [VICTIMS[1], *(pytest.param(victim, marks=pytest.mark.full) for victim in VICTIMS[2:])],
 )
 def test_a_kill_at_a_random_moment_ends_in_success(user: User, victim: str) -> None:
     run_with_kill(user, victim, seed=VICTIMS.index(victim))
 
 
+@pytest.mark.full
 def test_a_killed_fork_server_ends_no_training_and_is_replaced_at_the_next_start(user: User) -> None:
     cli = user.start_tiny("forked", sets=(*SETS, 'checkpoint.interval="300ms"'))
     machines = user.home / "machines"
@@ -162,6 +164,7 @@ def run_with_kill_at_put(user: User, put: str, when: str) -> None:
     check_end(user, "hit")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("put", "when"), CI_PUTS)
 def test_a_kill_around_a_put_ends_in_success(user: User, put: str, when: str) -> None:
     run_with_kill_at_put(user, put, when)

@@ -130,7 +130,7 @@ def weights_of(show: Mapping[str, Any]) -> str:
 SLOW = 'run.env.TINY_STEP_SECONDS="0.15"'
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undisturbed):
     calm = undisturbed("two", ("nodes=2",))
     with cluster_in(tmp_path) as cluster:
@@ -149,7 +149,7 @@ def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undi
     assert weights_of(show) == weights_of(calm)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_committed(tmp_path, undisturbed):
     calm = undisturbed("calm", ())
     with cluster_in(tmp_path) as cluster:
@@ -166,7 +166,7 @@ def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_com
     print(json.dumps(show["nodes"]), json.dumps(show["launches"]))
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_job_trains_through_an_outage_of_the_api_server_and_ends_after_it(tmp_path, undisturbed):
     calm = undisturbed("calm", ())
     with cluster_in(tmp_path) as cluster:
@@ -183,7 +183,7 @@ def test_a_job_trains_through_an_outage_of_the_api_server_and_ends_after_it(tmp_
     assert len(show["launches"]) == 1
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_two_stores_in_one_namespace_have_jobs_of_one_name(tmp_path, undisturbed):
     calm = undisturbed("calm", ())
     with cluster_in(tmp_path) as cluster:

@@ -30,6 +30,7 @@ ABSENT = {
 }
 
 
+@pytest.mark.costly
 def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) -> None:
     done = user.cloudspot(
         "run", "--provider", "local", str(EXAMPLES / "digits" / "job.toml"), "--name", "digits", timeout=240
@@ -71,7 +72,7 @@ def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) ->
     assert "succeeded" in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     user: User, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     assert str(second.restore_from.step) in log
 
 
+@pytest.mark.costly
 def test_detached_job_is_finished_by_reconcile_alone(user: User) -> None:
     args = ["a$$b", "${local_rank}", "$HOME", "--log", "--n=3", "two words", ""]
     user.run_tiny("away", "--detach", sets=['run.env.TINY_EPOCHS="2"', f"run.args={args}"])

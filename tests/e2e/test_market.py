@@ -17,7 +17,7 @@ SPOT_PRICE, ON_DEMAND_PRICE = 36.0, 108.0
 """A cent and three cents a second."""
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_job_leaves_spot_in_a_gap_and_comes_back_to_it(user: User) -> None:
     """In the gap the job waits for nothing; a minute later it asks again what can be bought."""
     sets = (

@@ -10,7 +10,7 @@ from test_store_faults import step_lines
 from cloudspot.cli.exit_codes import STOPPED
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_job_moves_to_on_demand_in_another_zone_without_a_step_lost(user: User) -> None:
     cli = user.start_tiny("mover", sets=('run.env.TINY_EPOCHS="500"', 'run.env.TINY_STEP_SECONDS="0.05"'))
     wait_for("the first checkpoint", (user.home / "store/jobs/mover/journal/00000003").exists)

@@ -19,7 +19,7 @@ def newest_step(user: User) -> int:
     return max((read_progress(path.parent, 0) or (0,))[0] for path in [*found] or [Path()])
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_sigterm_to_the_agent_saves_the_step_and_the_job_goes_on_elsewhere(user: User) -> None:
     # Between the saves of an interval, so that only the drain's own can have kept the step.
     sets = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.05"', 'checkpoint.interval="10m"')

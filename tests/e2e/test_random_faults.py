@@ -504,7 +504,7 @@ def load() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1025, 1048])
 def test_random_faults_on_one_node_and_on_two(user: User, seed: int, undisturbed) -> None:
     # A trainer is killed inside a save; nodes are frozen twice. Neither costs another launch.

@@ -88,7 +88,7 @@ def check_samples(user: User, shown: Mapping[str, Any]) -> None:
         assert trained.total() - len(trained) < (1 if is_shared_evenly else most)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_of_four_nodes_one_is_taken_with_a_notice_and_three_stay(user: User) -> None:
     # Longer than the replacement takes to boot, also on a busy machine.
     sets = settings("4", epochs=32, step_seconds=0.2)

@@ -18,6 +18,9 @@ from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 
+pytestmark = pytest.mark.full
+
+
 SETS = ("nodes=2", 'run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 NUM_STEPS = 10 * 10
 
@@ -70,7 +73,7 @@ WHO = [(0,), (1,), (0, 1)]
 
 @pytest.mark.parametrize(
     ("notice", "ranks"),
-    [("8s", (1,)), *(pytest.param("0s", ranks, marks=pytest.mark.long) for ranks in ((1,), (0, 1)))],
+    [("8s", (1,)), *(pytest.param("0s", ranks, marks=pytest.mark.full) for ranks in ((1,), (0, 1)))],
     ids=str,
 )
 def test_losing_a_node_or_all_changes_no_bit(
@@ -87,7 +90,6 @@ def test_soak_of_lost_nodes(user: User, weights: str, ranks: tuple[int, ...], no
     check(user, weights, ranks, notice, seed)
 
 
-@pytest.mark.long
 def test_survivors_go_on_as_a_smaller_generation(user: User) -> None:
     # Without notice. On a slow computer another machine may come before the end, and join.
     sets = ("nodes={min=1, max=2}", 'run.env.TINY_EPOCHS="40"', SETS[2], reclaims((0,), 300, "0s"))
@@ -157,7 +159,6 @@ def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launche
     assert outcomes == {rank: "drained", 1 - rank: "succeeded"}
 
 
-@pytest.mark.long
 def test_a_machine_that_stood_still_finds_that_it_is_out(user: User) -> None:
     """Its processes are stopped for 40 s, as those of a machine that is moved or cut off, and go on then."""
     sets = ("nodes={min=1, max=2}", 'run.env.TINY_EPOCHS="22"', 'run.env.TINY_STEP_SECONDS="0.08"')

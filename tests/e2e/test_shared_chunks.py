@@ -23,7 +23,7 @@ FROZEN = f'run.env.TINY_FROZEN_MIB="{MIB}"'
 NUM_COMMITS = 200
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_what_is_frozen_is_sent_once_for_all_machines(user: User, undisturbed: Callable[..., Any]) -> None:
     sets = (FROZEN, 'run.env.TINY_STEP_SECONDS="0.03"')
     calm = undisturbed("frozen", (FROZEN, 'run.env.TINY_STEP_SECONDS="0.0"'))

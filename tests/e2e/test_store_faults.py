@@ -15,6 +15,9 @@ from cloudspot.cli import exit_codes
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink
 
+pytestmark = pytest.mark.full
+
+
 SETS = ('run.env.TINY_EPOCHS="10"', 'run.env.TINY_STEP_SECONDS="0.03"')
 NUM_STEPS = 10 * 20
 RECLAIM = 'providers.drill.reclaims=[{launch=1, after_steps=60, notice="9s"}]'

@@ -46,7 +46,7 @@ class Stranger:
         return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_script_of_ones_own_is_made_durable_reclaimed_and_its_weights_brought_home(
     user: User, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from acting_user import EXAMPLES, User
 SETS = ("--set", 'run.args=["--size", "tiny"]', "--set", 'run.env.OMP_NUM_THREADS="1"')
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_tinygpt_reclaimed_in_the_middle_ends_with_the_same_weights(user: User) -> None:
     run = ("run", "--provider", "local", str(EXAMPLES / "tinygpt" / "job.toml"), *SETS)
     user.cloudspot(*run, "--name", "calm", "--set", "providers.local.reclaims=[]")

@@ -8,7 +8,7 @@ from cloudspot.testing.jobkit import CLOUDSPOT, JobCloud, WholeJobTests
 RECLAIM = ("--reclaim", "rank=0,after_share=0.4,notice=60")
 
 
-@pytest.mark.long
+@pytest.mark.full
 class TestLocalJobs(WholeJobTests):
     @pytest.fixture
     def cloud(self):

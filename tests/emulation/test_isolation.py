@@ -21,6 +21,9 @@ from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local import namespaces
 from cloudspot.local.enclosure import fork, run_enclosed, stand_in_for
 
+pytestmark = pytest.mark.full
+
+
 enclosed = pytest.mark.enclosed
 ATTEMPTS = Path(__file__).with_name("host_attacks.py")
 SLEEP = "86399.25"

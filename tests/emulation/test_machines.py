@@ -27,6 +27,9 @@ from cloudspot.local.processes import machine_processes
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 
+pytestmark = pytest.mark.full
+
+
 enclosed = pytest.mark.enclosed
 
 

@@ -122,6 +122,7 @@ def test_where_the_kernel_does_not_tell_nobody_is_starved(tmp_path, monkeypatch)
     assert low_priority.is_starved() is False
 
 
+@pytest.mark.full
 def test_a_thread_that_gets_no_processor_finds_out():
     """For real: several times as many threads of the usual priority as there are processors."""
     script = """

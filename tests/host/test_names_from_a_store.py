@@ -25,6 +25,9 @@ from cloudspot.jobstore.records import File, Manifest, Part, Seat
 from cloudspot.jobstore.stored_artifacts import download, is_present, list_artifacts
 from cloudspot.local.filestore import FileStore
 
+pytestmark = pytest.mark.full
+
+
 PREFIX = keys.artifacts_prefix("x")
 SOAK_EXAMPLES = int(os.environ.get("CLOUDSPOT_SOAK_NAMES", "20000"))
 AT = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -287,6 +287,7 @@ def test_every_reader_finds_what_is_wrong_with_a_compressed_chunk(store, checkpo
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.full
 def test_the_bytes_of_an_object_are_read_as_they_are_in_pieces(store, checkpoints, monkeypatch):
     manifest = put(store, checkpoints, C(1, 10), [b"ab" * 700 + NOISE * 2], chunk_bytes=5000)
     (chunk,) = stored_chunks("x", manifest)

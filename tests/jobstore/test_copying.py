@@ -245,6 +245,7 @@ def test_the_plan_says_in_one_line_what_it_takes(source):
     assert plan.num_reads > num
 
 
+@pytest.mark.full
 def test_a_copy_that_is_killed_at_any_request_is_finished_by_the_next(source, tmp_path):
     expected = expected_contents(source)
     plan = plan_copy(source, JOB)
@@ -606,6 +607,7 @@ def test_a_copy_that_has_gone_on_is_left_as_it_is(source, target):
     assert sum(told) == plan.num_bytes
 
 
+@pytest.mark.full
 def test_a_job_that_comes_back_goes_on_there_all_at_once(source, target, checkpoints, tmp_path):
     """The first store has the beginning of its journal, and older checkpoints."""
     copy(plan_copy(source, JOB), source, target)

@@ -294,6 +294,7 @@ def test_bytes_that_are_no_archive_are_refused(tmp_path, data):
     assert everything(tmp_path) == []
 
 
+@pytest.mark.full
 def test_of_six_hundred_damaged_archives_each_is_extracted_inside_or_refused(tmp_path):
     generator = random.Random(11)
     whole = gzip.decompress(

@@ -59,6 +59,7 @@ def started(monkeypatch):
     return found
 
 
+@pytest.mark.full
 def test_small_files_come_from_other_processes_and_large_ones_from_this(
     tmp_path, given, source, started, monkeypatch
 ):
@@ -84,6 +85,7 @@ def test_small_files_come_from_other_processes_and_large_ones_from_this(
     assert sum(told) == sum(map(len, given.values())) == staged.fetched_bytes
 
 
+@pytest.mark.full
 def test_what_a_process_that_dies_leaves_is_fetched_here(tmp_path, given, source, started, caplog):
     cache, killed = InputCache(tmp_path / "cache"), []
 
@@ -104,6 +106,7 @@ def test_what_a_process_that_dies_leaves_is_fetched_here(tmp_path, given, source
     assert all(one.returncode is not None for one in started)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("executable", ["/no/such/python", "/bin/false"])
 def test_where_no_process_can_be_had_all_is_fetched_here(tmp_path, given, source, monkeypatch, executable):
     monkeypatch.setattr(module.sys, "executable", executable)
@@ -112,6 +115,7 @@ def test_where_no_process_can_be_had_all_is_fetched_here(tmp_path, given, source
     assert contents(cache, source, staged) == given
 
 
+@pytest.mark.full
 def test_an_object_that_changes_meanwhile_is_fetched_again(tmp_path, given, source, monkeypatch):
     cache, wanted = InputCache(tmp_path / "cache"), source.wanted
     changed = directory_store(tmp_path / "data")
@@ -130,6 +134,7 @@ def test_an_object_that_changes_meanwhile_is_fetched_again(tmp_path, given, sour
     assert contents(cache, source, staged) == expected
 
 
+@pytest.mark.full
 def test_when_the_node_leaves_no_further_portion_is_begun(tmp_path, given, source):
     cache, asked = InputCache(tmp_path / "cache"), []
 
@@ -145,6 +150,7 @@ def test_when_the_node_leaves_no_further_portion_is_begun(tmp_path, given, sourc
     assert len(here) <= PORTION_FILES
 
 
+@pytest.mark.full
 def test_what_goes_wrong_with_a_file_is_raised_here_as_what_it_is(tmp_path, given, source):
     cache, own = InputCache(tmp_path / "cache"), tmp_path / "cache" / "inputs"
     own.mkdir(parents=True)

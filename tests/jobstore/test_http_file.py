@@ -176,6 +176,7 @@ def test_an_answer_with_another_end_than_asked_for_is_refused(server, cache):
         cache.stage(open_input(spec(server)), staging())
 
 
+@pytest.mark.full
 def test_a_file_that_changes_between_two_blocks_is_staged_again_whole(server, cache):
     server.data = LARGE
 

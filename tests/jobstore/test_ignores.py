@@ -148,6 +148,7 @@ def test_a_job_below_the_top_of_its_checkout_takes_its_own_files(checkout):
     assert bundled(checkout / "jobs/one") == {"a.txt"}
 
 
+@pytest.mark.full
 def test_submodules_and_nested_repositories_bring_their_own_files(checkout, tmp_path):
     library = tmp_path / "library"
     library.mkdir()

@@ -147,6 +147,7 @@ print(staged.fetched_bytes)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kill_after", [3, 8, 12, 17])
 def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     """SIGKILL in a real process; with one thread, all requests but the killed one bring their bytes once."""
@@ -442,6 +443,7 @@ def test_two_processes_of_a_machine_fetch_each_object_once_between_them(opened, 
     assert all(store.calls["get", f"k{number}"] == 1 for number in range(30))
 
 
+@pytest.mark.full
 def test_memory_stays_flat(tmp_path):
     """Of a file of 48 blocks, one block for each thread is in memory at a time."""
     (tmp_path / "data").mkdir()

@@ -259,6 +259,7 @@ def test_shards_whose_elements_differ_in_size_are_corrupt(checkpoints):
         check_manifest(session(redigested(made)))
 
 
+@pytest.mark.full
 def test_of_ten_thousand_damaged_manifests_each_passes_or_is_corrupt(checkpoints):
     """No damage ends in another error: what reads a manifest catches CorruptData alone."""
     whole = codec.encode(session(seals(checkpoints, 1200, 3)))

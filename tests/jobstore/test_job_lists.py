@@ -109,6 +109,7 @@ def test_a_submission_that_is_killed_at_any_moment_leaves_no_job_without_its_mar
     assert not dying.is_dead
 
 
+@pytest.mark.full
 def test_a_driver_that_is_killed_at_any_moment_leaves_its_job_marked_or_settled(tmp_path):
     """The mark is deleted after the end is in the journal, in the summary, and in the copy."""
     for dies_at in range(100):
@@ -130,6 +131,7 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_its_job_marked_or_settled(
     raise AssertionError("no pass came to its end")
 
 
+@pytest.mark.full
 def test_a_removal_that_is_killed_at_any_moment_is_finished_and_leaves_nothing(tmp_path):
     for dies_at in range(100):
         store = InMemoryStore()

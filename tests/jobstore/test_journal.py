@@ -106,6 +106,7 @@ def test_a_failed_read_leaves_the_journal_readable(store, tmp_path):
     assert len(journal.read()) == 1
 
 
+@pytest.mark.full
 def test_writers_that_race_leave_no_gap_and_each_record_once(store):
     """Each appends what follows from all that stands, or reads again."""
     written = []
@@ -130,6 +131,7 @@ def test_writers_that_race_leave_no_gap_and_each_record_once(store):
     assert sorted(written, key=lambda one: one.step) == list(found)
 
 
+@pytest.mark.full
 def test_threads_share_what_any_of_them_has_read(store):
     journal, done = Journal(store, "x"), threading.Event()
 

@@ -17,6 +17,9 @@ from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import lineage
 from cloudspot.jobstore.records import CheckpointId, SaveId
 
+pytestmark = pytest.mark.full
+
+
 UPLOAD = """
 import sys
 from datetime import datetime, timezone

@@ -104,6 +104,7 @@ def journals(draw):
     return journal
 
 
+@pytest.mark.full
 @given(journals())
 def test_the_lineage_is_a_path_of_ever_older_commits_along_restore_from(journal):
     JournalOrder("x").extend(journal)

@@ -57,6 +57,7 @@ def test_there_is_no_manifest_while_a_part_is_missing(store, checkpoints):
     assert manifests.write_manifest(store, "x", S) is not None
 
 
+@pytest.mark.full
 def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoints, tmp_path):
     """After each part all others were read: W parts took W x W / 2 reads."""
     num_parts = 64

@@ -220,6 +220,7 @@ def test_chunks_are_deleted_side_by_side(store, checkpoints, tmp_path):
     assert collect(Meeting(store, FaultPlan(), tmp_path), 1) == (C(1, 10),)
 
 
+@pytest.mark.full
 def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next_ends_it(
     checkpoints, tmp_path
 ):
@@ -247,6 +248,7 @@ def test_wherever_a_collection_is_cut_short_no_commit_lacks_a_chunk_and_the_next
     assert not is_cut
 
 
+@pytest.mark.full
 def test_a_kept_checkpoint_costs_one_request_however_many_chunks_it_has(store, checkpoints, tmp_path):
     checkpoints.generation(store, 1)
     for step in (10, 20):

@@ -617,6 +617,7 @@ def play(seed, checkpoints, *, compresses=False):
     return history, problem
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("compresses", [False, True])
 @few_or_many(12, 400)
 def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(
@@ -691,6 +692,7 @@ def go_on_although_what_was_to_stay_is_gone(monkeypatch):
     monkeypatch.setattr(retention, "_shared", lambda *about: shared(*about) or frozenset())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("shortcut", "seed"),
     [

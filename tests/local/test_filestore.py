@@ -113,6 +113,7 @@ segments = st.text(alphabet="a-./0~ ", min_size=1, max_size=3)
 trees = st.lists(st.lists(segments, min_size=1, max_size=3).map("/".join), max_size=12)
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(
     trees, st.text(alphabet="a-./0~ ", max_size=4), st.text(alphabet="a-./0~ ", max_size=5), st.integers(1, 4)
@@ -276,6 +277,7 @@ def test_an_upload_swept_under_its_writer_is_an_unknown_outcome_not_a_success(st
     assert keys_of(store) == []
 
 
+@pytest.mark.full
 def test_threads_of_one_store_create_and_delete_in_each_others_directories(store):
     def work(number):
         for count in range(150):

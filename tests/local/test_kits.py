@@ -37,6 +37,7 @@ class LocalAccount(Account):
         self.capacity = {} if num_machines is None else {"local-a": num_machines}
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("local_home")
 class TestLocalProvisioner(ProvisionerTests):
     deviations = MappingProxyType(
@@ -75,6 +76,7 @@ class LocalMachine(Machine):
             return is_free
 
 
+@pytest.mark.costly
 class TestLocalMachine(PreemptionSourceTests, NodeIdentityTests):
     @pytest.fixture
     def machine(self, host, monkeypatch):

@@ -29,10 +29,12 @@ def machine(host, monkeypatch):
     return machine
 
 
+@pytest.mark.full
 def test_it_answers_at_the_machines_own_address(machine):
     assert machine.supervisor().metadata_url.startswith(f"http://{machine.record().address}:")
 
 
+@pytest.mark.full
 def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
     asked = now_utc()
     LocalProvider().preempt(machine.id)
@@ -42,6 +44,7 @@ def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
     assert LocalPreemptionSource(notice_seconds=10.0).poll() == notice
 
 
+@pytest.mark.full
 def test_a_second_sooner_notice_replaces_the_first(machine, host):
     source = LocalPreemptionSource(notice_seconds=10.0)
     LocalProvider().preempt(machine.id)
@@ -51,6 +54,7 @@ def test_a_second_sooner_notice_replaces_the_first(machine, host):
     assert source.poll().deadline < first.deadline
 
 
+@pytest.mark.full
 def test_a_full_disk_is_tried_again_and_ends_no_driver(machine, monkeypatch):
     """``run`` ended with a traceback when the tags of a machine could not be written."""
     provisioner = LocalProvider().provisioner()
@@ -63,6 +67,7 @@ def test_a_full_disk_is_tried_again_and_ends_no_driver(machine, monkeypatch):
         provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1"})
 
 
+@pytest.mark.full
 def test_announced_facts_are_tags(machine):
     provisioner = LocalProvider().provisioner()
     assert fetch("/tags/MASTER_ADDR") is None
@@ -74,11 +79,13 @@ def test_announced_facts_are_tags(machine):
     assert (fetch("/tags/MASTER_ADDR"), fetch("/tags/NUM_NODES")) == ("10.0.0.2", "2")
 
 
+@pytest.mark.full
 def test_an_unknown_path_is_not_found(machine):
     for path in ("/", "/identity/", "/tags", "/tags/", "/tags/a/b", "/latest/meta-data", "/../identity"):
         assert fetch(path) is None, path
 
 
+@pytest.mark.full
 def test_a_request_without_the_header_is_refused(machine):
     url = machine.supervisor().metadata_url + "/identity"
     for headers in ({}, {HEADER: "Google"}):
@@ -87,6 +94,7 @@ def test_a_request_without_the_header_is_refused(machine):
         assert HEADER_VALUE.encode() in caught.value.read()
 
 
+@pytest.mark.full
 def test_other_methods_are_refused(machine):
     url = machine.supervisor().metadata_url + "/tags/a"
     request = urllib.request.Request(url, data=b"x", headers={HEADER: HEADER_VALUE}, method="PUT")
@@ -95,6 +103,7 @@ def test_other_methods_are_refused(machine):
     caught.value.close()
 
 
+@pytest.mark.full
 def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
     LocalProvider().provisioner().terminate([machine.id])
     host.wait_for_end(machine)

@@ -80,6 +80,7 @@ def boots(machines: list[MachineDirectory]) -> list[str]:
 BOOT_ONCE = "echo boot >> boots; echo up; sleep 1000"
 
 
+@pytest.mark.full
 def test_the_same_token_gives_the_same_machines(host):
     first = host.launch(BOOT_ONCE, num_nodes=NUM_NODES)
     second = host.launch(BOOT_ONCE, num_nodes=NUM_NODES)
@@ -90,6 +91,7 @@ def test_the_same_token_gives_the_same_machines(host):
     assert len(LocalProvider().provisioner().instances()) == NUM_NODES
 
 
+@pytest.mark.full
 def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long_text(host):
     provisioner = LocalProvider().provisioner()
     machine = host.launch("yes line | head -n 50000; echo no role")[0]
@@ -100,6 +102,7 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
     assert provisioner.console(unknown) == ""
 
 
+@pytest.mark.full
 def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, tmp_path):
     first = host.launch(BOOT_ONCE)[0]
     monkeypatch.setenv(HOME, str(tmp_path / "another"))
@@ -114,12 +117,14 @@ def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, 
     assert marked_processes(MARK, first.mark) != ()
 
 
+@pytest.mark.full
 def test_a_token_does_not_serve_another_request(host):
     host.launch(BOOT_ONCE)
     with pytest.raises(ProvisionError, match="the token was used before"):
         host.launch(BOOT_ONCE, launch=2)
 
 
+@pytest.mark.full
 def test_a_machine_that_has_ended_is_not_created_again(host):
     machine = host.launch("echo boot >> ../boots; shutdown")[0]
     host.wait_for_end(machine)
@@ -129,6 +134,7 @@ def test_a_machine_that_has_ended_is_not_created_again(host):
     (host.home / "machines" / "boots").unlink()
 
 
+@pytest.mark.full
 def test_two_processes_that_create_at_once_get_the_same_machines(host):
     request = host.render(BOOT_ONCE, num_nodes=NUM_NODES)
     creators = [start_creator(request) for _ in range(3)]
@@ -141,6 +147,7 @@ def test_two_processes_that_create_at_once_get_the_same_machines(host):
     assert boots(machines) == ["boot\n"] * NUM_NODES
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "countdown"),
     [
@@ -169,6 +176,7 @@ def test_a_creation_that_was_killed_is_completed_by_the_next(host, place, countd
         assert roots == machines, "each machine runs its script and one sleep"
 
 
+@pytest.mark.full
 def test_what_a_killed_creation_has_left_is_removed_by_the_next(host):
     """It may hold credentials."""
     creator = start_creator(host.render(BOOT_ONCE), "rename", 0)
@@ -199,6 +207,7 @@ def test_a_full_disk_leaves_the_state_as_it_was_and_nothing_else(host):
     assert [each.name for each in path.iterdir()] == ["state.json"]
 
 
+@pytest.mark.full
 def test_a_machine_that_never_got_a_supervisor_is_given_up(host):
     request = host.render(BOOT_ONCE)
     creator = start_creator(request, "supervisor", 0)
@@ -217,6 +226,7 @@ def test_a_machine_that_never_got_a_supervisor_is_given_up(host):
     assert host.launch(BOOT_ONCE)[0].supervisor() is None
 
 
+@pytest.mark.full
 def test_a_termination_before_the_supervisor_came_counts(host):
     creator = start_creator(host.render(BOOT_ONCE), "supervisor", 0)
     creator.communicate()
@@ -234,6 +244,7 @@ def test_a_zone_without_capacity_refuses_and_leaves_nothing(host):
     assert LocalProvider().provisioner().instances() == ()
 
 
+@pytest.mark.full
 def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_the_same(host):
     options = LocalOptions(capacity={"local-a": 2})
     wished = {"num_nodes": NUM_NODES, "min_nodes": 1, "options": options}
@@ -251,12 +262,14 @@ def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_th
     assert len(host.launch(BOOT_ONCE, token="another", launch=2, **wished)) == 1
 
 
+@pytest.mark.full
 def test_on_demand_machines_come_where_spot_has_no_capacity(host):
     options = LocalOptions(capacity={"local-a": 0})
     machine = host.launch(BOOT_ONCE, market=Market.ON_DEMAND, options=options)[0]
     assert host.instance(machine).market is Market.ON_DEMAND
 
 
+@pytest.mark.full
 def test_a_token_outlives_the_capacity(host):
     first = host.launch(BOOT_ONCE)
     second = host.launch(BOOT_ONCE, options=LocalOptions(capacity={"local-a": 0}))
@@ -300,6 +313,7 @@ def test_listing_and_terminating_nothing_is_no_error(local_home):
     provisioner.terminate(["m-unknown-0", "../.."])
 
 
+@pytest.mark.full
 def test_ended_machines_are_forgotten_after_a_day(host):
     machine = host.launch("shutdown")[0]
     host.wait_for_end(machine)
@@ -316,6 +330,7 @@ def test_ended_machines_are_forgotten_after_a_day(host):
     assert not machine.path.exists()
 
 
+@pytest.mark.full
 def test_only_a_living_machine_can_be_reclaimed(host):
     machine = host.launch("shutdown")[0]
     host.wait_for_end(machine)
@@ -325,12 +340,14 @@ def test_only_a_living_machine_can_be_reclaimed(host):
         LocalProvider().preempt("m-none")
 
 
+@pytest.mark.full
 def test_the_supervisor_holds_the_machines_lock(host):
     machine = host.launch(BOOT_ONCE)[0]
     with try_lock(machine.lock) as is_free:
         assert not is_free
 
 
+@pytest.mark.full
 def test_machines_are_given_the_variables_that_are_named_and_no_other(host, monkeypatch):
     monkeypatch.setenv("LAB_KEY", "a key 'of mine'\nin two lines")
     monkeypatch.setenv("LAB_OTHER", "x")
@@ -353,6 +370,7 @@ def test_a_variable_that_is_not_set_is_named_and_no_machine_comes(host):
     assert LocalProvider().provisioner().instances() == ()
 
 
+@pytest.mark.full
 def test_a_request_that_was_made_here_is_granted_and_one_that_was_changed_is_not(host):
     request = host.render("true")
     body = {**request.body, "user_data": "touch mark"}

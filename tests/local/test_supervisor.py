@@ -28,6 +28,9 @@ from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.train import handoff
 
+pytestmark = pytest.mark.full
+
+
 SLEEP = shutil.which("sleep")
 
 

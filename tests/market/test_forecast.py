@@ -39,6 +39,7 @@ def test_on_demand_costs_its_hours_in_any_market():
         assert (found.costs, found.on_demand) == (pytest.approx((8.5, 8.5)), pytest.approx(8.5))
 
 
+@pytest.mark.full
 def test_without_spot_a_job_that_takes_nothing_else_is_given_up_and_its_cost_is_open():
     found = ranges(EMPTY, Greedy(DEFAULT))
     assert (found.costs, found.ends) == ((math.inf, math.inf), (math.inf, math.inf))
@@ -50,6 +51,7 @@ def test_without_spot_the_wait_is_added_to_the_time_on_demand():
     assert found.ends == pytest.approx((9.5, 9.5), abs=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("badness", [0.2, 1.0, 5.0])
 def test_a_deadline_is_planned_for_once_and_kept(monkeypatch, badness):
     planned, solve = [], policies.solve

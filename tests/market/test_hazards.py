@@ -81,6 +81,7 @@ def test_what_was_not_seen_is_the_priors_or_the_mean_of_its_state():
     assert halfway.loss == pytest.approx(((3 + DEFAULT.loss[0]) / 2, *DEFAULT.loss[1:]))
 
 
+@pytest.mark.full
 def test_expected_changes_are_the_integral_of_the_rate():
     ages = np.array([0.0, 0.2, 0.25, 0.9, 3.0, 10.0])
     for hours in (0.1, 2.0, 8.0):
@@ -90,6 +91,7 @@ def test_expected_changes_are_the_integral_of_the_rate():
             assert value == pytest.approx(rates.sum() * width, rel=1e-3)
 
 
+@pytest.mark.full
 def test_the_hours_until_a_change_are_the_integral_of_the_survival():
     ages = np.array([0.0, 0.2, 0.25, 0.9, 3.0, 10.0])
     until = np.array([5.0, 0.1, 2.0, 8.0, 0.5, 20.0])

@@ -9,6 +9,7 @@ from cloudspot.market.hazards import DEFAULT, Hazards, estimate, mean_hours, tal
 from cloudspot.market.made_up import made_up
 
 
+@pytest.mark.full
 def test_a_made_up_market_tells_the_hazards_that_it_was_made_of():
     hazards = Hazards((1.5, 0.8, 0.4, 0.1), (0.9, 0.6, 0.3, 0.2))
     is_up = made_up(hazards, num_ticks=40_000, tick_hours=0.01, num_zones=1, num_runs=60, seed=0)

@@ -37,6 +37,7 @@ def exact(is_up, tick_hours, job):
     return least(0, "nothing", 0, work)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("zones", [1, 2])
 @pytest.mark.parametrize("overhead", [0, 1, 2])
 @pytest.mark.parametrize(("length", "slack"), [(6, 3), (48, 8), (60, 20)])
@@ -56,7 +57,8 @@ def test_it_is_below_an_exact_search_and_near_it_in_jobs_of_many_starts(length, 
         assert (true - found).mean() <= 0.02 * overhead * true.mean()
 
 
-@pytest.mark.parametrize("zones", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.full
+@pytest.mark.parametrize("zones", [1, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("deadline", "overhead"), [(13.0, 0.3), (18.03, 0.05), (15.0, 0.5)])
 def test_no_policy_beats_it(deadline, overhead, zones):
     """The deadline need not be a whole number of ticks."""

@@ -47,6 +47,7 @@ def test_options_that_it_does_not_know_are_refused_by_name():
         capped(max_price=1.0)
 
 
+@pytest.mark.full
 def test_a_simulation_plays_it_beside_the_others():
     job = SimulatedJob(length=12.0, deadline=24.0, overhead=0.1, spot_price=0.3)
     is_up = made_up(

@@ -118,6 +118,7 @@ def test_a_deadline_is_planned_with_the_price_of_the_cheapest_zone():
 # --- the plan -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_deadline_waits_with_much_slack_and_buys_with_little():
     policy = Deadline(DEFAULT)
     assert choice(policy, is_up=[False]) == NOTHING
@@ -125,6 +126,7 @@ def test_deadline_waits_with_much_slack_and_buys_with_little():
     assert choice(policy, is_up=[True], deadline=11.1) == 0
 
 
+@pytest.mark.full
 def test_deadline_never_gives_up_the_slack_of_one_start():
     policy = Deadline(DEFAULT)
     # A start uses 0.5 h of the slack, and another one may be needed after a loss.
@@ -134,6 +136,7 @@ def test_deadline_never_gives_up_the_slack_of_one_start():
     assert choice(policy, is_up=[True], held=0, deadline=10.2) == 0
 
 
+@pytest.mark.full
 def test_deadline_returns_to_spot_when_it_has_the_slack():
     policy = Deadline(DEFAULT)
     assert choice(policy, held=ON_DEMAND, is_up=[True], deadline=15.0) == 0
@@ -148,6 +151,7 @@ def test_deadline_counts_on_other_zones_if_they_are_likely():
     assert held[1].min() < held[0].min()
 
 
+@pytest.mark.full
 def test_a_bad_market_is_planned_as_one():
     policy = Deadline(DEFAULT)
     costs = [
@@ -194,16 +198,17 @@ def markets(tick_hours, num_ticks):
     yield np.repeat(chance.random((num_ticks // 10 + 1, 2, 60)) < 0.5, 10, axis=0)[:num_ticks]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", WITH_A_DEADLINE, ids=by_name)
 @pytest.mark.parametrize(
     ("length", "deadline", "overhead"),
     [
         (6.0, 6.5, 0.25),
         (6.0, 7.0, 0.02),
-        pytest.param(6.0, 6.31, 0.3, marks=pytest.mark.long),
-        pytest.param(6.0, 9.0, 0.7, marks=pytest.mark.long),
-        pytest.param(6.0, 12.0, 0.0, marks=pytest.mark.long),
-        pytest.param(1.0, 12.0, 0.2, marks=pytest.mark.long),
+        pytest.param(6.0, 6.31, 0.3, marks=pytest.mark.full),
+        pytest.param(6.0, 9.0, 0.7, marks=pytest.mark.full),
+        pytest.param(6.0, 12.0, 0.0, marks=pytest.mark.full),
+        pytest.param(1.0, 12.0, 0.2, marks=pytest.mark.full),
     ],
 )
 def test_nobody_is_late_where_on_demand_is_in_time(policy, length, deadline, overhead):

@@ -18,6 +18,7 @@ def outcomes(is_up, names=NAMES, job=JOB):
     return simulate(is_up, 0.1, job, names=names, hazards=DEFAULT, max_wait_hours=0.2)
 
 
+@pytest.mark.full
 def test_each_policy_has_its_outcome_in_the_order_asked_for():
     is_up = made_up(DEFAULT, num_ticks=146, tick_hours=0.1, num_zones=2, num_runs=60, seed=0)
     found = outcomes(is_up, ["optimum", "deadline", "greedy"])
@@ -38,6 +39,7 @@ def test_costs_are_shares_of_the_work_on_demand():
     assert found.end_hours == pytest.approx(10.2)
 
 
+@pytest.mark.full
 def test_the_range_is_from_the_tenth_to_the_ninetieth_percentile():
     # Eleven runs; the number of ticks on spot before it is gone for good grows by ten a run.
     is_up = np.arange(146)[:, np.newaxis, np.newaxis] < 10 * np.arange(11)

@@ -16,6 +16,9 @@ from click.testing import CliRunner
 from cloudspot.cli.main import program
 from cloudspot.testing import promises
 
+pytestmark = pytest.mark.full
+
+
 FINISHED = Path(__file__).parent / "finished"
 ROOT = Path(__file__).parents[2]
 NO_MACHINES = "machines of paper do not boot"

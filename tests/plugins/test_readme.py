@@ -65,6 +65,7 @@ def test_the_hooks_answer_for_their_own_cloud_alone(plugin):
     assert (done.stdout, done.stderr) == ("None None None\nMyStore\n", "")
 
 
+@pytest.mark.full
 def test_the_kit_runs_on_the_store(plugin):
     (plugin / "test_store.py").write_text(KIT)
     done = run(plugin, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "range", "test_store.py")

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "object_store.py"
 MAX_MEGABYTES = 200
 """Of the whole process: Python, the SDK and the parts that are on their way."""

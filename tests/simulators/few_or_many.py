@@ -5,5 +5,5 @@ import pytest
 
 def few_or_many(few, many):
     """Give a test the argument ``seeds``: the first ``few``, and in the long run the others below ``many``."""
-    rest = pytest.param(range(few, many), marks=pytest.mark.long, id="many")
+    rest = pytest.param(range(few, many), marks=pytest.mark.full, id="many")
     return pytest.mark.parametrize("seeds", [pytest.param(range(few), id="few"), rest])

@@ -113,6 +113,7 @@ store.put("jobs/x/spec", b"", if_absent=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("when", "is_there"), [("before", False), ("after", True)])
 def test_a_plan_in_a_file_kills_a_process_at_a_put_and_not_again(inner, tmp_path, when, is_there):
     plan = tmp_path / "plan.json"

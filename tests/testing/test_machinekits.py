@@ -100,6 +100,7 @@ def test_a_machine_that_does_not_know_itself_fails_the_tests_meant_for_it(kind):
     assert failures(NodeIdentityTests, machine=lambda: MemoryMachine(kind)) == names(kind)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [broken_providers.Sound, *broken_providers.PROVIDERS], ids=lambda kind: kind.__name__
 )

@@ -267,6 +267,7 @@ class TakesMoreAfterTheEnd(Wrapped):
         return upload
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("make_store", "expected"),
     [
@@ -400,6 +401,7 @@ def test_a_time_without_a_zone_fails_every_test_that_asks_for_it():
     assert {"test_head_tells_key_size_and_time", "test_an_object_may_be_large"} <= failures(ForgetsTheZone)
 
 
+@pytest.mark.full
 def test_a_listing_that_lags_fails_every_test_that_lists():
     assert {
         "test_a_put_replaces_what_was_there_for_every_way_of_reading",

@@ -113,6 +113,7 @@ def test_a_step_that_has_only_begun_is_seen(make):
     assert seen == [((), version)]
 
 
+@pytest.mark.full
 def test_large_tensors_of_other_objects_are_neither_copied_nor_kept(make, monkeypatch):
     monkeypatch.setattr(boundary_marks, "SMALL_BYTES", 8)
     model = torch.nn.Linear(4, 2)
@@ -128,6 +129,7 @@ def test_large_tensors_of_other_objects_are_neither_copied_nor_kept(make, monkey
     assert marks.problem == "a tensor of average was written to or replaced"
 
 
+@pytest.mark.full
 def test_what_a_script_takes_off_the_device_is_not_kept(make):
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())

@@ -27,6 +27,7 @@ def layouts(draw):
     return shape, mesh, [draw(dims) for _ in mesh]
 
 
+@pytest.mark.full
 @given(layout=layouts())
 def test_the_boxes_of_a_mesh_make_up_the_tensor(layout):
     shape, mesh, splits = layout
@@ -86,6 +87,7 @@ def random_box(draw, shape):
     return Box(offset, tuple(draw(st.integers(1, n - start)) for n, start in zip(shape, offset, strict=True)))
 
 
+@pytest.mark.full
 @given(shape=SHAPES, data=st.data())
 def test_a_problem_is_found_exactly_if_an_element_is_there_twice_or_not_at_all(shape, data):
     splits = data.draw(st.lists(st.integers(0, len(shape) - 1).map(Split), min_size=1, max_size=3))
@@ -120,6 +122,7 @@ def test_a_problem_says_what_it_is(found, shape, message):
     assert message in boxes.problem(found, shape)
 
 
+@pytest.mark.full
 @given(shape=SHAPES, data=st.data())
 def test_the_runs_of_a_box_lie_where_its_elements_do(shape, data):
     box = random_box(data.draw, shape)
@@ -133,6 +136,7 @@ def test_the_runs_of_a_box_lie_where_its_elements_do(shape, data):
     ] == expected
 
 
+@pytest.mark.full
 @given(shape=SHAPES, data=st.data())
 def test_an_overlap_is_what_two_boxes_share(shape, data):
     one, other = random_box(data.draw, shape), random_box(data.draw, shape)

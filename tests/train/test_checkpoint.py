@@ -81,6 +81,7 @@ def assert_same(one, other):
             assert torch.equal(tensor, expected.tensors[item]), item
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_a_fresh_process_gets_the_whole_state_back(tmp_path, world_size):
     saved = train(make_objects(), 4)

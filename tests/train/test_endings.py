@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cloudspot.train import handoff
+
+pytestmark = pytest.mark.full
+
 
 FINISHED, LEFT, HELD, NOTHING = "finished", "left its loop", "left if it ends with status 0", "nothing"
 

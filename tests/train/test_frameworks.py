@@ -11,6 +11,7 @@ FRAMEWORKS = ("hf-trainer", "lightning", "accelerate")
 NUM_EPOCHS = {"hf-trainer": 1, "lightning": 2, "accelerate": 2}
 SOAK_RECLAIMS = 50
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -58,7 +59,7 @@ def check(courier, training, main, seed, num_reclaims):
 
 
 @pytest.mark.parametrize(
-    "name", [FRAMEWORKS[0], *(pytest.param(name, marks=pytest.mark.long) for name in FRAMEWORKS[1:])]
+    "name", [FRAMEWORKS[0], *(pytest.param(name, marks=pytest.mark.full) for name in FRAMEWORKS[1:])]
 )
 def test_reclaims_at_random_moments_change_no_bit(start, courier, name):
     check(courier, *start(name), seed=1, num_reclaims=3)

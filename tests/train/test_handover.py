@@ -20,6 +20,7 @@ def connect():
     return lambda: dist.PrefixStore("cloudspot", server.clone())
 
 
+@pytest.mark.full
 def test_more_than_the_store_takes_at_once_is_handed_over_and_acknowledged(connect):
     lines = pack({"rank_states": {"1": {"random": 0.5}}}, [os.urandom(20 << 20), b"", b"abc"])
     giving = HandOver(ORDER, 1, gives=lines, awaits=[0])

@@ -20,6 +20,7 @@ def digest(model):
     return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters())).hexdigest()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_moments_of_a_fused_optimizer_belong_to_the_weights_they_belonged_to(compare, name):
     """Its kernels walk through memory, and take state that lies like the parameter for granted."""
@@ -56,6 +57,7 @@ class WithMasterWeights(torch.optim.Optimizer):
             parameter.copy_(state["master"])
 
 
+@pytest.mark.full
 def test_state_of_an_optimizer_keeps_its_own_type(compare):
     def training(open_, tick):
         model = torch.nn.Linear(16, 16).to(torch.bfloat16)

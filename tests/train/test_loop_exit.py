@@ -172,6 +172,7 @@ def test_a_loop_that_an_exception_ends_is_not(loop):
     assert left == []
 
 
+@pytest.mark.full
 def test_an_exception_elsewhere_in_the_same_function_changes_nothing():
     left.clear()
     kept = []

@@ -82,6 +82,7 @@ def adversarial(open_session, tick, *, every_d=1, every_g=1, on=("d", "g")):
     return weights_sha256(generator), weights_sha256(critic)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("every_d", "every_g", "drain_at", "saved_at"),
     [(1, 1, 7, 7), (1, 5, 7, 7), (3, 3, 7, 9), (4, 1, 7, 8), (2, 3, 7, 8)],
@@ -254,6 +255,7 @@ def make_shuffled_stream():
     return numbers.shuffle(seed=100, buffer_size=7).map(lambda row: {**row, "noise": torch.rand(1).item()})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drain_at", [4, 7])
 def test_a_stream_that_is_shuffled_for_each_epoch_is_resumed(compare, num_workers, drain_at):
@@ -272,6 +274,7 @@ def test_a_stream_that_is_shuffled_for_each_epoch_is_resumed(compare, num_worker
     assert compare(training, drain_at) == drain_at
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_is_resumed(compare, in_place):
     def training(open_session, tick):
@@ -323,6 +326,7 @@ def advance(_optimizer, scheduler, epoch):
         scheduler.step()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "num_told"),
     [
@@ -373,6 +377,7 @@ def test_an_optimizer_need_not_have_a_learning_rate():
     run.close()
 
 
+@pytest.mark.full
 def test_the_epochs_own_code_after_a_drain_in_the_last_epoch_is_in_the_last_state(
     open_session, courier, until_held
 ):
@@ -445,6 +450,7 @@ def make_shuffled():
     return DataLoader(data, batch_size=4, shuffle=True)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings(
     "ignore:Detected call of .lr_scheduler.step:UserWarning"
 )  # the earlier process did it
@@ -484,6 +490,7 @@ def test_a_notice_after_the_last_batches_finds_only_the_end(open_session, courie
     assert courier.final()["step"] == NUM_EPOCHS * BATCHES
 
 
+@pytest.mark.full
 def test_batches_that_are_left_early_end_their_epoch_only(compare):
     def training(open_session, tick):
         model = net()
@@ -520,6 +527,7 @@ def test_what_comes_after_the_last_batches_is_in_the_last_state(open_session, co
     assert courier.seals() == {}
 
 
+@pytest.mark.full
 def test_an_epoch_has_one_loop_over_batches(open_session):
     run = open_session({})
     with pytest.raises(spot.SessionError, match=r"had no loop over run.batches\(\)"):

@@ -28,6 +28,7 @@ def tables(draw):
     return items
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)))
 def test_each_item_lies_in_exactly_one_part_aligned_and_without_holes(items, world_size, avoid):
     made = plan(items, world_size=world_size, avoid=avoid)
@@ -43,6 +44,7 @@ def test_each_item_lies_in_exactly_one_part_aligned_and_without_holes(items, wor
         assert end == nbytes
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)))
 def test_a_rank_that_is_about_to_go_gets_nothing_but_what_is_pinned(items, world_size, avoid):
     made = plan(items, world_size=world_size, avoid=avoid)
@@ -53,6 +55,7 @@ def test_a_rank_that_is_about_to_go_gets_nothing_but_what_is_pinned(items, world
         assert all(placement.item.pinned and rank == 0 for placement in made.parts[rank])
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)), data=st.data())
 def test_ranks_are_avoided_only_while_every_part_fits_its_slot(items, world_size, avoid, data):
     wanted = plan(items, world_size=world_size, avoid=avoid)
@@ -62,6 +65,7 @@ def test_ranks_are_avoided_only_while_every_part_fits_its_slot(items, world_size
     assert made == (wanted if min(spare) >= 0 else plan(items, world_size=world_size))
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9))
 def test_no_rank_carries_more_than_the_even_share_and_one_item(items, world_size):
     free = [Item(i.name, i.dtype, i.shape, i.itemsize) for i in items]
@@ -82,6 +86,7 @@ def sharded(draw, world_size):
     return Item(draw(st.text("xyz", min_size=1)), "float32", (sum(lengths), 2), 4, shards=tuple(shards))
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9), avoid=st.sets(st.integers(0, 8)), data=st.data())
 def test_each_shard_goes_to_one_of_its_holders_and_to_a_doomed_one_only_if_no_other_has_it(
     items, world_size, avoid, data
@@ -127,6 +132,7 @@ def test_what_all_hold_evens_out_what_few_do():
     }  # fmt: skip
 
 
+@pytest.mark.full
 @given(items=tables(), world_size=st.integers(1, 9), seed=st.integers())
 def test_the_order_of_the_items_changes_nothing(items, world_size, seed):
     shuffled = list(items)
@@ -161,6 +167,7 @@ def test_the_digest_can_be_computed_from_the_seals():
     assert made.digest == hashlib.sha256(text.encode()).hexdigest()
 
 
+@pytest.mark.full
 @given(
     items=tables(), world_size=st.integers(2, 9), avoid=st.sets(st.integers(0, 8), min_size=1), data=st.data()
 )
@@ -218,6 +225,7 @@ def named_chunks(items, chunk_bytes):
     return found
 
 
+@pytest.mark.full
 @given(items=tables(), frozen=st.sets(st.integers(0, 29)), chunk_bytes=st.integers(1, 64))
 def test_no_chunk_holds_both_what_is_trained_and_what_is_not(items, frozen, chunk_bytes):
     kinds = {}

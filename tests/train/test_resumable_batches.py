@@ -167,8 +167,9 @@ def test_a_resumed_loop_sees_what_an_undisturbed_one_sees(open_session, courier,
     assert rest == undisturbed[stop:]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("stop", [6, *(pytest.param(stop, marks=pytest.mark.long) for stop in (3, 9))])
+@pytest.mark.parametrize("stop", [6, *(pytest.param(stop, marks=pytest.mark.full) for stop in (3, 9))])
 @pytest.mark.parametrize("name", WORKER_LOADERS)
 def test_with_worker_processes_too(open_session, courier, name, stop):
     seed()
@@ -178,6 +179,7 @@ def test_with_worker_processes_too(open_session, courier, name, stop):
     assert rest == undisturbed[stop:]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("early", [True, False])
@@ -409,6 +411,7 @@ def make_stateful():
     return StatefulDataLoader(Augmented(), batch_size=4, num_workers=1)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(
     ("make_loader", "at", "says"),

@@ -312,6 +312,7 @@ def check(world):
         assert sorted(itertools.chain(*parts)) == list(range(len(world.ranks)))
 
 
+@pytest.mark.costly
 @few_or_many(40, 150)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("known_end", [True, False])
@@ -329,6 +330,7 @@ def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_r
     assert finished >= len(seeds) / 30
 
 
+@pytest.mark.full
 @few_or_many(20, 70)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("stability", [1.0, 0.9])
@@ -371,6 +373,7 @@ def test_many_more_interleavings(num_ranks):
         check(world)
 
 
+@pytest.mark.full
 def test_with_a_guard_that_may_pass_either_all_save_or_nobody_does():
     saved = left = 0
     for seed in range(300):
@@ -386,6 +389,7 @@ def test_with_a_guard_that_may_pass_either_all_save_or_nobody_does():
     assert left >= 1
 
 
+@pytest.mark.full
 def test_ranks_that_do_not_wait_for_each_other_save_at_the_same_steps_too():
     saves = 0
     for seed in range(150):
@@ -398,6 +402,7 @@ def test_ranks_that_do_not_wait_for_each_other_save_at_the_same_steps_too():
     assert saves > 100
 
 
+@pytest.mark.full
 def test_a_drain_that_meets_a_finished_rank_lets_the_others_finish():
     for seed in range(100):
         world = World(seed, num_ranks=3, total=30, collectives=False)

@@ -94,6 +94,7 @@ def with_a_tracked_loader(open_session, tick, seen, model):
 LOOPS = {each.__name__: each for each in (in_steps, in_batches, in_epochs, with_a_tracked_loader)}
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
 @pytest.mark.parametrize("name", LOOPS)
@@ -171,6 +172,7 @@ def test_an_evaluation_is_left_at_the_check_after_the_notice(evaluated, courier,
     assert caplog.messages == []
 
 
+@pytest.mark.full
 def test_the_mode_of_the_model_and_gradients_of_no_use_are_no_state(evaluated):
     model = net()
 

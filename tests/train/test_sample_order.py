@@ -201,6 +201,7 @@ def test_a_change_in_each_epoch_counts_from_that_epochs_beginning():
     assert all(50 <= len(each) < 53 for each in taken.values())
 
 
+@pytest.mark.full
 @given(
     num_samples=st.integers(1, 70),
     worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=4),
@@ -218,6 +219,7 @@ def test_counts_hold_for_any_sizes(num_samples, worlds, epoch, drop_last, sample
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_the_order_is_known_with_workers_too(persistent_workers, epoch):
@@ -288,6 +290,7 @@ def test_within_a_share_a_world_of_the_same_size_goes_on_bit_equal(num_taken):
     assert rest(other) == undisturbed
 
 
+@pytest.mark.full
 def test_the_loader_of_a_share_is_like_the_scripts_own():
     def collate(batch):
         return ("collated", batch)

@@ -134,6 +134,7 @@ def test_a_stop_is_a_drain_too(train, courier, kind):
     assert courier.drained()["step"] >= 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drain_at", [0, 1, 13, 58])
 def test_resumed_weights_are_bit_equal(train, courier, drain_at):
     train(60)
@@ -147,6 +148,7 @@ def test_resumed_weights_are_bit_equal(train, courier, drain_at):
     assert courier.final() == expected
 
 
+@pytest.mark.full
 def test_many_interruptions_change_nothing(train, courier):
     train(60)
     expected = courier.final()
@@ -159,6 +161,7 @@ def test_many_interruptions_change_nothing(train, courier):
     assert courier.final() == expected
 
 
+@pytest.mark.full
 def test_an_interval_save_is_as_good_as_a_drains(train, courier, until_held):
     train(60)
     expected = courier.final()
@@ -178,6 +181,7 @@ def test_an_interval_save_is_as_good_as_a_drains(train, courier, until_held):
     assert courier.final() == expected
 
 
+@pytest.mark.full
 def test_a_full_disk_costs_an_interval_save_and_metrics_and_not_the_training(
     train, courier, until_held, monkeypatch, caplog
 ):
@@ -224,6 +228,7 @@ def test_an_error_at_a_boundary_comes_after_a_whole_step(open_session, courier, 
     assert handoff.read_progress(courier.handoff, 0).reached_step == 3
 
 
+@pytest.mark.full
 def test_the_end_of_the_loop_saves_without_a_round(train, courier):
     train(12)
     assert sorted(courier.seals()) == [12]
@@ -232,6 +237,7 @@ def test_the_end_of_the_loop_saves_without_a_round(train, courier):
     assert handoff.read_progress(courier.handoff, 0) == (12, 12, 12)
 
 
+@pytest.mark.full
 def test_a_session_resumed_at_its_end_says_so_again_and_saves_nothing(train, courier):
     train(12)
     expected = courier.final()
@@ -261,6 +267,7 @@ def test_a_drain_before_any_step_leaves_nothing_to_upload(open_session, courier,
     assert courier.seals() == {}
 
 
+@pytest.mark.full
 def test_a_drain_takes_an_upload_back_that_has_not_started(train, courier):
     def fill_both_slots(run):
         if run.step in {10, 12}:
@@ -284,6 +291,7 @@ def test_a_drain_takes_an_upload_back_that_has_not_started(train, courier):
     assert handoff.parse_seal_name(courier.seals()[oldest][0].name).taken
 
 
+@pytest.mark.full
 def test_a_drain_whose_slots_are_being_uploaded_leaves_without_a_save_at_the_guard(train, courier):
     def fill_both_slots(run):
         if run.step in {10, 12}:
@@ -319,6 +327,7 @@ def upload_both_slots(courier):
     return fill
 
 
+@pytest.mark.full
 def test_a_notice_ends_the_wait_for_a_slot_at_the_end_of_the_loop(
     train, courier, upload_both_slots, wait_until
 ):
@@ -338,6 +347,7 @@ def test_a_notice_ends_the_wait_for_a_slot_at_the_end_of_the_loop(
     assert len(courier.seals()) == 2
 
 
+@pytest.mark.full
 def test_a_last_state_that_finds_no_slot_is_no_end_of_the_training(
     train, courier, upload_both_slots, monkeypatch
 ):
@@ -346,6 +356,7 @@ def test_a_last_state_that_finds_no_slot_is_no_end_of_the_training(
     assert (courier.drained(), courier.final()) == ({"step": None}, None)
 
 
+@pytest.mark.full
 def test_the_last_state_waits_for_an_upload_to_end(train, courier, upload_both_slots, wait_until):
     def end_an_upload():
         wait_until(lambda: handoff.read_progress(courier.handoff, 0) == (40, 40, 40))
@@ -362,6 +373,7 @@ def test_the_last_state_waits_for_an_upload_to_end(train, courier, upload_both_s
     assert (courier.drained(), courier.final()["step"], max(courier.seals())) == (None, 40, 40)
 
 
+@pytest.mark.full
 def test_interval_saves_follow_the_tuning(train, courier, monkeypatch):
     monkeypatch.setattr(interval, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(interval, "_REREAD_SECONDS", 0.01)
@@ -404,6 +416,7 @@ def leave(run, objects, *, at, total=100):
             break
 
 
+@pytest.mark.full
 def test_the_state_in_which_a_loop_is_left_early_is_the_last_one(open_session, courier):
     objects = make_objects()
     run = open_session(courier.begin(), **objects)
@@ -420,6 +433,7 @@ def test_the_state_in_which_a_loop_is_left_early_is_the_last_one(open_session, c
     assert weights_sha256(objects["model"]) == weights
 
 
+@pytest.mark.full
 def test_a_loop_that_was_left_early_is_not_gone_on_with(open_session, courier):
     """The code after it may have failed, or its machine may have been taken."""
     run = open_session(courier.begin(), **(objects := make_objects()))
@@ -433,6 +447,7 @@ def test_a_loop_that_was_left_early_is_not_gone_on_with(open_session, courier):
     assert courier.final()["left_early"] is False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_step_that_is_left_before_it_changes_anything_does_not_count(
     open_session, courier, until_held, is_sealed
@@ -452,6 +467,7 @@ def test_a_step_that_is_left_before_it_changes_anything_does_not_count(
     assert courier.final()["step"] == run.step == max(courier.seals())
 
 
+@pytest.mark.full
 def test_a_rank_that_leaves_without_the_others_says_so_and_saves_nothing(
     open_session, courier, caplog, monkeypatch
 ):
@@ -684,6 +700,7 @@ OPTIMIZERS = {
 PAIRS = [("momentum", name) for name in SCHEDULERS] + [(name, None) for name in OPTIMIZERS]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
 def test_common_optimizers_and_schedulers_resume_bit_equal(
     open_session, courier, until_held, optimizer, scheduler

@@ -80,6 +80,7 @@ def process_group():
     dist.destroy_process_group()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(("head", "code"), EXAMPLES, ids=[head for head, _ in EXAMPLES])
 def test_an_example_ends_as_if_nobody_had_disturbed_it(compare, request, head, code):

@@ -10,6 +10,9 @@ from cloudspot.train import handoff
 from cloudspot.train.checkpoint import Checkpoint
 from cloudspot.train.torchfile import write_torch_file
 
+pytestmark = pytest.mark.full
+
+
 SCRIPT = Path(__file__).parent / "jobs" / "sharded.py"
 NUM_STEPS = 24
 
@@ -104,7 +107,7 @@ def test_a_reclaim_changes_no_bit(courier, trainer, tmp_path, layout, num_ranks,
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.long),
+        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.full),
         pytest.param(("fsdp", 2), ("fsdp", 4), marks=pytest.mark.soak),
         pytest.param(("fsdp", 2), ("none", 1), marks=pytest.mark.soak),
         pytest.param(("none", 1), ("fsdp", 2), marks=pytest.mark.soak),

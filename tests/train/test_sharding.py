@@ -187,6 +187,7 @@ def check_rank(layout, rank, objects, expected):
         assert getattr(now, "placements", None) == getattr(tensor, "placements", None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("old", LAYOUTS)
 def test_any_mesh_loads_what_any_other_has_saved(tmp_path, old):
     seals = save_layout(tmp_path, old)

@@ -29,6 +29,7 @@ def undisturbed(tmp_path_factory):
     return run
 
 
+@pytest.mark.costly
 def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undisturbed):
     expected = undisturbed(script, courier, 2)
     assert expected["step"] == 48
@@ -51,6 +52,7 @@ def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undis
     assert sorted(courier.seals()) == [48]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("saved_at", [None, 17], ids=["alone", "at the step of an interval save"])
 def test_a_rank_killed_when_it_has_handed_over_is_not_missed(courier, script, undisturbed, saved_at):
     """Its part was still to be uploaded, and the drain was lost with it, though all had agreed in time."""
@@ -73,7 +75,7 @@ def test_a_rank_killed_when_it_has_handed_over_is_not_missed(courier, script, un
     assert courier.final() == undisturbed(script, courier, 2)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, script, undisturbed):
     expected = undisturbed(script, courier, 2)
     process = courier.start_torchrun(
@@ -90,6 +92,7 @@ def test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill(courier, s
     assert courier.final() == expected
 
 
+@pytest.mark.full
 def test_ranks_that_gather_gradients_of_their_own_drain_where_they_have_used_them(courier, script):
     accumulate = ("--accumulate", "4")
     courier.run_ranks(script, *accumulate, num_ranks=2, environment=courier.begin())
@@ -101,6 +104,7 @@ def test_ranks_that_gather_gradients_of_their_own_drain_where_they_have_used_the
     assert courier.final() == expected
 
 
+@pytest.mark.full
 def test_two_ranks_that_leave_their_loop_after_one_step_save_it(courier, script):
     output = courier.run_ranks(script, "--leave-at", "9", num_ranks=2, environment=courier.begin())
     assert "rank 1 ended at 10" in output
@@ -164,6 +168,7 @@ def train_on(job, batches):
     return losses
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sizes", "drains"),
     [
@@ -205,6 +210,7 @@ def test_another_world_takes_each_sample_once_and_its_loss_goes_on(courier, tmp_
     assert losses == pytest.approx(train_on(job, [indices for _, indices, _ in steps]), rel=1e-9)
 
 
+@pytest.mark.full
 def test_rank_0_leaves_last_and_nothing_complains(courier, script):
     output = courier.run_ranks(script, "--drain-at", "5", num_ranks=3, environment=courier.begin())
     lines = [line for line in output.splitlines() if not re.match(r"rank \d of 3 begins at 0$", line)]
@@ -212,6 +218,7 @@ def test_rank_0_leaves_last_and_nothing_complains(courier, script):
     assert len({courier.drained(rank)["step"] for rank in range(3)}) == 1
 
 
+@pytest.mark.full
 def test_a_stopped_peer_makes_the_others_leave_without_a_save_at_the_guard(courier, tmp_path, wait_until):
     """Rank 1 never answers: the drain is off at its guard, and rank 0 leaves."""
     script = tmp_path / "mute.py"
@@ -285,6 +292,7 @@ def evaluated(tmp_path_factory):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "noticed"),
     [

@@ -34,6 +34,7 @@ def there_and_back(value, *, inline=False):
     return rebuild("state", json.loads(text), lambda name, _: tensors[name].clone())
 
 
+@pytest.mark.full
 @given(values)
 def test_plain_values_come_back_equal_and_of_the_same_type(value):
     back = there_and_back(value)

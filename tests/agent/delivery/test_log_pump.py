@@ -256,6 +256,7 @@ def metrics_line(step: int) -> str:
     return json.dumps({"step": step, "time": 1.7e9 + step, "values": {"loss": 1 / (step + 1), "lr": 3e-4}})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line_seconds", "line"),
     [(0.002, metrics_line), (0.02, "line {}".format)],
@@ -273,6 +274,7 @@ def test_a_put_a_flush_however_fast_lines_come(tmp_path, line_seconds, line, put
     assert sink.texts()[:num_written] == [line(number) for number in range(num_written)]
 
 
+@pytest.mark.full
 def test_in_a_store_a_flush_is_one_request(tmp_path):
     store = FaultyStore(directory_store(tmp_path / "store"), FaultPlan(), tmp_path)
     inner = ObjectStoreLogSink(store, "x")

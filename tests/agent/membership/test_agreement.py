@@ -226,6 +226,7 @@ def test_who_has_finished_is_not_asked_whether_it_is_idle(bench, make, wait_unti
 # --- a loss -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_survivors_go_on_and_the_late_one_finds_that_it_is_out(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
     beat = third.life.heartbeat.beat
@@ -242,6 +243,7 @@ def test_the_survivors_go_on_and_the_late_one_finds_that_it_is_out(bench, make, 
     assert recorded(bench) == [((0, 1, 2), "first"), ((0, 1), "regrouped")]
 
 
+@pytest.mark.full
 def test_losses_down_to_min_go_on_and_below_it_the_last_one_holds_for_a_while_and_leaves(bench, make):
     first, second, third = make(3, min=2, max=3, hold=0.5)
     first.die()
@@ -269,6 +271,7 @@ def seats(generation):
     return tuple(map(str, generation.seats))
 
 
+@pytest.mark.full
 def test_a_replacement_joins_when_it_is_ready_and_no_sooner(bench, make, wait_until):
     nodes = {"min": 2, "max": 2, "hold": 60.0}
     first, second = make(2, **nodes)
@@ -292,6 +295,7 @@ def test_a_replacement_joins_when_it_is_ready_and_no_sooner(bench, make, wait_un
     again.membership.stop()
 
 
+@pytest.mark.full
 def test_a_stand_in_takes_its_principals_place_and_no_others(bench, make, wait_until):
     nodes = {"min": 2, "max": 3}
     made = make(3, **nodes)
@@ -311,6 +315,7 @@ def test_a_stand_in_takes_its_principals_place_and_no_others(bench, make, wait_u
     assert bench.generations()[1].why == "handed-over"
 
 
+@pytest.mark.full
 def test_a_failure_goes_on_to_count_though_a_newcomer_joins(bench, make, wait_until):
     (first,) = make(1, min=1, max=2, num_seats=1)
     newcomer = buy(bench, 2, min=1, max=2).seek()
@@ -319,6 +324,7 @@ def test_a_failure_goes_on_to_count_though_a_newcomer_joins(bench, make, wait_un
     assert bench.generations()[1].why == "trainer-failed"
 
 
+@pytest.mark.full
 def test_a_join_waits_for_a_commit_of_the_running_generation(bench, make, wait_until):
     (first,) = make(1, min=1, max=2, num_seats=1)
     buy(bench, 2, min=1, max=2).seek()
@@ -329,6 +335,7 @@ def test_a_join_waits_for_a_commit_of_the_running_generation(bench, make, wait_u
     assert first.membership.newcomers_wait()
 
 
+@pytest.mark.full
 def test_newcomers_start_alone_once_all_members_are_gone_from_what_those_had_uploaded(
     bench, make, wait_until
 ):
@@ -355,6 +362,7 @@ def test_a_newcomer_that_nobody_needs_leaves_when_the_members_have_succeeded(ben
     assert (leaving.outcome, leaving.detail) == ("superseded", "the job needs no more nodes")
 
 
+@pytest.mark.full
 def test_a_seat_that_may_be_claimed_is_waited_for_and_one_that_is_void_is_not(bench, make, wait_until):
     first, second = make(2, min=2, max=2, hold=0.3)
     open_launch(bench.store, JOB, 2)
@@ -367,6 +375,7 @@ def test_a_seat_that_may_be_claimed_is_waited_for_and_one_that_is_void_is_not(be
     assert first.found().outcome == "left"
 
 
+@pytest.mark.full
 def test_the_last_beat_of_a_node_that_died_is_no_sign_of_life(bench, make):
     """A beat that was not read before the question counted as an answer: one loss in ten or so was booked
     as a failure of the script, which has few of them."""
@@ -394,6 +403,7 @@ def test_nobody_waits_for_the_silence_of_a_member_that_has_provably_ended(bench,
     assert ranks(first.seek("regrouped").found()) == (0,)
 
 
+@pytest.mark.full
 def test_an_outage_of_this_nodes_own_store_makes_no_member_absent(bench, make, monkeypatch, wait_until):
     """The heartbeats it knew were two minutes old: it ended a training in which all was well."""
     first, _ = make(2, min=1, max=2)
@@ -412,6 +422,7 @@ def fail(*_):
     raise TransientError("down")
 
 
+@pytest.mark.full
 def test_a_member_that_lives_but_never_starts_is_left_behind(bench, make, wait_until):
     """It lives, so it was in the next generation again, and so on for ever."""
     first, second, third = make(3, min=2, max=3)
@@ -424,6 +435,7 @@ def test_a_member_that_lives_but_never_starts_is_left_behind(bench, make, wait_u
     assert third.seek("regrouped").found().outcome == "superseded"
 
 
+@pytest.mark.full
 def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(bench, make, wait_until):
     first, second = make(2, min=1, max=2)
     first.seek("trainer-failed")
@@ -439,6 +451,7 @@ def test_a_member_that_is_still_restoring_is_waited_for_and_not_left_behind(benc
     assert ranks(first.ended) == (0, 1)
 
 
+@pytest.mark.full
 def test_damage_that_is_noted_while_a_member_waits_is_seen_before_it_proposes_and_asked_for_no_sooner(
     bench, make, wait_until
 ):
@@ -507,6 +520,7 @@ def test_a_peer_that_has_finished_is_not_missed(bench, make, wait_until):
     assert first.membership.finished() == {Seat(1, 1)}
 
 
+@pytest.mark.full
 def test_a_drain_goes_on_though_the_node_that_asked_for_it_has_gone(bench, make, wait_until):
     """Ended twenty seconds after the other's last word, in the middle of the save."""
     first, second = make(2, min=1, max=2)
@@ -565,6 +579,7 @@ def test_a_member_that_drains_or_ends_is_waited_for_until_it_has_said_why(
     assert outcome == [is_well]
 
 
+@pytest.mark.full
 def test_a_member_that_falls_silent_while_it_drains_is_not_waited_for(bench, make, wait_until):
     first, second = make(2, min=1, max=2)
     second.life.context.status.state = "draining"
@@ -596,6 +611,7 @@ def test_who_belongs_to_no_generation_misses_nobody(bench):
     assert membership.others_are_well()
 
 
+@pytest.mark.full
 def test_a_generation_is_proposed_only_on_a_fresh_answer_to_who_lives(bench, make, wait_until):
     """A member that died meanwhile would be in it, and all others would start, and wait, for nothing."""
     first, second = make(2, min=1, max=2)
@@ -684,6 +700,7 @@ def test_a_survivor_commits_where_the_last_part_came_from_a_node_that_died_befor
     assert first.life.context.status.committed == bench.id(1, 40)
 
 
+@pytest.mark.full
 def test_nobody_waits_for_a_node_that_has_handed_over(bench, make):
     first, second, third = make(3, min=2, max=3)
     bench.put_part(0, 40, world_size=3, number=2, relieved=(1,))
@@ -708,6 +725,7 @@ def test_a_save_of_the_same_step_that_is_whole_first_ends_the_wait_for_a_drain(b
     assert read_manifest(bench.store, JOB, bench.id(1, 40)).round == 1
 
 
+@pytest.mark.full
 def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make, monkeypatch):
     """It waited a minute for a commit that nobody could make, beside another that waited for the same."""
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 3600.0)
@@ -724,6 +742,7 @@ def test_a_survivor_does_not_wait_for_a_part_that_will_never_come(bench, make, m
     assert bench.commits() == ()
 
 
+@pytest.mark.full
 def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, monkeypatch, wait_until):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
@@ -738,6 +757,7 @@ def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, mon
     assert bench.commits() == (bench.id(1, 40),)
 
 
+@pytest.mark.full
 def test_the_node_of_rank_0_is_waited_for_until_it_has_spoken_its_last_word(bench, make, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)

@@ -163,6 +163,7 @@ def make_nodes(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_launches", [1, 32])
 def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixty_four(
     make_nodes, num_launches
@@ -177,6 +178,7 @@ def test_the_requests_grow_with_the_nodes_and_stay_below_thirty_a_second_at_sixt
     assert all(rate <= 3.0 + 0.75 * num_nodes for num_nodes, rate in rates.items()), rates
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_nodes", [2, 8, 32, 64])
 def test_a_whole_job_that_trains_prints_and_is_driven_asks_less_than_thirty_times_a_second(
     make_nodes, num_nodes
@@ -289,6 +291,7 @@ def test_a_healthy_node_is_never_near_suspicion_however_many_there_are():
     assert HEARTBEAT_SECONDS + LISTEN_SECONDS <= SUSPECT_SECONDS - 7.0
 
 
+@pytest.mark.full
 def test_no_pass_reads_more_than_a_few_heartbeats(make_nodes):
     nodes = make_nodes(64)
     nodes.run(10.0)
@@ -299,6 +302,7 @@ def test_no_pass_reads_more_than_a_few_heartbeats(make_nodes):
     assert all(set(peers.beats()) == set(peers.others) for peers in nodes.peers)
 
 
+@pytest.mark.full
 def test_a_node_that_dies_is_seen_by_all_after_twenty_seconds_and_a_few(make_nodes):
     nodes = make_nodes(64)
     nodes.run(30.0)

@@ -1003,12 +1003,14 @@ PATCHES: dict[str, dict[str, Callable[..., Any]]] = {
 """The shortcuts that are made in the real code; the others are made by the model's nodes."""
 
 
+@pytest.mark.costly
 @few_or_many(30, 120)
 def test_random_histories_never_split_and_never_idle(seeds: range) -> None:
     for seed in seeds:
         assert violations(play(seed)) == [], f"seed {seed}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("shortcut", "seed"),
     [

@@ -69,6 +69,7 @@ def engine(directory: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.full
 def test_programs_have_the_variables_of_the_job_and_the_image_and_none_of_the_agents(run, monkeypatch):
     monkeypatch.setenv("OF_THE_AGENT", "not for the job")
     monkeypatch.setenv("LANG", "C.UTF-8")
@@ -84,6 +85,7 @@ def test_programs_have_the_variables_of_the_job_and_the_image_and_none_of_the_ag
     assert not any("a secret" in word for word in run.words), "every user of the machine can read these"
 
 
+@pytest.mark.full
 def test_programs_see_the_nodes_files_its_processes_and_its_memory(run, node):
     (node.work / "code.txt").write_text("code")
     (node.arena / "slot").write_text("a checkpoint")
@@ -99,6 +101,7 @@ def test_programs_see_the_nodes_files_its_processes_and_its_memory(run, node):
     assert (node.work / "made").stat().st_uid == os.getuid()
 
 
+@pytest.mark.full
 def test_what_is_not_there_is_not_found_though_the_machine_has_it(run, node):
     assert run.container.has_program("python3", {})
     assert not run.container.has_program("git", {})
@@ -111,6 +114,7 @@ def test_what_is_not_there_is_not_found_though_the_machine_has_it(run, node):
     assert not run.container.has_program(str(node.work), {})
 
 
+@pytest.mark.full
 def test_a_container_that_is_gone_is_no_sign_of_a_missing_program(run):
     kill_container(*containers(run.container.node.directory))
     with pytest.raises(RuntimeLost, match=r"nothing can be run in the job's container: .*"):
@@ -119,6 +123,7 @@ def test_a_container_that_is_gone_is_no_sign_of_a_missing_program(run):
         check_torch({}, run.container)
 
 
+@pytest.mark.full
 def test_an_image_without_the_interpreter_or_without_torch_is_said(run):
     with pytest.raises(CloudspotError, match="python3 has no torch"):
         check_torch({}, run.container)
@@ -127,6 +132,7 @@ def test_an_image_without_the_interpreter_or_without_torch_is_said(run):
         check_torch({}, run.container)
 
 
+@pytest.mark.full
 def test_what_was_given_up_does_not_start_any_more(run, node):
     ended = node.directory / "ended"
     words, environment = run.container.command(["/bin/sh", "-c", "echo x > late"], {}, ended=ended)
@@ -135,6 +141,7 @@ def test_what_was_given_up_does_not_start_any_more(run, node):
     assert not (node.work / "late").exists()
 
 
+@pytest.mark.full
 def test_the_last_lines_are_in_the_log_though_the_engine_is_killed(run, node, wait_until):
     """The engine passes a program's output on, and lost what it had not yet when the agent killed it."""
     log = node.logs / "train.log"
@@ -148,11 +155,13 @@ def test_the_last_lines_are_in_the_log_though_the_engine_is_killed(run, node, wa
     wait_until(lambda: log.exists() and log.read_text() == "the last line\n")
 
 
+@pytest.mark.full
 def test_the_images_own_variables_stay_and_its_modules_are_found_behind_ours(run, node):
     script = "import os; print(os.environ['OF_IMAGE'], os.environ['PYTHONPATH'])"
     assert run(["python3", "-c", script], {"PYTHONPATH": "/ours"}) == "image /ours:/of/image\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("python", ["own/bin/python", "/opt/own/bin/python", "own-python"])
 def test_python_and_pip_are_the_trainings_as_soon_as_it_is_there(run, node, python):
     """The setup may only make it."""
@@ -168,6 +177,7 @@ def test_python_and_pip_are_the_trainings_as_soon_as_it_is_there(run, node, pyth
     assert run(["pip", "install", "it"], environment) == "own -m pip install it\n"
 
 
+@pytest.mark.full
 def test_a_later_agent_finds_the_container_with_what_the_setup_has_made(run, node, image):
     run(["/bin/sh", "-c", "echo x > /made"], {})
     later = Container(node, "python3", image)
@@ -176,6 +186,7 @@ def test_a_later_agent_finds_the_container_with_what_the_setup_has_made(run, nod
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"x\n"
 
 
+@pytest.mark.full
 def test_what_the_setup_has_made_in_a_container_is_kept_for_another_machine(run, node, image, bench):
     run(["/bin/sh", "-c", "echo x > /made"], {})
     run.container.keep("0" * 40)
@@ -191,11 +202,13 @@ def test_what_the_setup_has_made_in_a_container_is_kept_for_another_machine(run,
         subprocess.run([fresh._engine, "rmi", f"localhost/cloudspot-setup:{'0' * 40}"], check=True)
 
 
+@pytest.mark.full
 def test_a_kept_setup_that_no_engine_has_is_told_apart(node, image):
     with pytest.raises(KeptSetupLost, match="no engine has the container in which the setup was done"):
         Container(node, "python3", image).start(setup_is_done=True, kept="1" * 40, check=lambda: None)
 
 
+@pytest.mark.full
 def test_what_an_image_declares_as_volumes_is_not_kept_and_goes_with_the_container(node, tmp_path, image):
     before = volumes()
     with small_image(tmp_path, volumes=["/data"]) as with_volume:
@@ -225,11 +238,13 @@ def test_an_image_without_a_registry_is_docker_hubs_and_an_engine_may_say_much(n
     assert (tmp_path / "pulls").read_text().splitlines() == pulls
 
 
+@pytest.mark.full
 def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):
     with pytest.raises(CloudspotError, match="has ended, and with it what its setup had changed"):
         Container(node, "python3", image).start(setup_is_done=True, check=lambda: None)
 
 
+@pytest.mark.full
 def test_a_pull_is_repeated_and_its_last_error_told(node, image, monkeypatch, caplog):
     monkeypatch.setattr(under_test, "NUM_PULLS", 2)
     monkeypatch.setattr(under_test, "PULL_WAIT_SECONDS", 0.01)
@@ -343,6 +358,7 @@ def test_an_engines_own_log_in_will_do_where_the_cloud_gives_none(pulls, tmp_pat
     assert isinstance(failed.value, AuthError) is (error is not TransientError), "it may pass"
 
 
+@pytest.mark.full
 def test_a_real_engine_pulls_with_the_log_in_and_not_without(node, image, tmp_path, monkeypatch):
     monkeypatch.setattr(under_test, "NUM_PULLS", 1)
     with real_registry(tmp_path, is_private=True) as address, pushed(image, address, tmp_path) as name:
@@ -370,6 +386,7 @@ def test_podman_finds_the_log_in_for_dockers_own_registry_under_dockers_name(nod
     assert found.stdout == f"{USER}\n"
 
 
+@pytest.mark.full
 def test_an_order_to_leave_ends_a_pull_at_once(node, tmp_path, monkeypatch):
     engine(tmp_path / "bin", "docker", 'case "$1" in info) exit 0;; pull) exec sleep 600;; *) exit 1;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
@@ -574,6 +591,7 @@ def test_an_image_has_its_own_root_so_inputs_lie_in_the_working_directory():
         spec_from_json(job)
 
 
+@pytest.mark.full
 def test_a_cache_of_inputs_stays_private(run, node):
     assert node.data_cache.stat().st_mode & 0o777 == 0o700
 

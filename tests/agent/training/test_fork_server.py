@@ -121,6 +121,7 @@ def start(server):
         process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arguments", [("a b",), ("a", "and fails")])
 def test_a_forked_program_sees_what_a_started_one_sees(start, arguments):
     told = []
@@ -134,6 +135,7 @@ def test_a_forked_program_sees_what_a_started_one_sees(start, arguments):
     assert "the end" in told[0]["errors"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "status"),
     [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("os._exit(4)", 4), ("os.kill(os.getpid(), 9)", 137)],
@@ -157,6 +159,7 @@ def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
     assert done.stdout == f"{sorted(environment)} True\n"
 
 
+@pytest.mark.full
 def test_each_draws_its_own_random_numbers(start):
     script = (
         "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
@@ -165,6 +168,7 @@ def test_each_draws_its_own_random_numbers(start):
     assert len({*drawn[0], *drawn[1]}) == 6
 
 
+@pytest.mark.full
 def test_the_cache_files_of_datasets_are_each_ones_own(tmp_path):
     """It names the result of a function that cannot be hashed at random, and reads a file of that name."""
     pytest.importorskip("datasets")
@@ -219,6 +223,7 @@ def test_the_server_is_started_away_from_the_agents_terminal_and_files(server):
     assert streams[1:] == [str(server.node.fork_server_log)] * 2
 
 
+@pytest.mark.full
 def test_signals_reach_the_program(start):
     process = start(
         "import signal, sys, time\n"
@@ -231,6 +236,7 @@ def test_signals_reach_the_program(start):
     assert process.wait(100) == 7
 
 
+@pytest.mark.full
 def test_a_signal_that_comes_as_soon_as_the_program_may_begin_reaches_it(tmp_path):
     path = str(tmp_path / "socket")
     with fork_client.listen_at(path) as listener:
@@ -271,6 +277,7 @@ def test_a_program_ends_with_its_client_and_carries_its_marks(start, wait_until)
     wait_until(lambda: not is_marked(pid, "SOME_MARK", "x"))
 
 
+@pytest.mark.full
 def test_a_stopped_program_goes_on_with_its_marks(start):
     """As every machine's processes are stopped and continued: by their marks."""
     process = start("import time\nprint('ready')\ntime.sleep(0.3)\nprint('done')\n", SOME_MARK="y")
@@ -320,6 +327,7 @@ def test_no_module_of_the_jobs_is_imported_in_place_of_the_clients_own(start, tm
     assert process.communicate(timeout=100) == ("started\n", "")
 
 
+@pytest.mark.full
 def test_what_the_script_imports_first_is_imported_once(tmp_path):
     """And what its imports have set is set, unless a program is given another value."""
     (tmp_path / "safetensors-9.dist-info").mkdir()
@@ -351,6 +359,7 @@ def test_what_the_script_imports_first_is_imported_once(tmp_path):
         assert "HOME may have been read by safetensors, torch" in log
 
 
+@pytest.mark.full
 def test_what_has_to_be_imported_before_torch_is(tmp_path):
     """Comet sees nothing of a training whose torch was there before it."""
     (tmp_path / "comet_ml.py").write_text("import sys\nprint('torch' in sys.modules)\n")
@@ -364,6 +373,7 @@ def test_what_has_to_be_imported_before_torch_is(tmp_path):
         assert "comet_ml is installed" in server.node.fork_server_log.read_text()
 
 
+@pytest.mark.full
 def test_torchrun_is_forked_without_a_warning(server):
     words = [sys.executable, "-m", "torch.distributed.run", "--help"]
     forked, started = (
@@ -373,6 +383,7 @@ def test_torchrun_is_forked_without_a_warning(server):
     assert (forked.returncode, forked.stdout, forked.stderr) == (0, started.stdout, started.stderr)
 
 
+@pytest.mark.full
 def test_it_is_started_once_and_ends_with_the_training(server, start):
     """Without it programs are started."""
     socket = str(server.node.fork_server)
@@ -390,6 +401,7 @@ def test_it_is_started_once_and_ends_with_the_training(server, start):
     assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "status"),
     [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134)],
@@ -414,6 +426,7 @@ def waiting(at_sigterm):
     )
 
 
+@pytest.mark.full
 def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_killed(tmp_path, wait_until):
     script = waiting("print('heard', flush=True)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
@@ -426,6 +439,7 @@ def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_
         wait_until(lambda: not marked_processes("SOME_MARK", str(tmp_path)))
 
 
+@pytest.mark.full
 def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known(tmp_path):
     script = waiting("sys.exit(7)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
@@ -437,6 +451,7 @@ def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known
         assert process.wait(100) == 7
 
 
+@pytest.mark.full
 def test_a_server_that_was_killed_is_replaced_at_the_next_start(tmp_path, caplog):
     with serving(tmp_path, IS_FORKED) as given:
         with running(given) as process:

@@ -91,6 +91,7 @@ def measure(meter, handoff, *, seconds=1.0, is_in_loop=True):
     return meter.why_idle(handoff, time.monotonic(), is_in_loop=is_in_loop)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "is_idle"),
     [(SLEEPING, True), (BUSY, False), (ENDING, False)],
@@ -103,6 +104,7 @@ def test_without_gpus_the_time_of_the_trainings_own_processes_counts(train, nvid
     assert cause == ("CPUs at 0 % of a core" if is_idle else None)
 
 
+@pytest.mark.full
 def test_each_training_process_may_take_a_little(train, nvidia_smi):
     """What a session's threads take at rest, eight times, must not look like work."""
     handoff = train("while :; do sleep 0.005; done")
@@ -110,6 +112,7 @@ def test_each_training_process_may_take_a_little(train, nvidia_smi):
     assert measure(Meter(100), handoff).startswith("CPUs at ")
 
 
+@pytest.mark.full
 def test_what_the_fork_server_imports_for_a_training_that_waits_for_it_is_work(train, nvidia_smi, tmp_path):
     socket, waiting = tmp_path / "fork-server.socket", train(SLEEPING)
     server = subprocess.Popen(["sh", "-c", BUSY], env={**os.environ, MARK: str(socket)})
@@ -151,6 +154,7 @@ def test_nvidia_smi_reads_nothing_and_what_it_complains_of_is_nowhere(train, nvi
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -176,6 +180,7 @@ def test_without_an_answer_from_nvidia_smi_the_cpus_count_which_is_said_once(
     assert told.levelname == ("INFO" if answer is None else "WARNING")
 
 
+@pytest.mark.full
 def test_without_the_steps_of_a_session_work_of_the_cpus_is_use_too(train, nvidia_smi):
     """A script may prepare its data, and GPUs that work now and then rest at some looks."""
     busy, meter = train(BUSY), Meter(1)
@@ -354,6 +359,7 @@ def test_without_the_limit_nothing_is_measured(bench):
     watch.stop()
 
 
+@pytest.mark.full
 def test_a_script_that_sleeps_is_ended_by_its_node_alone(bench, nvidia_smi):
     """No driver lives, and the script has no session: nothing else would end it for seven days."""
     nvidia_smi("echo 0")

@@ -505,6 +505,7 @@ print(sorted(str(one.relative_to(images)) for one in images.rglob("*") if one.is
     assert "['a/one', 'two']" in bench.log(life)
 
 
+@pytest.mark.full
 def test_a_notice_ends_a_late_input_at_once(bench, data, held, wait_until):
     life = bench.life(LOOK_FOR.replace("WAIT", "60"), **late_tables(data))
     thread = threading.Thread(target=life.run)

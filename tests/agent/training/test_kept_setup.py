@@ -83,6 +83,7 @@ def test_a_machine_says_that_the_setup_is_done_and_trains_nothing(bench, baked):
     assert (node.work / "runs").read_text() == "ran\n"
 
 
+@pytest.mark.full
 def test_a_setup_that_the_image_holds_is_not_run(bench, image, caplog):
     image({"setup": SETUP})
     caplog.set_level(logging.INFO)
@@ -94,6 +95,7 @@ def test_a_setup_that_the_image_holds_is_not_run(bench, image, caplog):
     )
 
 
+@pytest.mark.full
 def test_code_that_the_setup_does_not_read_is_replaced_beside_what_it_has_made(bench, image):
     run = {"setup": SETUP, "setup_files": ["needed"]}
     image(run)
@@ -107,6 +109,7 @@ def test_code_that_the_setup_does_not_read_is_replaced_beside_what_it_has_made(b
     assert any(line.endswith(files) for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["setup", "needed", "any file"])
 def test_a_setup_that_is_another_one_is_run_in_a_directory_that_holds_the_code_alone(
     bench, image, what, caplog
@@ -125,6 +128,7 @@ def test_a_setup_that_is_another_one_is_run_in_a_directory_that_holds_the_code_a
     assert "the image holds another setup: this job's is run" in caplog.messages
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "what", ["changed by the setup", "made by the setup", "made where a directory is now"]
 )
@@ -151,6 +155,7 @@ def test_what_both_the_setup_and_the_new_code_change_is_made_by_the_setup_again(
     assert any(one.startswith("the setup is run: it changes or makes ") for one in caplog.messages)
 
 
+@pytest.mark.full
 def test_what_the_setup_has_changed_and_the_code_has_not_stays_as_the_setup_made_it(bench, image):
     run = {"setup": "echo ran >> runs; echo patched >> old.py", "setup_files": ["needed"]}
     image(run)
@@ -159,6 +164,7 @@ def test_what_the_setup_has_changed_and_the_code_has_not_stays_as_the_setup_made
     assert repr("patched\n") in lines
 
 
+@pytest.mark.full
 def test_a_link_that_leads_elsewhere_makes_another_setup(bench, image, caplog):
     code = bench.root / "code"
     code.mkdir()
@@ -173,6 +179,7 @@ def test_a_link_that_leads_elsewhere_makes_another_setup(bench, image, caplog):
     assert "the image holds another setup: this job's is run" in caplog.messages
 
 
+@pytest.mark.full
 def test_what_cannot_be_read_is_no_setup(bench, image, caplog):
     new = image({"setup": SETUP})
     (new / "image.json").write_text("{")
@@ -197,6 +204,7 @@ def test_a_setup_that_fails_leaves_nothing_for_an_image(bench):
     assert not life.context.node.baked.exists()
 
 
+@pytest.mark.full
 def test_a_file_that_may_run_now_may_run_beside_the_setup(bench, image):
     run = {"setup": SETUP, "setup_files": ["needed"]}
     image(run)
@@ -206,6 +214,7 @@ def test_a_file_that_may_run_now_may_run_beside_the_setup(bench, image):
     assert "may run True" in lines
 
 
+@pytest.mark.full
 def test_nothing_is_left_of_a_directory_that_the_code_has_no_more(bench, image):
     run = {"setup": SETUP, "setup_files": ["needed"]}
     deep = bench.root / "code" / "data" / "deep"
@@ -226,6 +235,7 @@ class LostSetup(Runtime):
             raise KeptSetupLost("nothing is there")
 
 
+@pytest.mark.full
 def test_what_the_image_should_hold_and_does_not_is_made_anew_and_inputs_stay(bench, image, monkeypatch):
     """The inputs must not be in the directory that is replaced."""
     (bench.root / "input").write_text("input")

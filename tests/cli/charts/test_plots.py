@@ -51,6 +51,7 @@ def data(line):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("suffix", "start"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-"), ("PNG", b"\x89PNG")]
 )
@@ -62,6 +63,7 @@ def test_the_ending_names_the_format(trained, tmp_path, suffix, start):
     assert result.stdout.startswith("job digits-a succeeded\n")
 
 
+@pytest.mark.full
 def test_the_curve_is_drawn_once_with_what_was_made_again_beside_it(trained, tmp_path, figures):
     trained.run("show", "digits-a", "--plot", str(tmp_path / "a.png"))
     [figure] = figures
@@ -75,6 +77,7 @@ def test_the_curve_is_drawn_once_with_what_was_made_again_beside_it(trained, tmp
     assert list(resumed.get_xdata()) == [40, 40]
 
 
+@pytest.mark.full
 def test_the_timeline_has_a_row_for_the_job_and_each_node_with_notices_and_commits(
     trained, tmp_path, figures
 ):
@@ -95,6 +98,7 @@ def test_the_timeline_has_a_row_for_the_job_and_each_node_with_notices_and_commi
     assert [text.get_text() for text in below.texts] == [" launch 1", " launch 2"]
 
 
+@pytest.mark.full
 def test_a_job_without_metrics_has_its_timeline_alone(jobs, tmp_path, figures):
     jobs.submit("new-1")
     jobs.failed("broken-1")
@@ -110,6 +114,7 @@ def test_lines_that_cannot_be_read_are_told_of(jobs, tmp_path):
     assert "lines of job digits-a's metrics that cannot be read and are not drawn: 1\n" in result.stderr
 
 
+@pytest.mark.full
 def test_two_jobs_are_drawn_over_each_other(trained, tmp_path, figures):
     trained.failed("digits-b")
     log_metrics(trained, "digits-b", "1-0", {0: 3.0, 5: 2.0}, minutes=21)
@@ -126,6 +131,7 @@ def test_two_jobs_are_drawn_over_each_other(trained, tmp_path, figures):
     assert [label.get_text() for label in below.get_yticklabels()] == ["digits-a", "digits-b"]
 
 
+@pytest.mark.full
 def test_names_that_mean_something_to_the_renderer_are_drawn_as_they_are(jobs, tmp_path):
     job_id = jobs.running()
     log_metrics(jobs, job_id, "1-0", {1: 1e300, 2: -1e300}, minutes=101, name="$x_{$ 損失 <b>&")
@@ -134,6 +140,7 @@ def test_names_that_mean_something_to_the_renderer_are_drawn_as_they_are(jobs, t
     assert "$x_{$ 損失 &lt;b&gt;&amp;" in text
 
 
+@pytest.mark.full
 def test_more_metrics_and_nodes_than_there_is_room_for_are_counted(trained, tmp_path, figures, monkeypatch):
     monkeypatch.setattr(drawing, "MAX_METRICS", 0)
     monkeypatch.setattr(plots, "MAX_ROWS", 0)
@@ -169,6 +176,7 @@ def test_without_matplotlib_the_command_to_get_it_is_named(jobs, tmp_path, monke
     assert result.stderr == "error: --plot needs matplotlib; run: pip install matplotlib\n"
 
 
+@pytest.mark.full
 def test_a_file_that_cannot_be_written_is_one_line(trained, tmp_path):
     directory = tmp_path / "loop.png"
     directory.symlink_to(directory)

@@ -168,11 +168,13 @@ def test_the_whole_state_is_in_the_file_with_its_numbers_beside(jobs, trained, t
     assert moment.equal(trained["optimizer"].state_dict()["state"][0]["exp_avg"])
 
 
+@pytest.mark.full
 def test_what_is_no_tensor_is_named_and_left_out(jobs, trained, tmp_path):
     result = export(jobs, tmp_path / "x.safetensors", "--only", "optimizer")
     assert result.stderr == "left out, not tensors: param_groups\n"
 
 
+@pytest.mark.full
 def test_a_torch_file_is_what_torch_load_reads_without_pickled_code(jobs, trained, tmp_path):
     path = tmp_path / "model.pt"
     export(jobs, path)
@@ -198,6 +200,7 @@ def test_tied_weights_stay_tied_in_a_torch_file(jobs, put_session_checkpoint, tm
     assert found["a.weight"].equal(model["a"].weight)
 
 
+@pytest.mark.full
 def test_without_torch_the_error_names_the_command(jobs, trained, tmp_path):
     export(jobs, tmp_path / "before.safetensors")
     code = (

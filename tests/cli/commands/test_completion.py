@@ -118,6 +118,7 @@ def test_a_shell_completes_commands_options_and_job_ids(shells, shell, words, of
     assert shells.complete(shell, *words) == (offered, "")
 
 
+@pytest.mark.full
 def test_all_commands_are_offered_and_all_jobs(shells, shell):
     offered, complaints = shells.complete(shell, "cloudspot", "co")
     commands = sorted(name for name in SHORT_HELPS if name.startswith("co"))
@@ -127,6 +128,7 @@ def test_all_commands_are_offered_and_all_jobs(shells, shell):
     assert (offered, complaints) == (["digits-7k3f", "other-abcd"], "")
 
 
+@pytest.mark.full
 def test_the_store_on_the_line_is_the_one_that_is_asked(shells, shell, tmp_path):
     line = ["cloudspot", "show", "--store", f"file://{tmp_path}/empty", ""]
     assert shells.complete(shell, *line)[0] == []
@@ -138,6 +140,7 @@ def test_the_store_on_the_line_is_the_one_that_is_asked(shells, shell, tmp_path)
     assert shells.complete(shell, "cloudspot", "--store", "mine", "show", "d") == (["digits-7k3f"], "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store", ["moon://x/y", "file:///dev/null/store", "nowhere", ""])
 def test_a_store_that_does_not_answer_offers_nothing_and_says_nothing(shells, store):
     shells.environ["CLOUDSPOT_STORE"] = store
@@ -145,6 +148,7 @@ def test_a_store_that_does_not_answer_offers_nothing_and_says_nothing(shells, st
     assert shells.complete("bash", "cloudspot", "show", "d") == ([], "")
 
 
+@pytest.mark.full
 def test_a_broken_config_file_offers_nothing_and_says_nothing(shells, tmp_path):
     (tmp_path / "config.toml").write_text("[[[")
     shells.environ["CLOUDSPOT_CONFIG"] = str(tmp_path / "config.toml")

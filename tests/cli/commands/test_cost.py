@@ -143,6 +143,7 @@ def test_a_wrong_choice_is_refused_before_anything_is_read(jobs, arguments, mess
     assert message in jobs.run("cost", *arguments, status=2).stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_picture_has_a_bar_for_each_row_divided_by_purpose(two, tmp_path, suffix):
     path = tmp_path / f"cost.{suffix}"

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import jobclock
 import msgspec
+import pytest
 from faultstore import FaultPlan, FaultyStore
 from jobclock import ago
 
@@ -140,6 +141,7 @@ def write_life(jobs, num_launches=4, num_nodes=2, num_batches=30):
     return [record.text for record in LogTail(sink).new_records()]
 
 
+@pytest.mark.full
 def test_the_last_lines_are_the_end_of_the_whole(jobs, tmp_path):
     lines = write_life(jobs)
     for count in (1, 2, 5, 600, 601, 1000, 2399, 2400, 3000):
@@ -148,6 +150,7 @@ def test_the_last_lines_are_the_end_of_the_whole(jobs, tmp_path):
         assert list(tail.new_records()) == []
 
 
+@pytest.mark.full
 def test_the_last_lines_cost_no_reading_of_the_whole(jobs, tmp_path):
     lines = write_life(jobs)
     counted, sink = counting_sink(jobs, tmp_path)
@@ -188,6 +191,7 @@ def test_nodes_of_several_launches_are_merged_by_time(jobs):
             assert list(read.new_records()) == []
 
 
+@pytest.mark.full
 def test_what_was_over_before_a_time_is_not_read(jobs, tmp_path):
     write_life(jobs)
     counted, sink = counting_sink(jobs, tmp_path)
@@ -198,6 +202,7 @@ def test_what_was_over_before_a_time_is_not_read(jobs, tmp_path):
     assert [record.text for record in tail.new_records()] == ["4-0 299", "4-1 299"]
 
 
+@pytest.mark.full
 def test_after_the_last_lines_comes_what_is_new_and_nothing_else(jobs):
     write_life(jobs)
     for count in (0, 3):
@@ -210,6 +215,7 @@ def test_after_the_last_lines_comes_what_is_new_and_nothing_else(jobs):
         assert [record.text for record in tail.new_records()] == [f"new {count}"]
 
 
+@pytest.mark.full
 def test_the_last_lines_of_a_kind_are_found_behind_others(jobs):
     lines = write_life(jobs)
     tail = LogTail(ObjectStoreLogSink(jobs.store, "new-1"))
@@ -217,6 +223,7 @@ def test_the_last_lines_of_a_kind_are_found_behind_others(jobs):
     assert [record.text for record in shown] == [text for text in lines if text.startswith("2-")][-4:]
 
 
+@pytest.mark.full
 def test_what_is_before_a_moment_is_skipped(jobs, tmp_path):
     lines = write_life(jobs)
     _, sink = counting_sink(jobs, tmp_path)

@@ -52,6 +52,7 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
     assert f"error: job {job_id} has not moved, and trains on: local (on-demand) was refused" in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_commits", [1, 3])
 def test_a_job_that_commits_while_its_move_is_recorded_is_moved_all_the_same(jobs, monkeypatch, num_commits):
     job_id = jobs.running()
@@ -71,6 +72,7 @@ def test_a_job_that_commits_while_its_move_is_recorded_is_moved_all_the_same(job
     assert next(steps, None) is None
 
 
+@pytest.mark.full
 def test_a_plan_that_something_has_changed_meanwhile_is_not_carried_out(jobs, monkeypatch):
     job_id = jobs.running()
     open_launch = Controller.open_launch

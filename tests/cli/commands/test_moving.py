@@ -46,6 +46,7 @@ def move(jobs, target, *arguments, status=0):
     return jobs.run("resume", JOB, "--store", target.url, "--yes", *arguments, status=status)
 
 
+@pytest.mark.full
 def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     jobs.stopped()
     result = move(jobs, other, "--set", "limits.max_cost=40")
@@ -101,6 +102,7 @@ def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
     assert history(other).submission.resumption == 1
 
 
+@pytest.mark.full
 def test_a_job_whose_checkpoints_are_all_damaged_is_not_copied_without_one(jobs, other):
     """Only the copy finds out, when the job has left. When the store has it whole again, the copy goes on."""
     jobs.stopped()
@@ -128,6 +130,7 @@ def test_where_it_was_it_is_resumed_no_more(jobs, other):
     assert list_jobs(third) == ()
 
 
+@pytest.mark.full
 def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
     jobs.stopped()
     move(jobs, other)
@@ -224,6 +227,7 @@ def test_a_log_that_is_not_copied_is_named(jobs, other, monkeypatch):
     assert jobs.run(*read.split()[1:]).stderr == ""
 
 
+@pytest.mark.full
 def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     jobs.stopped()
     move(jobs, other)
@@ -295,6 +299,7 @@ class Dying(WrappedStore):
         return request()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_finishes_it(
     jobs, other, tmp_path, monkeypatch, step

@@ -28,6 +28,7 @@ def config(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.full
 def test_each_url_gets_a_message_and_is_said_to_have_taken_it_or_not(jobs, notify, monkeypatch):
     with open_sink() as sink, dead_url() as dead:
         monkeypatch.setenv("HOOK", f"{sink.url}/200")
@@ -44,6 +45,7 @@ def test_each_url_gets_a_message_and_is_said_to_have_taken_it_or_not(jobs, notif
         assert good.stdout == "ok      urls[0] (${HOOK})\n"
 
 
+@pytest.mark.full
 def test_without_a_job_file_that_has_it_the_config_file_is_tried(jobs, config, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with open_sink() as sink:
@@ -81,6 +83,7 @@ def test_what_could_not_be_sent_is_refused_before_there_is_a_job(
     assert list(jobs.store.list_objects("index/")) == []
 
 
+@pytest.mark.full
 def test_a_url_in_clear_is_warned_of_and_a_secret_is_stored_apart(jobs, notify, monkeypatch):
     monkeypatch.setenv("WORD", "hidden")
     notify('urls = ["json://me:shown@host", "json://me:${WORD}@host"]')
@@ -101,6 +104,7 @@ def test_what_is_wrong_in_the_config_file_is_named(jobs, config):
     assert f"{config}: notify.urls[0]: expected a URL" in result.stderr
 
 
+@pytest.mark.full
 def test_the_config_file_is_for_jobs_whose_own_file_says_nothing(jobs, notify, config):
     config.write_text('[notify]\nurls = ["json://host/mine"]\nquiet = "22:00-07:00"\n')
 

@@ -45,6 +45,7 @@ def test_plan_says_what_starts_and_how(jobs, sets, said):
     assert f"starts on each node: {said}" in lines
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", [["plan"], ["plan", "--json"], ["run", "--detach"]])
 def test_a_job_that_cannot_survive_anything_is_said_before_it_costs_money(jobs, command):
     """It had neither a session nor checkpoints, and started over after each reclaim."""
@@ -84,6 +85,7 @@ def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):
     assert jobs.run_json("plan")["id"].startswith("digits-")
 
 
+@pytest.mark.full
 def test_the_very_request_is_the_one_that_is_sent(jobs, tmp_path):
     planned = jobs.run_json("run", str(jobs.job_file), "--dry-run", "--name", "same-1")
     jobs.run("run", str(jobs.job_file), "--detach", "--name", "same-1")
@@ -91,6 +93,7 @@ def test_the_very_request_is_the_one_that_is_sent(jobs, tmp_path):
     assert json.loads(intent.read_bytes())["request"]["body"] == planned["launches"][0]["request"]
 
 
+@pytest.mark.full
 def test_a_store_spelled_otherwise_is_the_same_in_the_plan_and_in_the_request(jobs, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "bucket")
     where = ["--store", f"file://{tmp_path}/link/", "--name", "same-1"]
@@ -110,6 +113,7 @@ def test_a_secret_that_is_not_set_is_found_before_anything_is_stored(jobs, tmp_p
     assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
+@pytest.mark.full
 def test_what_the_environment_decides_is_stored_with_the_job(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(LocalProvider, "pinned_options", lambda self: {"spot_price": 0.25})
     jobs.run("run", str(jobs.job_file), "--detach", "--name", "pinned-1")

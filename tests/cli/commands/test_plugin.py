@@ -116,6 +116,7 @@ def test_the_kits_of_a_provider_are_all_wired(scaffold):
     assert missing == ["LogSinkTests", "ImageHostTests"], "what a plugin may leave out"
 
 
+@pytest.mark.full
 def test_the_tests_fail_exactly_where_work_is_left(scaffold, tmp_path):
     environment = installed(scaffold, "acme-2", "cloudspot_acme_2")
     done = run(
@@ -237,6 +238,7 @@ def kits(deviations):
     return KITS.replace("{DEVIATIONS}", repr(deviations))
 
 
+@pytest.mark.full
 def test_a_report_says_what_was_run_with_what_and_what_was_not(memory):
     done, found = memory(kits({}), status=0)
     assert found["ok"] is True
@@ -255,6 +257,7 @@ def test_a_report_says_what_was_run_with_what_and_what_was_not(memory):
     assert lines[2].split() == [*("ProvisionerTests", row["class"]), str(len(promised)), "0", "0", "0"]
 
 
+@pytest.mark.full
 def test_a_deviation_is_told_with_its_reason_and_is_no_failure(memory):
     promise = "test_what_nobody_sells_is_not_offered"
     text = kits({promise: REASON}).replace("return MemoryAccount()", "return LavishAccount()")
@@ -273,6 +276,7 @@ def test_a_deviation_is_told_with_its_reason_and_is_no_failure(memory):
     assert f"deviates: ProvisionerTests, {promise}: {REASON}" in done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_a_broken_promise_is_told_with_what_went_wrong(memory):
     text = kits({}).replace("return MemoryAccount()", "raise ValueError('no account')")
     done, found = memory(text, status=1)
@@ -282,12 +286,14 @@ def test_a_broken_promise_is_told_with_what_went_wrong(memory):
     assert done.stdout.count("FAILED: ProvisionerTests, ") == len(row["failures"]) > 20
 
 
+@pytest.mark.full
 def test_a_deviation_from_a_promise_that_is_kept_is_a_failure(memory):
     promise = "test_terminating_nothing_is_no_error"
     _, found = memory(kits({promise: REASON}), status=1)
     assert found["kits"][0]["failures"] == {promise: f"[XPASS(strict)] {REASON}"}
 
 
+@pytest.mark.full
 def test_a_promise_that_was_not_run_is_a_failure(memory, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -k 'not may_be_empty'\n")
     text = (
@@ -305,6 +311,7 @@ def test_a_promise_that_was_not_run_is_a_failure(memory, tmp_path):
     assert done.stdout.count("skipped: ObjectStoreTests, ") == len(row["skipped"])
 
 
+@pytest.mark.full
 def test_tests_that_cannot_be_collected_are_a_failure(memory):
     done, found = memory("import no_such_module\n", status=1)
     assert found["kits"] == []
@@ -312,11 +319,13 @@ def test_tests_that_cannot_be_collected_are_a_failure(memory):
     assert "FAILED: tests/test_it.py: " in done.stdout
 
 
+@pytest.mark.full
 def test_without_any_kit_nothing_is_proved(memory):
     _, found = memory("def test_a(): pass\n", status=1)
     assert (found["ok"], found["kits"], len(found["not_tested"])) == (False, [], len(promises.KITS))
 
 
+@pytest.mark.full
 def test_several_processes_make_the_same_report(memory, tmp_path):
     _, alone = memory(kits({}), status=0)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -n 2\n")

@@ -55,6 +55,7 @@ def test_a_store_from_which_all_jobs_were_removed_is_not_taken_for_a_slip(jobs):
     assert (result.stdout, result.stderr) == (f"no jobs in {jobs.store.url}\n", "")
 
 
+@pytest.mark.full
 def test_unfinished_jobs_come_first_with_their_progress_and_cost(jobs):
     jobs.reclaimed_and_finished("done-1")
     jobs.failed("broken-1")

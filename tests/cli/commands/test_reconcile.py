@@ -39,6 +39,7 @@ def test_a_job_that_goes_on_is_told_of_in_a_line(jobs):
     assert line[21:] == "going-1   running, step 17/100 (launch 1: local in local-a (spot))\n"
 
 
+@pytest.mark.full
 def test_one_job_alone_by_a_beginning_of_its_id(jobs):
     unfinished(jobs, "done-1")
     unfinished(jobs, "done-2")
@@ -168,6 +169,7 @@ def test_a_store_that_answers_again_is_said_to(jobs, monkeypatch):
     assert said[:2] == [f"error: {jobs.store.url}: no answer", f"no longer an error: {jobs.store.url}"]
 
 
+@pytest.mark.full
 def test_jobs_that_are_not_marked_live_are_found_on_request(jobs):
     for job_id in ("done-1", "done-2"):
         unfinished(jobs, job_id)

@@ -48,6 +48,7 @@ def test_a_stopped_job_goes_on_with_the_changes_that_are_asked_for(jobs):
     assert [turn["what"] for turn in jobs.run_json("show", "digits-1")["turns"]] == ["stopped", "resumed"]
 
 
+@pytest.mark.full
 def test_a_detached_resume_launches_the_job(jobs):
     value = jobs.run_json("resume", jobs.stopped(), "--detach")
     assert value == {"id": "digits-1", "store": jobs.store.url, "launched": True}
@@ -109,6 +110,7 @@ def test_another_number_of_ranks_is_said_to_be_inexact(jobs):
     assert "not bit for bit" in result.stderr
 
 
+@pytest.mark.full
 def test_a_fork_begins_with_a_copy_of_the_checkpoint_and_of_the_code(jobs):
     result = jobs.run(
         "fork", jobs.reclaimed_and_finished(), "--from", "40", "--name", "new-1", "--set", "run.env.LR=2"

@@ -40,6 +40,7 @@ def test_a_job_that_is_over_goes_whole(jobs):
     assert jobs.run_json("ps") == []
 
 
+@pytest.mark.full
 def test_several_go_at_once_and_shared_code_stays_for_the_third(jobs):
     jobs.reclaimed_and_finished()
     jobs.failed()
@@ -113,6 +114,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     assert all_keys(jobs.store) == {keys.STORE_ID}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(0, 40, 3))
 def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     job_id = jobs.reclaimed_and_finished()
@@ -142,6 +144,7 @@ def test_no_command_trips_over_a_job_half_removed(jobs, tmp_path, number):
     assert [each["state"] for each in jobs.run_json("ps") if each["id"] == job_id] == ["queued"]
 
 
+@pytest.mark.full
 def test_a_job_that_cannot_be_read_is_named_and_left_and_the_others_go(jobs):
     jobs.reclaimed_and_finished()
     jobs.failed()

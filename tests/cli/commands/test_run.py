@@ -96,6 +96,7 @@ def test_set_reaches_the_submitted_job(jobs, monkeypatch):
     assert keys.index("a-1") in stored(jobs)
 
 
+@pytest.mark.full
 def test_detach_requests_a_machine_and_says_how_to_come_back(jobs):
     result = jobs.run("run", str(jobs.job_file), "--detach", "--name", "away-1")
     assert "cloudspot launch 1 (first): 1 x local in local-a" in result.stdout
@@ -104,6 +105,7 @@ def test_detach_requests_a_machine_and_says_how_to_come_back(jobs):
     assert [one.launch for one in LocalProvider().provisioner().instances(job_id="away-1")] == [1]
 
 
+@pytest.mark.full
 def test_the_json_of_a_detached_run_is_all_there_is_on_standard_output(jobs):
     value = jobs.run_json("run", str(jobs.job_file), "--detach", "--name", "away-1")
     assert value == {"id": "away-1", "store": jobs.store.url, "launched": True}

@@ -17,6 +17,9 @@ from cloudspot.errors import SpecError
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import Market
 
+pytestmark = pytest.mark.full
+
+
 TOY = Path(__file__).parents[2] / "plugins" / "toy"
 
 FORMS = [

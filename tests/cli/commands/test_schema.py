@@ -9,6 +9,11 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
+
 PLUGIN = '''
 import msgspec
 from cloudspot.hookspecs import hookimpl

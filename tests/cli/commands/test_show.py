@@ -239,6 +239,7 @@ def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
             )
 
 
+@pytest.mark.full
 def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     submit_nodes(jobs, "wide-1", 64)
     lines = jobs.run("show", "wide-1").stdout.splitlines()
@@ -249,6 +250,7 @@ def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     assert len(jobs.run_json("show", "wide-1")["warnings"]) == 65
 
 
+@pytest.mark.full
 def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
     submit_nodes(jobs, "wide-1", 64, permanent=True, exit_code=1, log_tail=("ValueError: no data",))
     lines = jobs.run("show", "wide-1").stdout.splitlines()

@@ -53,6 +53,7 @@ def eight_hours(trace):
     return trace("eight.json", [1] * 8 + [0] * 4 + [1] * 13)
 
 
+@pytest.mark.full
 def test_the_example_of_the_page_is_what_the_command_prints(monkeypatch):
     page = (ROOT / "docs" / "market.md").read_text()
     command, printed = re.search(
@@ -131,6 +132,7 @@ def test_the_finest_tick_counts_and_the_shortest_trace_ends_the_market(trace):
     assert found["policies"]["greedy"]["reclaims"] > 10
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_runs_and_another_one_others():
     made_up = ["--length", "4h", "--deadline", "6h", "--starts", "20", "--policy", "greedy"]
     first, again, other = (run_json(*made_up, "--seed", seed) for seed in (1, 1, 2))
@@ -139,6 +141,7 @@ def test_the_same_seed_gives_the_same_runs_and_another_one_others():
     assert first["runs"] == 20
 
 
+@pytest.mark.full
 def test_more_zones_of_a_made_up_market_are_cheaper():
     made_up = ["--length", "12h", "--deadline", "15h", "--starts", "50"]
     one, four = (run_json(*made_up, "--zones", number)["policies"] for number in (1, 4))
@@ -146,6 +149,7 @@ def test_more_zones_of_a_made_up_market_are_cheaper():
         assert four[name]["mean_cost"] < one[name]["mean_cost"], name
 
 
+@pytest.mark.full
 def test_what_is_learned_from_traces_makes_up_the_market(trace):
     steady, rare = trace("steady.json", [1] * 500), trace("rare.json", ([1] + [0] * 99) * 5)
     words = [*JOB, "--starts", "20", "--policy", "greedy"]
@@ -167,6 +171,7 @@ def test_without_a_deadline_the_policies_that_need_none_are_compared(trace):
     assert refusal("--length", "1h", "--policy", "deadline") == "--policy deadline needs --deadline"
 
 
+@pytest.mark.full
 def test_a_picture_is_drawn(tmp_path, eight_hours):
     path = tmp_path / "costs.svg"
     assert run("--trace", eight_hours, *JOB, "--plot", path).stderr.endswith(f"drawn: {path}\n")
@@ -234,6 +239,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 # --- earlier runs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_job_that_succeeded_tells_its_times_and_prices(jobs):
     job_id = jobs.reclaimed_and_finished()
     found = jobs.run_json("simulate", job_id, "--deadline", "1h", "--starts", "5")
@@ -250,6 +256,7 @@ def test_a_job_that_succeeded_tells_its_times_and_prices(jobs):
     assert f"what was not given is taken from job {job_id}" in text.splitlines()
 
 
+@pytest.mark.full
 def test_what_is_given_overrides_the_earlier_run(jobs):
     job_id = jobs.reclaimed_and_finished()
     words = ["--length", "2h", "--overhead", "0s", "--spot-price", "0.5", "--on-demand-price", "7 EUR"]

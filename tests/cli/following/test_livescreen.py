@@ -8,6 +8,9 @@ import sys
 import pytest
 from pseudo_terminal import Terminal
 
+pytestmark = pytest.mark.full
+
+
 CODE = """
 import json, os, select, sys, time
 from datetime import datetime, timezone

@@ -71,6 +71,7 @@ def test_the_streams_encoding_tells_which_characters_it_has():
     assert not shows_unicode(wrapped("latin-1"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("environ", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
 def test_an_error_with_any_characters_is_one_line_on_any_stream(environ):
     done = subprocess.run(

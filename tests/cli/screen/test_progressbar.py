@@ -24,6 +24,7 @@ def terminal(wait, num_bytes=1_000_000, **environ):
     return Terminal([sys.executable, "-c", code], environ=environ)
 
 
+@pytest.mark.full
 def test_a_bar_tells_how_far_it_is_and_is_gone_afterwards():
     with terminal("signal.pause()") as screen:
         screen.wait_for("293.0/976.6 KiB")
@@ -35,6 +36,7 @@ def test_a_bar_tells_how_far_it_is_and_is_gone_afterwards():
         screen.assert_sane()
 
 
+@pytest.mark.full
 def test_without_a_total_the_bar_only_moves():
     with terminal("signal.pause()", None) as screen:
         screen.wait_for("uploading code")
@@ -43,6 +45,7 @@ def test_without_a_total_the_bar_only_moves():
         assert screen.finish() == 0
 
 
+@pytest.mark.full
 def test_what_is_soon_over_shows_no_bar():
     with terminal("pass") as screen:
         assert screen.finish() == 0
@@ -55,6 +58,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_none():
         assert screen.sent == b"done\r\n"
 
 
+@pytest.mark.full
 def test_a_terminal_without_utf_8_gets_one_in_ascii():
     with terminal("signal.pause()", PYTHONIOENCODING="ascii") as screen:
         screen.wait_for("293.0/976.6 KiB")

@@ -32,6 +32,7 @@ ROLE = f"{NAME}-cn-hangzhou"
 DOCS = Path(__file__).parents[3] / "docs" / "aliyun"
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.enclosed,
     pytest.mark.skipif(
         sys.version_info[:2] not in functionhost.PYTHONS, reason="Function Compute has no such Python"

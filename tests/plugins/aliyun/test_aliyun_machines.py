@@ -29,6 +29,9 @@ from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID
 from cloudspot_aliyun_sandbox.cloud import BUCKET, REGION, TRAIN_PYTHON, EmulatedAliyun
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
+pytestmark = pytest.mark.full
+
+
 enclosed = pytest.mark.enclosed
 
 TOKEN = (

@@ -18,6 +18,9 @@ from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun.request import deployment_set_name
 from cloudspot_aliyun_sandbox.cloud import BUCKET, REGION, EmulatedAliyun
 
+pytestmark = pytest.mark.full
+
+
 GONE = "oss://a-bucket-that-is-gone"
 
 

@@ -81,6 +81,7 @@ def test_what_apprise_does_not_know_and_what_could_name_a_file_is_refused_withou
     assert "word" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit(sink, dead):
     urls = {
         "good": f"{sink.url}/200",

@@ -17,6 +17,9 @@ from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot_aws_sandbox.cloud import BUCKET, NODE_ROLE, EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 
+pytestmark = pytest.mark.full
+
+
 enclosed = pytest.mark.enclosed
 DOCS = Path(__file__).parents[3] / "docs" / "aws"
 

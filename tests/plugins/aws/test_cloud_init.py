@@ -16,6 +16,9 @@ from cloudspot.model import BootProfile
 from cloudspot_aws_sandbox.cloud import EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID
 
+pytestmark = pytest.mark.full
+
+
 # The image's: what cloud-init would else change on a machine is no matter of ours.
 CONFIG = """\
 datasource_list: [Ec2]
@@ -75,14 +78,13 @@ class RebootingAws(EmulatedAws):
 
 
 @pytest.mark.enclosed
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_cloud_init_runs_the_boot_script_and_the_machine_ends_itself(tmp_path, wait_until, packed):
     # An agent that says what it was given, and ends well.
     console = boot(CloudInitAws(), tmp_path, wait_until, agent_python="/bin/echo", packed=packed)
     assert "-m cloudspot.agent\n" in console, console
 
 
-@pytest.mark.long
 @pytest.mark.enclosed
 def test_a_machine_that_boots_again_without_its_timer_ends_itself(tmp_path, wait_until):
     console = boot(RebootingAws(), tmp_path, wait_until, agent_python="/run/agent")

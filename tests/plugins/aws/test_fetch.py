@@ -31,6 +31,7 @@ def bucket(aws, monkeypatch):
     return s3, name
 
 
+@pytest.mark.full
 def test_it_writes_the_object_to_the_file(bucket, tmp_path):
     s3, name = bucket
     s3.put_object(Bucket=name, Key="some/prefix/agents/a b+c", Body=b"wheels")

@@ -29,7 +29,7 @@ from cloudspot_aws_sandbox.cloud import BUCKET, REGION, EmulatedAws
 STORE = f"s3://{BUCKET}/x"
 ROLE = f"{NAME}-us-east-1"
 
-pytestmark = pytest.mark.enclosed
+pytestmark = [pytest.mark.full, pytest.mark.enclosed]
 
 
 class TestLambda(FunctionHostTests):

@@ -14,6 +14,9 @@ pytest.importorskip("torch")
 
 from acting_user import User
 
+pytestmark = pytest.mark.full
+
+
 NUM_STEPS = 6 * 20
 NAMES = (
     "AWS_ENDPOINT_URL",

@@ -23,6 +23,9 @@ from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.cloud import BUCKET, LIMIT_ROLE, REGION, EmulatedAws
 
+pytestmark = pytest.mark.full
+
+
 GONE = "s3://a-bucket-that-is-gone"
 ROLE_ARN = f"arn:aws:iam::123456789012:role/{LIMIT_ROLE}"
 MACHINE = "i-0123456789abcdef0"

@@ -39,7 +39,7 @@ GRANTS = sorted([
     f"serviceAccount:{EMAIL} on projects/{PROJECT}/serviceAccounts/{NODE}",
 ])  # fmt: skip
 
-pytestmark = pytest.mark.enclosed
+pytestmark = [pytest.mark.full, pytest.mark.enclosed]
 
 
 class TestCloudRun(DriverInventoryTests, FunctionHostTests):

@@ -18,6 +18,9 @@ from cloudspot_gcp_sandbox.cloud import BUCKET, NODE
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
 from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
+pytestmark = pytest.mark.full
+
+
 enclosed = pytest.mark.enclosed
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 SPOT = {

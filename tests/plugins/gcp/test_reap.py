@@ -17,6 +17,9 @@ from cloudspot_gcp.request import policy_name
 from cloudspot_gcp_sandbox.cloud import BUCKET, REGION, EmulatedGcp
 from cloudspot_gcp_sandbox.strict_compute import PROJECT
 
+pytestmark = pytest.mark.full
+
+
 GONE = "gs://a-bucket-that-is-gone"
 ZONE = f"{REGION}-a"
 

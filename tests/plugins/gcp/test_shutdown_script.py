@@ -59,6 +59,7 @@ def test_it_counts_on_less_than_the_cloud_promises():
     assert "--seconds 25" in SCRIPT
 
 
+@pytest.mark.full
 @pytest.mark.enclosed
 def test_a_machine_whose_agent_is_dead_writes_the_exit_record_by_its_shutdown_script(project):
     name = machine_name("digits", STORE, 1, 0)

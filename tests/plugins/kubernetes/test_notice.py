@@ -101,6 +101,7 @@ def test_a_file_that_process_1_has_not_written_means_that_the_end_begins_now(tmp
     assert found.deadline_monotonic - time.monotonic() == pytest.approx(15.0, abs=1.6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [7, 30])
 def test_the_deadline_of_an_eviction_is_its_own_grace_period(cluster, pod, tmp_path, seconds):
     cluster.evict(pod, gracePeriodSeconds=seconds)
@@ -109,18 +110,21 @@ def test_the_deadline_of_an_eviction_is_its_own_grace_period(cluster, pod, tmp_p
     assert (found.deadline, found.source) == (after(seconds), "eviction")
 
 
+@pytest.mark.full
 def test_without_another_the_pods_grace_period_counts(cluster, pod, tmp_path):
     cluster.evict(pod)
     terminate(tmp_path)
     assert source(tmp_path).poll().deadline == after(120)
 
 
+@pytest.mark.full
 def test_a_sigterm_that_nobody_has_ordered_is_a_node_that_shuts_down(pod, tmp_path):
     terminate(tmp_path)
     found = source(tmp_path).poll()
     assert (found.deadline, found.source) == (after(15), "node-shutdown")
 
 
+@pytest.mark.full
 def test_a_pod_that_may_not_read_itself_counts_on_the_least(cluster, pod, tmp_path, monkeypatch, caplog):
     cluster.wait_for_account("default")
     become(cluster, tmp_path, monkeypatch, "default")
@@ -131,6 +135,7 @@ def test_a_pod_that_may_not_read_itself_counts_on_the_least(cluster, pod, tmp_pa
     assert "cannot be read (HTTP status 403): it counts on 15 s" in caplog.text
 
 
+@pytest.mark.full
 def test_a_known_taint_is_a_notice_where_the_node_may_be_read(cluster, pod, tmp_path, monkeypatch):
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     role = yaml.safe_load((SHIPPED / "role-node-taints.yaml").read_text())
@@ -155,6 +160,7 @@ def test_a_known_taint_is_a_notice_where_the_node_may_be_read(cluster, pod, tmp_
     assert (found.deadline, found.source) == (None, "taint aws-node-termination-handler/spot-itn")
 
 
+@pytest.mark.full
 def test_without_the_right_taints_are_not_watched_and_the_log_says_so(pod, tmp_path, caplog):
     watching = source(tmp_path, watch_taints=True)
     with caplog.at_level(logging.WARNING):
@@ -162,6 +168,7 @@ def test_without_the_right_taints_are_not_watched_and_the_log_says_so(pod, tmp_p
     assert "the node's taints cannot be read (HTTP status 403): they are not watched" in caplog.text
 
 
+@pytest.mark.full
 def test_taints_that_cannot_be_read_in_passing_are_an_unknown(pod, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     with pytest.raises(TransientError, match="the node's taints"):

@@ -19,6 +19,9 @@ from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import SUBMITTER
 from cloudspot_kubernetes_sandbox.kubelet import NodeSpec
 
+pytestmark = pytest.mark.full
+
+
 NUM_CPUS, CPUS_A_POD = 40, 2
 METHODS = {Call.CREATE: "POST", Call.LIST: "GET"}
 REFUSALS = {

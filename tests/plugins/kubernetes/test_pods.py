@@ -18,6 +18,9 @@ from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import SUBMITTER
 from cloudspot_kubernetes_sandbox.kubelet import NodeSpec
 
+pytestmark = pytest.mark.full
+
+
 JOB = "digits-1"
 
 

@@ -14,6 +14,9 @@ from cloudspot_kubernetes.cluster import Cluster, Refusal
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.provider import KubernetesProvider
 
+pytestmark = pytest.mark.full
+
+
 SHIPPED = Path(cloudspot_kubernetes.__file__).parent
 RIGHTS = [
     (verb, resource)

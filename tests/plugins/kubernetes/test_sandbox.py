@@ -16,6 +16,7 @@ from cloudspot.model import EndReason, InstanceState, Resources
 from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.pods import PodProvisioner
+from cloudspot_kubernetes_sandbox import build
 from cloudspot_kubernetes_sandbox.build import COMMAND, binaries
 from cloudspot_kubernetes_sandbox.cloud import EmulatedKubernetes
 
@@ -41,6 +42,7 @@ while :; do sleep 0.1; done
 
 
 @pytest.mark.enclosed
+@pytest.mark.full
 def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_control_plane, wait_until):
     cloud = EmulatedKubernetes()
     volume = tmp_path / "volume"
@@ -116,3 +118,14 @@ def test_without_the_control_plane_one_command_is_named(tmp_path, monkeypatch):
     with pytest.raises(PluginError, match="lacks etcd, kube-apiserver, ") as caught:
         cloudspot_kubernetes_sandbox.cloudspot_sandbox("kubernetes")
     assert str(caught.value).endswith(COMMAND)
+
+
+def test_what_is_built_is_not_built_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("subprocess.run", None)
+    directory = tmp_path / "cloudspot" / "kubernetes" / "bin"
+    directory.mkdir(parents=True)
+    for name in build.PROGRAMS:
+        (directory / name).touch(mode=0o755)
+    assert build.main() == 0
+    assert str(directory) in capsys.readouterr().out

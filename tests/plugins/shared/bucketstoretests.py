@@ -550,6 +550,7 @@ class BucketStoreTests:
 
     # --- streams ----------------------------------------------------------------------------------
 
+    @pytest.mark.full
     @pytest.mark.parametrize("if_absent", [True, False])
     def test_a_stream_whose_last_answer_is_lost_is_known_for_ours(self, cloud, bucket, store, if_absent):
         for key, request, size in (("small", "put", 5), ("large", "complete", cloud.large_bytes)):
@@ -562,6 +563,7 @@ class BucketStoreTests:
                 upload(store, key, bytes(size), if_absent=True)
         assert cloud.pending(bucket) == []
 
+    @pytest.mark.full
     @pytest.mark.parametrize("is_large", [False, True])
     def test_a_stream_whose_connection_breaks_is_known_for_ours(self, cloud, proxy, bucket, is_large):
         store = cloud.open(
@@ -576,6 +578,7 @@ class BucketStoreTests:
         assert store.head("k").size == size
         assert cloud.pending(bucket) == []
 
+    @pytest.mark.full
     def test_a_stream_that_lost_to_another_while_its_answer_was_lost_says_so(self, cloud, store):
         stream = store.open_upload("k", if_absent=True)
         stream.write(bytes(cloud.large_bytes))
@@ -591,6 +594,7 @@ class BucketStoreTests:
             assert cloud.pending(bucket) == ["some/prefix/k"]
         assert cloud.pending(bucket) == []
 
+    @pytest.mark.full
     def test_an_unfinished_stream_is_listed_below_the_prefix_only_and_anybody_can_drop_it(
         self, cloud, bucket, store
     ):
@@ -611,6 +615,7 @@ class BucketStoreTests:
                 with pytest.raises(CloudspotError, match="its upload is gone"):
                     stream.commit()
 
+    @pytest.mark.full
     def test_parts_that_fail_in_passing_are_sent_again(self, cloud, store):
         cloud.fail("begin")
         cloud.fail("part", times=3)
@@ -619,6 +624,7 @@ class BucketStoreTests:
         upload(store, "k", data)
         assert store.get("k") == data
 
+    @pytest.mark.full
     def test_a_part_that_fails_for_good_ends_the_stream(self, cloud, bucket, store):
         cloud.fail("part", times=10_000)
         with pytest.raises(TransientError), store.open_upload("k") as stream:

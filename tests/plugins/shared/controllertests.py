@@ -58,6 +58,7 @@ class ControllerTests:
 
     # --- capacity ---------------------------------------------------------------------------------
 
+    @pytest.mark.full
     def test_the_first_place_has_none_and_the_second_runs_the_job(self, found):
         town = found()
         self.sell_out_first(town)
@@ -66,6 +67,7 @@ class ControllerTests:
         assert self.no_capacity in closing_texts(town)[0]
         town.check_end()
 
+    @pytest.mark.full
     def test_no_place_has_any_within_max_wait_and_the_job_is_suspended_until_one_has(self, found):
         town = found(spot={"policy": "spot", "max_wait": 300.0})
         town.faults.capacity["*", "*", "*"] = 0
@@ -80,6 +82,7 @@ class ControllerTests:
         assert town.run().finished.outcome == "succeeded"
         town.check_end()
 
+    @pytest.mark.full
     def test_without_spot_capacity_the_job_goes_on_demand_after_max_wait(self, found):
         town = found(spot={"max_wait": 120.0})
         town.faults.capacity["*", "*", "spot"] = 0
@@ -90,6 +93,7 @@ class ControllerTests:
         assert markets.count("on-demand") == 1
         town.check_end()
 
+    @pytest.mark.full
     def test_a_quota_is_told_and_the_other_market_is_taken(self, found):
         town = found(spot={"max_wait": 60.0})
         town.faults.vcpu_quota["spot"] = 0
@@ -102,6 +106,7 @@ class ControllerTests:
             assert words in town.warnings()[0]
         town.check_end()
 
+    @pytest.mark.full
     def test_two_nodes_are_all_or_none(self, found):
         town = found(nodes={"min": 2, "max": 2})
         for zone in self.zones_of_first:
@@ -113,6 +118,7 @@ class ControllerTests:
 
     # --- trouble ----------------------------------------------------------------------------------
 
+    @pytest.mark.full
     def test_every_third_call_is_throttled_and_the_job_succeeds(self, found):
         town = found(nodes={"min": 2, "max": 2}, options=self.several)
         town.faults.throttle_every = 3
@@ -121,6 +127,7 @@ class ControllerTests:
         town.faults.throttle_every = 0
         town.check_end()
 
+    @pytest.mark.full
     def test_an_unwell_api_costs_time_and_no_machine(self, found):
         town = self.found_slow(found, seed=None)
         town.faults.inject(self.launch_call, self.broken, happens=True)
@@ -130,6 +137,7 @@ class ControllerTests:
         assert town.outcomes()[-1][2] == "succeeded"
         town.check_end()
 
+    @pytest.mark.full
     def test_a_reclaimed_machine_is_followed_by_another(self, found):
         town = found()
 
@@ -148,7 +156,7 @@ class ControllerTests:
             assert proof.end_reason is EndReason.RECLAIMED
         town.check_end()
 
-    @pytest.mark.long
+    @pytest.mark.full
     def test_a_machine_that_hangs_in_its_boot_is_ended_and_paid_for(self, found):
         town = found()
         live = town.host.truth._node
@@ -173,6 +181,7 @@ class ControllerTests:
 
         check_histories([play(slow, seed, several=self.several) for seed in seeds])
 
+    @pytest.mark.full
     def test_controllers_that_are_killed_between_any_two_requests_never_have_two_live_attempts(self, found):
         self.check_seeds(found, range(self.num_histories))
 

@@ -104,6 +104,7 @@ class FunctionHostTests:
 
     # --- deploying --------------------------------------------------------------------------------
 
+    @pytest.mark.full
     def test_a_driver_is_deployed_again_without_a_change_and_removed_without_a_rest(self, tmp_path):
         with self.account(tmp_path) as (cloud, host):
             assert host.status(NAME) is None
@@ -128,6 +129,7 @@ class FunctionHostTests:
         called = {call.action for call in cloud.faults.calls[first:]}
         return {one for one in called if re.fullmatch(self.changes, one)}
 
+    @pytest.mark.full
     def test_with_reap_it_has_a_daily_run_and_more_rights_until_it_is_deployed_without(self, tmp_path):
         with self.account(tmp_path) as (cloud, host):
             reaping = structs.replace(self.function(), reaps=True)
@@ -139,6 +141,7 @@ class FunctionHostTests:
             assert self.left(cloud) == list(self.everything)
             self.check_daily_run(cloud, is_there=False)
 
+    @pytest.mark.full
     def test_a_missing_right_is_named_and_a_later_deployment_goes_on(self, tmp_path):
         with self.account(tmp_path) as (cloud, host):
             for right in self.needed_rights:
@@ -182,6 +185,7 @@ class FunctionHostTests:
 
     # --- running ----------------------------------------------------------------------------------
 
+    @pytest.mark.full
     def test_a_driver_that_does_not_run_is_told_with_its_own_words_and_better_code_replaces_it(
         self, tmp_path
     ):
@@ -191,6 +195,7 @@ class FunctionHostTests:
             host.deploy(self.function())
             assert host.status(NAME).state == self.state
 
+    @pytest.mark.full
     def test_a_notice_and_a_schedule_run_it_and_nothing_else_does(self, tmp_path, wait_until):
         with self.account(tmp_path) as (cloud, host):
             host.deploy(self.function())
@@ -204,6 +209,7 @@ class FunctionHostTests:
             wait_until(lambda: len(self.said(cloud)) >= before + 4)
             assert self.said(cloud)[before + 2 :] == ["given []", self.done]
 
+    @pytest.mark.full
     def test_rights_that_come_later_are_waited_for_and_not_for_ever(self, tmp_path, monkeypatch):
         with self.account(tmp_path) as (_, host):
             host.deploy(self.function(NEEDS_RIGHTS))
@@ -213,6 +219,7 @@ class FunctionHostTests:
 
     # --- refusals ---------------------------------------------------------------------------------
 
+    @pytest.mark.full
     def test_what_cannot_run_is_refused_before_anything_is_asked(self, tmp_path):
         refused = [
             ({"every": 90.0}, "every minute or number of minutes"),
@@ -227,6 +234,7 @@ class FunctionHostTests:
             assert cloud.faults.calls == []
             assert self.left(cloud) == []
 
+    @pytest.mark.full
     def test_code_for_a_newer_c_library_and_other_systems_are_refused(self, tmp_path, monkeypatch):
         with self.account(tmp_path) as (_, host):
             with pytest.raises(SpecError, match=self.says_too_new):
@@ -235,6 +243,7 @@ class FunctionHostTests:
             with pytest.raises(SpecError, match=self.says_foreign):
                 host.plan(self.function())
 
+    @pytest.mark.full
     def test_what_it_costs_is_said_before(self, tmp_path):
         with self.account(tmp_path) as (_, host):
             *_, cost = host.plan(self.function())
@@ -257,6 +266,7 @@ class DriverInventoryTests:
         """Return a driver with the name that ``cloudspot driver`` gives it."""
         return structs.replace(self.function(), name=driver_name(self.store))
 
+    @pytest.mark.full
     def test_a_reaper_knows_the_drivers_of_its_stores_and_no_others(self, tmp_path):
         with self.account(tmp_path) as (cloud, host):
             host.deploy(self.function())  # of a store that nobody gives
@@ -272,6 +282,7 @@ class DriverInventoryTests:
             assert drivers.assets([self.store]) == []
             assert self.left(cloud) == strangers
 
+    @pytest.mark.full
     def test_a_reaper_ends_what_a_removal_was_cut_off_at_unless_a_driver_has_it_again(self, tmp_path):
         with self.account(tmp_path) as (cloud, host):
             drivers, driver = self.drivers(host), self.named()

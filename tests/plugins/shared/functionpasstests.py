@@ -291,7 +291,7 @@ class FunctionPassTests:
 class InterruptedPassTests(FunctionPassTests):
     """Tests of passes that are killed or overlap, where a job is over soon after its machine is gone."""
 
-    @pytest.mark.long
+    @pytest.mark.full
     @pytest.mark.timeout(900)
     def test_a_pass_that_is_killed_or_doubled_at_its_launch_launches_once(self, tmp_path):
         with self.account(tmp_path) as account:

@@ -17,6 +17,7 @@ class EmulatedImageTests(ImageHostTests):
     def provider(self, account: EmulatedAccount, *, key):
         return account.provider_with(setup_key=key)
 
+    @pytest.mark.full
     def test_a_machine_starts_with_the_disk_of_the_image(self, account):
         machine = self._machine(account)
         self._wait_for(account, machine)
@@ -26,6 +27,7 @@ class EmulatedImageTests(ImageHostTests):
         assert account.cloud.host.machines[new].disk == f"/disks/{account.host_id(machine.id)}"
         assert account.cloud.host.machines[account.host_id(machine.id)].disk is None
 
+    @pytest.mark.full
     def test_an_image_whose_machine_ends_too_early_has_failed_and_is_replaced(self, account):
         machine = self._machine(account)
         begun = account.provider().image_host().save(machine, key=KEY, job_name="kit-job")
@@ -39,6 +41,7 @@ class EmulatedImageTests(ImageHostTests):
         assert self._wait_for(account, self._machine(account, launch=2)).is_ready
         assert len(account.provider().image_host().images()) == 1
 
+    @pytest.mark.full
     def test_a_launch_from_an_image_that_was_just_removed_asks_for_another_offer(self, account):
         made = self._make(account)
         provider = self.provider(account, key=KEY)

@@ -203,6 +203,7 @@ class CloudProvisionerTests:
         assert len(kit.provisioner.create(request, token="t")) == 1
         assert kit.cloud.faults.count(self.launch_call) == 6
 
+    @pytest.mark.full
     def test_an_api_that_is_not_there_leaves_the_outcome_open(self, kit, monkeypatch):
         request = kit.request()
         provisioner = self.without_api(monkeypatch)

@@ -36,6 +36,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     assert cloud.alive == []
 
 
+@pytest.mark.full
 def test_the_right_to_read_consoles_is_tried_on_a_machine_where_there_is_one(cloud):
     provider = cloud.provider(instance_types=(TYPE,))
     provisioner = provider.provisioner()
@@ -89,6 +90,7 @@ def test_a_right_to_look_that_is_missing_is_told_with_the_policy(cloud):
     assert (detail.startswith("listing the machines: access denied"), remedy) == (True, GRANT)
 
 
+@pytest.mark.full
 def test_no_stock_and_no_money_are_told(cloud):
     cloud.faults.capacity["*", "*", "spot"] = 0
     found = failed(cloud.provider(instance_types=(TYPE,)))

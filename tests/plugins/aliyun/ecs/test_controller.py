@@ -20,6 +20,9 @@ from cloudspot_aliyun.provider import AliyunProvider
 from cloudspot_aliyun.request import RELEASE_GRACE_SECONDS
 from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
 
+pytestmark = pytest.mark.full
+
+
 TYPE = "ecs.gn7i-c8g1.2xlarge"
 CHEAP, DEAR = "cn-hangzhou-j", "cn-hangzhou-i"
 """The zones by their price."""

@@ -111,6 +111,7 @@ class TestEcsImages(EmulatedImageTests):
         account.provider().image_host().remove(made.id)
         assert self._snapshots(account) == []
 
+    @pytest.mark.full
     def test_an_image_goes_with_its_snapshot_while_machines_that_started_from_it_live(self, account):
         made = self._make(account)
         self._launch(account, self.provider(account, key=KEY), launch=2)
@@ -163,6 +164,7 @@ class TestEcsImages(EmulatedImageTests):
         made = provider.image_host().save(self._machine(account), key=KEY, job_name="kit-job")
         assert account.cloud.account.images[made.id]["ResourceGroupId"] == "rg-acfm12345678"
 
+    @pytest.mark.full
     def test_a_machine_has_room_for_all_of_the_image(self, account):
         provider = account.provider_with(disk=200 * 2**30)
         made = self._launch(account, provider, launch=1)
@@ -652,6 +654,7 @@ def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
     assert kit.cloud.alive == [first.id]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("code", "kind"), [("OperationDenied.DeletionProtection", TransientError), ("Forbidden.RAM", AuthError)]
 )

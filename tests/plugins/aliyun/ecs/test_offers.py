@@ -57,6 +57,7 @@ def test_an_accelerator_is_known_by_the_name_that_people_use(cloud, name):
     assert {one.zone for one in found} == set(HANGZHOU[1:])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "accelerator", "num_warnings"),
     [
@@ -148,6 +149,7 @@ def test_a_protected_hour_has_a_price_of_its_own(cloud):
     assert {call["SpotDuration"] for call in cloud.calls("DescribeSpotPriceHistory")} == {"1"}
 
 
+@pytest.mark.full
 def test_a_type_that_is_shared_or_has_credits_is_bought_only_by_its_name(cloud):
     slow = {"ecs.s6-c1m4.large", "ecs.t6-c1m4.large"}
     small = Resources(cpus=2, memory_bytes=8 * 2**30)
@@ -162,6 +164,7 @@ def test_a_type_without_a_spot_market_is_offered_by_pay_as_you_go_at_its_list_pr
     assert one.price_per_hour == 0.45
 
 
+@pytest.mark.full
 def test_a_zone_of_which_the_history_is_silent_is_asked_for_its_price(cloud):
     cloud.ecs.catalogue.silent.add((A10, "cn-hangzhou-i"))
     found = {(one.zone, one.market): one for one in offers(cloud, instance_types=(A10,))}
@@ -185,6 +188,7 @@ def test_a_given_price_is_asked_nobody(cloud):
         offers(cloud, **given)
 
 
+@pytest.mark.full
 def test_a_type_that_has_no_price_is_named_where_it_was_asked_for_and_left_out_where_not(cloud):
     cloud.faults.inject("DescribePrice", "PriceNotFound", status=403, times=2)
     with pytest.raises(
@@ -256,6 +260,7 @@ def test_where_all_is_sold_out_all_is_offered_so_that_it_is_tried_again(cloud):
     assert len([one for one in found if one.market is Market.SPOT]) == 2
 
 
+@pytest.mark.full
 def test_types_that_are_to_be_had_come_before_those_that_are_not(cloud):
     cloud.faults.capacity["*", "ecs.c7.large", "*"] = 0
     found = offers(cloud, Resources(cpus=2, memory_bytes=2 * 2**30))

@@ -78,6 +78,7 @@ def session(cloud):
     return cloud.faults.calls
 
 
+@pytest.mark.full
 def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_none_to_spare(cloud):
     allowed = granted("policy-submitter.json")
     rights = needed(session(cloud))
@@ -87,11 +88,13 @@ def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_non
     assert sorted(allowed - rights - others) == ["ecs:DeleteInstance"]
 
 
+@pytest.mark.full
 def test_the_comparison_can_fail(cloud):
     rights = needed(session(cloud))
     assert {"ecs:RunInstances", "ecs:TagResources", "ram:PassRole", "vpc:DescribeVSwitches"} <= rights
 
 
+@pytest.mark.full
 def test_a_session_without_one_of_the_rights_is_refused(cloud):
     for right in ("ecs:RunInstances", "ram:PassRole", "ecs:CreateImage", "ecs:DeleteInstances"):
         cloud.faults.denied = {right}

@@ -57,6 +57,7 @@ def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_ther
     assert ended == {at_home.id: "running", there.id: "ended"}
 
 
+@pytest.mark.full
 def test_who_has_listed_nothing_ends_machines_wherever_they_are(cloud, make):
     ids = [launch(make().provisioner(), region).id for region in (HOME, OTHER)]
     make().provisioner().terminate([*ids, "i-bp1unknown0000000000"])
@@ -98,6 +99,7 @@ def test_a_machine_of_the_other_region_is_told_where_the_bucket_is_and_ends_itse
     assert HOME not in profile.end_code
 
 
+@pytest.mark.full
 def test_the_check_tells_of_each_region(make):
     found = {one.name: one for one in make().check()}
     assert found[f"{HOME}: region"].ok

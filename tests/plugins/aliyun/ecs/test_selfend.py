@@ -32,6 +32,7 @@ def end(cloud, url):
     return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_a_machine_releases_itself_by_its_role_and_then_goes_down(cloud, machine):
     instance_id, url = machine
     ended = end(cloud, url)
@@ -41,6 +42,7 @@ def test_a_machine_releases_itself_by_its_role_and_then_goes_down(cloud, machine
     assert (call.action, call.error, call.access_key[:5]) == ("DeleteInstance", None, "STS.N")
 
 
+@pytest.mark.full
 def test_a_machine_that_may_not_release_itself_says_why_and_goes_down(cloud, machine):
     _, url = machine
     cloud.faults.denied = {"ecs:DeleteInstance"}

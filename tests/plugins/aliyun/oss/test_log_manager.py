@@ -16,6 +16,9 @@ from cloudspot.jobstore.submission import submit
 from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot_aliyun.osslogs import OssLogSink
 
+pytestmark = pytest.mark.full
+
+
 NOW = datetime.now(timezone.utc)
 NOON = NOW.replace(hour=12, minute=0, second=0, microsecond=0)
 JOB = "digits-7k3f"

@@ -266,6 +266,7 @@ def fetched(oss):
     return sum(int(last) - int(first) + 1 for first, last in (span[6:].split("-") for span in spans))
 
 
+@pytest.mark.full
 def test_whoever_wants_the_end_of_a_long_log_fetches_little_more(oss, store, make_sink, monkeypatch):
     monkeypatch.setattr(osslogs, "BLOCK_BYTES", 16 << 10)
     monkeypatch.setattr(osslogs, "END_BYTES", 1 << 10)

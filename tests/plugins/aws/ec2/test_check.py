@@ -15,6 +15,7 @@ def failed(provider, **resources):
     }
 
 
+@pytest.mark.full
 def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=("g5.xlarge",), placement_group="auto"))
     assert [name for name, one in found.items() if not one.ok] == []
@@ -38,6 +39,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     assert cloud.client().describe_placement_groups()["PlacementGroups"] == []
 
 
+@pytest.mark.full
 def test_rights_on_machines_are_tried_where_there_is_one(cloud):
     provider = cloud.provider(instance_types=("m5.large",))
     provisioner = provider.provisioner()
@@ -57,6 +59,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
     assert len(cloud.alive) == 1
 
 
+@pytest.mark.full
 def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machines(cloud):
     own = {"instance_types": ("m5.large",), "log_group": "/teams/vision"}
     doubt = "(not checked: the machines' role; docs/aws/policy-node.json has /cloudspot/* only)"
@@ -154,6 +157,7 @@ def test_a_clock_that_is_off_is_told(cloud, monkeypatch):
     assert found["clock"][1] == "set this machine's clock, by NTP"
 
 
+@pytest.mark.full
 def test_a_job_that_no_type_fits_is_told(cloud):
     found = failed(cloud.provider(), accelerator="B9000", accelerator_count=1)
     assert found["offers"][0] == "no machine type fits; ask for less in resources, or try another region"

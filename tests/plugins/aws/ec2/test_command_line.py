@@ -64,6 +64,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
     assert not (tmp_path / "bucket").exists()
 
 
+@pytest.mark.full
 def test_a_plan_shows_the_offers_and_the_request_with_region_and_account_pinned(run, cloud):
     done = run("plan", zones='["us-east-1a"]')
     assert done.exit_code == 0, done.stderr
@@ -75,6 +76,7 @@ def test_a_plan_shows_the_offers_and_the_request_with_region_and_account_pinned(
     assert cloud.alive == []
 
 
+@pytest.mark.full
 def test_a_detached_job_has_its_machine_and_can_be_read_by_anybody(run, cloud, tmp_path):
     done = run("run", "--detach", "--name", "digits-1", zones='["us-east-1a"]')
     assert done.exit_code == 0, done.stderr

@@ -13,6 +13,8 @@ from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
 from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
+pytestmark = pytest.mark.full
+
 
 class Ec2Town(Town):
     """A job on the emulated AWS."""

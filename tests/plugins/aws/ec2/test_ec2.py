@@ -333,6 +333,7 @@ def test_expired_credentials_stop_everything(kit, monkeypatch):
 # --- listing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_listing_has_every_page(kit):
     for launch in range(1, 9):
         kit.launch(launch=launch, token=f"t-{launch}")
@@ -498,6 +499,7 @@ def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(
     assert schedules(cloud) == {}
 
 
+@pytest.mark.full
 def test_each_machine_has_its_own_limit_also_if_whoever_created_it_was_killed_before_it_was_scheduled(cloud):
     Kit(cloud).launch(num_nodes=1, job_nodes=2)
     cloud.now += 600.0

@@ -137,17 +137,20 @@ def test_a_type_that_exists_on_one_market_only_is_offered_there(cloud):
     assert {one.market for one in found} == {Market.ON_DEMAND}
 
 
+@pytest.mark.full
 def test_types_are_found_by_accelerator_cheapest_first(cloud):
     found = offers(cloud, Resources(accelerator="a10g", accelerator_count=4))
     assert {one.instance_type for one in found} == {"g5.12xlarge", "g5.24xlarge", "g5.48xlarge"}
 
 
+@pytest.mark.full
 def test_an_accelerator_of_many_words_is_found_with_dashes(cloud):
     found = offers(cloud, Resources(accelerator="rtx-pro-4500", accelerator_count=1))
     assert {one.instance_type for one in found} <= {f"g7.{n}xlarge" for n in (2, 4, 8, 12, 24, 48)}
     assert found
 
 
+@pytest.mark.full
 def test_types_are_found_by_cpus_and_memory_without_an_accelerator(cloud):
     found = offers(cloud, Resources(cpus=16, memory_bytes=60 * 2**30))
     names = sorted({one.instance_type for one in found})
@@ -160,6 +163,7 @@ def test_types_are_found_by_cpus_and_memory_without_an_accelerator(cloud):
         assert one["ProcessorInfo"]["SupportedArchitectures"] == ["x86_64"]
 
 
+@pytest.mark.full
 def test_a_job_that_asks_for_nothing_gets_small_machines_that_can_train(cloud):
     names = sorted({one.instance_type for one in offers(cloud)})
     types = cloud.client().describe_instance_types(InstanceTypes=names)["InstanceTypes"]
@@ -174,6 +178,7 @@ def test_of_the_named_types_those_that_fit_are_offered(cloud):
     assert {one.instance_type for one in found} == {"g5.xlarge"}
 
 
+@pytest.mark.full
 def test_burstable_and_xen_types_are_bought_only_by_their_names(cloud):
     pages = cloud.client().get_paginator("describe_instance_types").paginate()
     facts = {one["InstanceType"]: one for page in pages for one in page["InstanceTypes"]}
@@ -198,6 +203,7 @@ def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
         assert body.get("CreditSpecification") == expected
 
 
+@pytest.mark.full
 def test_a_type_that_cannot_boot_the_image_is_refused_by_name_and_never_chosen(cloud):
     assert offers(cloud, instance_types=("m3.xlarge",))
     backend = ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
@@ -212,10 +218,12 @@ def test_a_type_that_cannot_boot_the_image_is_refused_by_name_and_never_chosen(c
     assert all("uefi" in one["SupportedBootModes"] for one in found)
 
 
+@pytest.mark.full
 def test_nothing_that_fits_gives_no_offer(cloud):
     assert offers(cloud, Resources(accelerator="B9000", accelerator_count=1)) == ()
 
 
+@pytest.mark.full
 def test_types_for_a_placement_group_can_be_in_one(cloud):
     names = {one.instance_type for one in offers(cloud, placement_group="auto")}
     types = cloud.client().describe_instance_types(InstanceTypes=sorted(names))["InstanceTypes"]

@@ -92,6 +92,7 @@ def session(cloud):
     return cloud.faults.calls
 
 
+@pytest.mark.full
 def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_none_to_spare(cloud):
     allowed = granted("policy-submitter.json")
     rights = needed(session(cloud))
@@ -101,6 +102,7 @@ def test_a_submitter_needs_no_right_that_the_policy_lacks_and_the_policy_has_non
     assert sorted(allowed - rights - others) == ["iam:CreateServiceLinkedRole"]
 
 
+@pytest.mark.full
 def test_the_session_would_be_refused_without_any_one_of_the_rights(cloud):
     """The comparison can fail: a right that is taken away is missed by it."""
     rights = needed(session(cloud))

@@ -34,6 +34,7 @@ def launch(provisioner, region, market="spot"):
     return machine
 
 
+@pytest.mark.full
 def test_offers_are_in_both_each_with_its_own_image_subnet_and_network(make):
     offers = make().provisioner().offers(Resources())
     by_region = {one.details["region"]: one for one in offers}
@@ -46,6 +47,7 @@ def test_offers_are_in_both_each_with_its_own_image_subnet_and_network(make):
     assert not by_region[HOME].reaches(by_region[OTHER])
 
 
+@pytest.mark.full
 def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_there(cloud, make):
     provisioner = make().provisioner()
     at_home, there = launch(provisioner, HOME), launch(provisioner, OTHER)
@@ -65,12 +67,14 @@ def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_ther
     assert cloud.alive == [at_home.id]
 
 
+@pytest.mark.full
 def test_who_has_listed_nothing_ends_machines_wherever_they_are(cloud, make):
     ids = [launch(make().provisioner(), region).id for region in (HOME, OTHER)]
     make().provisioner().terminate([*ids, "i-0123456789abcdef0"])
     assert cloud.alive == []
 
 
+@pytest.mark.full
 def test_another_regions_id_is_not_found(cloud, make):
     there = launch(make().provisioner(), OTHER)
     make(regions=()).provisioner().terminate([there.id])  # no error, and no effect
@@ -84,6 +88,7 @@ def test_a_machine_of_the_other_region_is_told_where_the_bucket_and_the_logs_are
     assert make().pinned_options()["region"] == HOME
 
 
+@pytest.mark.full
 def test_a_drill_takes_a_machine_where_it_is(cloud, make):
     cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
     provider = make()
@@ -92,6 +97,7 @@ def test_a_drill_takes_a_machine_where_it_is(cloud, make):
     assert cloud.host.reclaimed == [(there.id, 120.0)]
 
 
+@pytest.mark.full
 def test_the_check_tells_of_each_region(make):
     found = {one.name: one for one in make().check()}
     assert found[f"{HOME}: region"].ok
@@ -99,6 +105,7 @@ def test_the_check_tells_of_each_region(make):
     assert found[f"{OTHER}: launch, spot"].detail.startswith("g5.xlarge in us-west-2")
 
 
+@pytest.mark.full
 def test_a_region_that_does_not_sell_a_named_type_is_named(make):
     provider = make(regions=(HOME, "ap-south-2"), instance_types=("g5.xlarge",))
     with pytest.raises(SpecError, match=r'instance_types: ap-south-2 has no "g5.xlarge"'):
@@ -146,6 +153,7 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
     assert str(error.value).startswith(f"providers.aws.{message}")
 
 
+@pytest.mark.full
 def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
     found = {
         one.details["region"]: one.transfer_price_per_gib for one in make().provisioner().offers(Resources())

@@ -7,6 +7,9 @@ from soldtypes import GIB, Sold, assert_sold, combinations, table
 
 from cloudspot.model import Resources
 
+pytestmark = pytest.mark.full
+
+
 # Source: Red Hat's list of AWS instance types (openshift-docs, modules/rosa-sdpolicy-am-aws-compute-types.adoc),
 # and for P5 and GR6 Amazon EC2 documentation, "Specifications for accelerated computing instances"; checked
 # 2026-11. Without P3, whose machines are Xen machines.

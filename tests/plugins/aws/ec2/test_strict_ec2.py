@@ -209,6 +209,7 @@ def test_a_cluster_group_stays_in_one_zone_and_holds_its_machines(cloud, client)
     assert refused(client.delete_placement_group, GroupName="g") == "InvalidPlacementGroup.Unknown"
 
 
+@pytest.mark.full
 def test_types_come_in_pages_of_a_hundred(client):
     assert len(client.describe_instance_types()["InstanceTypes"]) == 100
     pages = list(client.get_paginator("describe_instance_types").paginate())

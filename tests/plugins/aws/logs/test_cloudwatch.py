@@ -82,6 +82,7 @@ class TestCloudWatch(LogServiceTests):
     """As any log service's sink."""
 
 
+@pytest.mark.full
 class TestPromisesInSmallPages(LogSinkTests):
     """As any sink, where a page of the service holds few events."""
 
@@ -148,6 +149,7 @@ def test_jobs_that_share_a_group_do_not_see_each_other(job, clients):
     assert (one.streams(), other.streams()) == (("1-0",), ("2-0",))
 
 
+@pytest.mark.full
 def test_lines_go_in_batches_within_the_services_limits(aws, job, make_sink):
     at = datetime.now(timezone.utc)
     make_sink().write([line(seq, "x" * 30_000, at=at) for seq in range(100)])
@@ -178,6 +180,7 @@ def test_a_right_that_is_missing_is_an_auth_error(aws, job, make_sink):
         make_sink().write([line(0)])
 
 
+@pytest.mark.full
 def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeypatch):
     monkeypatch.setattr(aws.logs, "page_events", 10)
     start = datetime.now(timezone.utc) - timedelta(hours=2)

@@ -20,6 +20,7 @@ def no_progress(_total, _here):
 STAGING = Staging(lambda request: request(), time.sleep, no_progress)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("below", ["", "/some/prefix"])
 def test_all_below_a_url_is_staged_and_a_change_is_seen(bucket, cloud, tmp_path, below):
     store, cache = open_store(f"s3://{bucket}{below}"), InputCache(tmp_path)

@@ -1,7 +1,10 @@
 """The limits of ``reconcile``, ``ps`` and ``show`` on S3, in requests that the bucket really gets."""
 
+import pytest
 from many_jobs import ManyJobs
 from request_counts import RequestCounts, check_limits
+
+pytestmark = pytest.mark.full
 
 
 def test_the_limits_hold_on_s3(aws, store, tmp_path):

@@ -6,6 +6,7 @@ from bucketstoretests import BucketStoreTests
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
+@pytest.mark.full
 class TestPromises(ObjectStoreTests):
     """As any store."""
 

@@ -1,9 +1,12 @@
 """The emulated account as a whole."""
 
 import boto3
+import pytest
 from listed_host import ListedHost
 
 from cloudspot_aws_sandbox.cloud import EmulatedAws
+
+pytestmark = pytest.mark.full
 
 
 def test_an_account_is_on_its_own_hosts_network_whatever_the_process_had_before(tmp_path, monkeypatch):

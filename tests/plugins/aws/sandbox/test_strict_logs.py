@@ -54,6 +54,7 @@ def test_a_batch_that_breaks_a_limit_is_refused(put, events, message):
     assert put.read()["events"] == []
 
 
+@pytest.mark.full
 def test_a_batch_within_the_limits_is_taken_and_read_in_pages(aws, put, monkeypatch):
     now = now_ms()
     put([{"timestamp": now, "message": str(number)} for number in range(10_000)])

@@ -182,6 +182,7 @@ def test_the_checksum_of_an_object_is_told_to_who_asks_for_it_and_reads_it_whole
     assert "ChecksumCRC32" not in s3.get_object(Bucket=bucket, Key="k")
 
 
+@pytest.mark.full
 def test_what_boto3_sends_by_default_is_taken(s3, bucket, tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 9 * MIB)
     plain = boto3.session.Session().client("s3", region_name="eu-central-1")
@@ -232,12 +233,14 @@ def lean(aws):
     return client(request_checksum_calculation="when_required")
 
 
+@pytest.mark.full
 def test_a_small_part_is_refused_unless_it_is_the_last(lean, bucket):
     assert refused(Multipart(lean, bucket, [5 * MIB - 1, 1]).complete) == ("EntityTooSmall", 400)
     Multipart(lean, bucket, [5 * MIB, 1]).complete()
     assert lean.head_object(Bucket=bucket, Key="k")["ContentLength"] == 5 * MIB + 1
 
 
+@pytest.mark.full
 def test_parts_must_be_named_in_order_by_their_own_tags(lean, bucket):
     upload = Multipart(lean, bucket, [5 * MIB, 5 * MIB])
     assert refused(upload.complete, upload.parts[::-1])[0] == "InvalidPartOrder"
@@ -248,6 +251,7 @@ def test_parts_must_be_named_in_order_by_their_own_tags(lean, bucket):
     assert refused(upload.complete)[0] == "NoSuchUpload"
 
 
+@pytest.mark.full
 def test_checksums_of_parts_are_held_to_the_uploads_kind(lean, bucket):
     plain = Multipart(lean, bucket, [])
     part = {**plain.at, "PartNumber": 1, "Body": b"x"}
@@ -260,6 +264,7 @@ def test_checksums_of_parts_are_held_to_the_uploads_kind(lean, bucket):
     kept.complete()
 
 
+@pytest.mark.full
 def test_the_end_of_an_upload_honours_its_conditions(lean, bucket):
     lean.put_object(Bucket=bucket, Key="k", Body=b"first")
     upload = Multipart(lean, bucket, [1])

@@ -18,6 +18,7 @@ def failed(provider, **resources):
     }
 
 
+@pytest.mark.full
 def test_a_project_that_is_ready_passes_every_line(cloud):
     cloud.faults.vcpu_quota["spot"] = 64
     found = lines(cloud.provider(placement_policy="auto"))
@@ -36,6 +37,7 @@ def test_a_project_that_is_ready_passes_every_line(cloud):
     assert cloud.listed("ResourcePoliciesClient") == {}
 
 
+@pytest.mark.full
 def test_the_permissions_that_are_missing_are_named_at_once(cloud):
     cloud.faults.denied = {"compute.instances.create", "compute.subnetworks.useExternalIp"}
     assert failed(cloud.provider()) == {
@@ -49,6 +51,7 @@ def test_the_permissions_that_are_missing_are_named_at_once(cloud):
     assert failed(cloud.provider(public_ip=False)) == {}
 
 
+@pytest.mark.full
 def test_an_image_of_ones_own_needs_a_right_that_googles_do_not(cloud):
     image = Image("my-project-123", "train-v1", "train", 20)
     cloud.compute.site.images = (*IMAGES, image)

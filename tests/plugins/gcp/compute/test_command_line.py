@@ -77,6 +77,7 @@ def test_an_api_that_is_not_there_is_one_line_and_nothing_is_stored(run, tmp_pat
     assert not (tmp_path / "bucket").exists()
 
 
+@pytest.mark.full
 def test_a_plan_shows_the_offers_and_the_very_request(run, cloud):
     done = run("plan")
     assert (done.exit_code, done.stderr) == (0, "")

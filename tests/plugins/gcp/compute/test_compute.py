@@ -84,6 +84,7 @@ class TestComputeImages(EmulatedImageTests):
     def account(self, cloud):
         return ComputeAccount(cloud)
 
+    @pytest.mark.full
     def test_an_image_is_one_of_the_machine_as_it_runs_with_its_labels(self, account):
         made = self._make(account)
         found = account.cloud.client("ImagesClient").get(project=PROJECT, image=made.id)
@@ -97,6 +98,7 @@ class TestComputeImages(EmulatedImageTests):
         assert found.source_disk.endswith(f"/disks/{account.host_id(account.listed()[0].id)}")
         assert (made.size_gib, made.where) == (100.0, "")
 
+    @pytest.mark.full
     def test_whoever_may_not_list_images_starts_from_the_base(self, account):
         before = self._rendered(account, KEY)
         self._make(account)
@@ -143,6 +145,7 @@ class TestComputeImages(EmulatedImageTests):
                 host.remove(name)
         assert account.cloud.faults.count(self.remove) == 0
 
+    @pytest.mark.full
     def test_the_boot_disk_is_as_large_as_the_image_and_its_price_counts_that(self, account):
         self._make(account)
         (size, price), (grown, dearer) = (
@@ -158,6 +161,7 @@ class TestComputeImages(EmulatedImageTests):
         (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
         return disk["initializeParams"]["diskSizeGb"], offer.price_per_hour
 
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ("code", "message"),
         [
@@ -173,6 +177,7 @@ class TestComputeImages(EmulatedImageTests):
         with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
             provider.provisioner().create(request, token="kit-2")
 
+    @pytest.mark.full
     def test_a_launch_whose_operation_misses_the_image_asks_for_another_offer(self, account):
         self._make(account)
         provider = self.provider(account, key=KEY)
@@ -182,6 +187,7 @@ class TestComputeImages(EmulatedImageTests):
         with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
             provider.provisioner().create(request, token="kit-2")
 
+    @pytest.mark.full
     def test_an_image_that_is_being_removed_is_listed_no_more_and_its_name_is_waited_for(self, account):
         made = self._make(account)
         account.cloud.compute.operation_seconds = 10.0
@@ -426,6 +432,7 @@ def test_a_job_of_the_longest_id_has_machines_with_names_that_say_their_rank(kit
 # --- create ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_operation_that_takes_long_leaves_the_outcome_open_and_is_found_again(kit):
     kit.cloud.compute.operation_seconds = 60.0
     with pytest.raises(TransientError, match=r"not decided yet after \d+ s; asking again"):
@@ -461,6 +468,7 @@ def test_a_machine_of_a_name_that_was_used_before_is_another_machine(kit):
     assert kit.cloud.alive == [str(FIRST_NUMBER + 1)]
 
 
+@pytest.mark.full
 def test_a_failed_launch_that_tells_no_group_touches_no_other_jobs_machines(kit, monkeypatch):
     kit.launch(job_id="another", token="t-2")
     request = kit.request()
@@ -553,6 +561,7 @@ def test_an_operation_that_is_done_with_an_error_is_no_success_and_leaves_nothin
     assert kit.cloud.alive == []
 
 
+@pytest.mark.full
 def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_open(kit):
     request = kit.request()
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
@@ -617,6 +626,7 @@ def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(
     assert kit.cloud.alive == []
 
 
+@pytest.mark.full
 def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that_is_said_once(kit, caplog):
     kit.cloud.compute.site.has_preemption_notice = False
     for launch in (1, 2):
@@ -669,6 +679,7 @@ def test_a_service_account_that_one_may_not_give_to_machines_is_named(kit):
 # --- listing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_listing_has_every_page(kit, monkeypatch):
     for launch in range(1, 9):
         kit.launch(launch=launch, token=f"t-{launch}")
@@ -802,6 +813,7 @@ def test_where_the_first_machine_is_missing_another_address_is_told(kit):
     assert kit.cloud.host.tags[NAMES[0]]["MASTER_ADDR"] == NAMES[0]
 
 
+@pytest.mark.full
 def test_where_a_generation_meets_elsewhere_all_its_machines_are_told(kit):
     """Its first node is of another launch than the second, whose request names its own launch's first."""
     kit.launch(num_nodes=2)
@@ -839,6 +851,7 @@ def test_one_machine_that_cannot_be_terminated_does_not_keep_the_others(kit):
     assert kit.cloud.alive == NAMES[:1]
 
 
+@pytest.mark.full
 def test_stopped_machines_go_with_the_job_and_those_of_another_store_stay(kit):
     """One that shuts itself down stays, stopped, with its disk."""
     kit.launch()
@@ -859,6 +872,7 @@ def test_a_machine_that_runs_is_not_released(kit):
     assert kit.cloud.alive == [NAMES[0]]
 
 
+@pytest.mark.full
 def test_a_placement_policy_is_made_used_and_removed_with_the_job(cloud):
     kit = Kit(cloud, placement_policy="auto")
     made = kit.launch(num_nodes=2)
@@ -878,6 +892,7 @@ def test_a_placement_policy_is_made_used_and_removed_with_the_job(cloud):
     assert cloud.listed("ResourcePoliciesClient") == {}
 
 
+@pytest.mark.full
 def test_a_node_that_is_replaced_alone_is_placed_by_the_policy_of_its_job(cloud):
     kit = Kit(cloud, placement_policy="auto")
     kit.launch(num_nodes=2)
@@ -887,6 +902,7 @@ def test_a_node_that_is_replaced_alone_is_placed_by_the_policy_of_its_job(cloud)
     assert placed == [[policy.self_link]] * 3
 
 
+@pytest.mark.full
 def test_a_placement_policy_of_the_job_is_used_again_and_another_stores_job_has_its_own(cloud):
     kit = Kit(cloud, placement_policy="auto")
     kit.launch(num_nodes=2)

@@ -15,6 +15,9 @@ from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp.request import request_id
 from cloudspot_gcp_sandbox.strict_compute import StrictCompute
 
+pytestmark = pytest.mark.full
+
+
 FIRST, SECOND = "us-central1", "us-east1"
 BULK_INSERT = "compute.regionInstances.bulkInsert"
 

@@ -84,6 +84,7 @@ def test_what_failed_or_ended_no_machine_of_ours_proves_nothing(other):
     assert endings([other]) == {}
 
 
+@pytest.mark.full
 def test_the_sdk_is_imported_when_it_is_first_used():
     """It takes 0.8 s and 147 MB."""
     code = (

@@ -85,6 +85,7 @@ def test_a_gib_costs_nothing_to_the_first_region_and_more_the_farther_away(cloud
     assert transfer_price("us-central1", "southamerica-east1") == 0.15
 
 
+@pytest.mark.full
 def test_only_the_zones_of_the_options_are_asked_for_and_their_regions(cloud):
     found = offers(cloud, regions=(), zones=("us-east1-b", "us-central1-a"))
     assert {one.zone: one.details["zones"] for one in found} == {
@@ -321,6 +322,7 @@ def test_what_the_list_does_not_price_beside_the_machine_is_left_out(cloud, monk
     assert found[Market.ON_DEMAND].price_parts.endswith(", disk not counted, address 0.005")
 
 
+@pytest.mark.full
 def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, monkeypatch):
     without = [sku for sku in prices.skus() if "N2 Instance Ram" not in sku["description"]]
     monkeypatch.setattr(prices, "skus", lambda: tuple(without))

@@ -94,6 +94,7 @@ def session(cloud):
     return cloud.faults.calls
 
 
+@pytest.mark.full
 def test_a_submitter_needs_no_right_that_the_role_lacks_and_the_role_has_none_to_spare(cloud):
     allowed = granted("role-submitter.yaml")
     rights = needed(session(cloud))
@@ -102,6 +103,7 @@ def test_a_submitter_needs_no_right_that_the_role_lacks_and_the_role_has_none_to
     assert sorted(one for one in allowed - rights if not one.startswith("logging.")) == []
 
 
+@pytest.mark.full
 def test_the_session_would_be_refused_without_any_one_of_the_rights(cloud):
     """The comparison can fail: a right that is taken away is missed by it."""
     rights = needed(session(cloud))

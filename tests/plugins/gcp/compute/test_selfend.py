@@ -43,6 +43,7 @@ def end(cloud, host):
     return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_a_machine_deletes_itself_by_its_account_and_is_known_to_have_ended_by_itself(
     cloud, machine, provisioner
 ):

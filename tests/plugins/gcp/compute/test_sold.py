@@ -99,6 +99,7 @@ def attach(accelerator):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accelerator", BUILT_IN)
 def test_what_is_offered_with_an_accelerator_of_its_own_is_sold(cloud, accelerator):
     sold = table(accelerator, BUILT_IN[accelerator])
@@ -113,6 +114,7 @@ def test_what_is_offered_with_an_accelerator_of_its_own_is_sold(cloud, accelerat
         assert {one.instance_type for one in found if one.market is not Market.SPOT} == names - NOT_ON_DEMAND
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accelerator", ATTACHED)
 def test_what_is_offered_with_an_accelerator_to_attach_may_have_so_many(cloud, accelerator):
     sold = attach(accelerator)

@@ -119,6 +119,7 @@ def test_what_others_write_under_a_jobs_labels_is_passed_over(gcp, job, make_sin
 # --- following -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_who_follows_many_nodes_asks_once_for_all_and_not_too_often(gcp, make_sink):
     clock = [0.0]
     writer, reader = make_sink(), make_sink(share_seconds=2.0, clock=lambda: clock[0])
@@ -170,6 +171,7 @@ def test_only_the_pages_that_are_needed_are_read_from_behind(gcp, make_sink, mon
     assert lists(gcp) - before == 2
 
 
+@pytest.mark.full
 def test_one_who_follows_stays_within_half_of_the_quota_also_where_new_nodes_come(gcp, make_sink):
     clock = [0.0]
     writer, tail = make_sink(), LogTail(make_sink(share_seconds=2.0, clock=lambda: clock[0]))
@@ -205,6 +207,7 @@ def test_one_who_follows_a_busy_job_asks_less_often(gcp, make_sink, monkeypatch)
     assert lists(gcp) - before == 10
 
 
+@pytest.mark.full
 def test_to_follow_behind_the_last_lines_reads_nothing_before_them(gcp, make_sink, monkeypatch):
     monkeypatch.setattr(gcp.logging, "page_entries", 10)
     writer = make_sink()
@@ -223,6 +226,7 @@ def test_to_follow_behind_the_last_lines_reads_nothing_before_them(gcp, make_sin
     assert seqs(reader.read("1-0")) == list(range(505))
 
 
+@pytest.mark.full
 def test_a_node_that_was_quiet_for_hours_costs_one_who_follows_nothing(gcp, make_sink, monkeypatch):
     monkeypatch.setattr(gcp.logging, "page_entries", 10)
     writer, reader = make_sink(), make_sink()
@@ -295,6 +299,7 @@ def test_few_entries_are_marked(gcp, make_sink):
     assert marked == ["0"]
 
 
+@pytest.mark.full
 def test_the_days_of_all_nodes_are_one_list(gcp, job, make_sink):
     sink = make_sink()
     for rank in range(64):

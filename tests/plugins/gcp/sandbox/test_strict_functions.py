@@ -19,7 +19,7 @@ FILTERS = [
     {"attribute": "methodName", "value": "compute.instances.preempted"},
 ]
 
-pytestmark = pytest.mark.enclosed
+pytestmark = [pytest.mark.full, pytest.mark.enclosed]
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def sdk(gcp):
 # --- what the SDK finds -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_sdks_ways_of_writing_and_reading_go_round(sdk, bucket):
     place = sdk.bucket(bucket)
     data = bytes(range(256)) * 5000
@@ -60,6 +61,7 @@ def test_the_sdk_recovers_an_upload_that_breaks_off(gcp, sdk, bucket):
     assert blob.download_as_bytes() == data
 
 
+@pytest.mark.full
 def test_the_sdk_meets_every_condition(sdk, bucket):
     blob = sdk.bucket(bucket).blob("k")
     for conditions in (
