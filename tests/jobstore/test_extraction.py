@@ -245,19 +245,19 @@ def holes(num):
 
 
 @pytest.mark.parametrize(
-    "raw",
+    "make_raw",
     [
-        pack_header(64 << 20) + bytes(65 << 20),
-        pack_header(64 << 20, tarfile.XGLTYPE) + bytes(65 << 20),
-        pack_header(64 << 20, tarfile.GNUTYPE_LONGNAME) + bytes(65 << 20),
-        pack_header(64 << 20, tarfile.GNUTYPE_LONGLINK) + bytes(65 << 20),
-        pack_header(0) * 20_000,
-        holes(4 << 20),
+        lambda: pack_header(64 << 20) + bytes(65 << 20),
+        lambda: pack_header(64 << 20, tarfile.XGLTYPE) + bytes(65 << 20),
+        lambda: pack_header(64 << 20, tarfile.GNUTYPE_LONGNAME) + bytes(65 << 20),
+        lambda: pack_header(64 << 20, tarfile.GNUTYPE_LONGLINK) + bytes(65 << 20),
+        lambda: pack_header(0) * 20_000,
+        lambda: holes(4 << 20),
     ],
     ids=["pax", "global", "long-name", "long-link", "a-chain", "holes"],
 )
-def test_long_headers_are_refused_before_memory_is_used(tmp_path, raw):
-    data = gzip.compress(raw, compresslevel=1)
+def test_long_headers_are_refused_before_memory_is_used(tmp_path, make_raw):
+    data = gzip.compress(make_raw(), compresslevel=1)
     tracemalloc.start()
     try:
         with pytest.raises(BundleError):

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
-from moto.ec2.models.amis import Ami
-
 HOME: Final = "us-east-1"
 IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
 """It has this very cloudspot installed, as in the sandbox's own Python."""
@@ -33,6 +31,8 @@ def image_in(region: str, image_id: str) -> str:
 
 def install_images(backend: Any) -> None:
     """Make these the only images in moto's EC2 of one region."""
+    from moto.ec2.models.amis import Ami  # moto reads its tables for a second: not for an id alone
+
     backend.amis.clear()
     for at_home, name, architecture, boot_mode in _IMAGES:
         image_id = image_in(backend.region_name, at_home)

@@ -1,7 +1,6 @@
 """``cloudspot reap`` on the whole emulated Google Cloud, over HTTP with the real SDK."""
 
 import pytest
-from google.cloud import compute_v1
 from listed_host import ListedHost
 from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, Reaping, add_jobs
 
@@ -49,6 +48,8 @@ class Account:
         return made.id
 
     def disk(self, name, **labels):
+        from google.cloud import compute_v1
+
         resource = compute_v1.Disk(name=name, size_gb=100, labels=labels)
         self.ask("DisksClient", "insert_unary", zone=ZONE, disk_resource=resource)
         return name

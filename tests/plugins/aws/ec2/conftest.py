@@ -17,7 +17,6 @@ from cloudspot.model import Market, Resources
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
-from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 from cloudspot_aws_sandbox.strict_logs import StrictLogs
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
@@ -80,6 +79,8 @@ class Cloud:
     """One emulated account, and what a test asks of it."""
 
     def __init__(self, server, clients):
+        from cloudspot_aws_sandbox.strict_ec2 import StrictEc2  # moto reads its tables for a second
+
         self.now = 1_790_000_000.0
         self.host = ListedHost()
         self.faults = Faults()

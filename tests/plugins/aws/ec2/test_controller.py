@@ -11,7 +11,6 @@ from controllertests import ControllerTests, use_one_thread
 from cloudspot.jobfile.spec import decode_options
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
-from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
 
 pytestmark = pytest.mark.full
 
@@ -38,6 +37,8 @@ class Ec2Town(Town):
         }
 
     def emulate(self):
+        from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
+
         secrets = {os.environ["AWS_ACCESS_KEY_ID"]: os.environ["AWS_SECRET_ACCESS_KEY"]}
         self.ec2 = StrictEc2(self._server.moto, self.host, secrets=secrets, clock=self.unix_time)
         self._server.app = self.ec2

@@ -2,7 +2,6 @@ import msgspec
 import pytest
 from groups import group_of
 from moto.core import DEFAULT_ACCOUNT_ID
-from moto.ec2.models import ec2_backends
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Billing, Market, Offer, Resources
@@ -206,6 +205,8 @@ def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
 @pytest.mark.full
 def test_a_type_that_cannot_boot_the_image_is_refused_by_name_and_never_chosen(cloud):
     assert offers(cloud, instance_types=("m3.xlarge",))
+    from moto.ec2.models import ec2_backends
+
     backend = ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
     backend.amis[IMAGE_ID].boot_mode = "uefi"
     with pytest.raises(

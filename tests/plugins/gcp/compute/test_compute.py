@@ -4,7 +4,6 @@ from types import MappingProxyType
 import msgspec
 import pytest
 from emulated_account import Call, EmulatedAccount, Fault
-from google.cloud import compute_v1
 from groups import group_of
 from imagetests import EmulatedImageTests
 from provisionertests import (
@@ -236,6 +235,8 @@ class TestComputePromises(CloudProvisionerTests):
         return disk["initializeParams"]["diskSizeGb"]
 
     def launch_stranger(self, kit):
+        from google.cloud import compute_v1
+
         stranger = json.dumps(kit.request(job_id="stranger").body["bulk_insert"])
         resource = compute_v1.BulkInsertInstanceResource.from_json(stranger)
         resource.instance_properties.labels = {}
@@ -490,6 +491,8 @@ def test_a_failed_launch_that_tells_no_group_touches_no_other_jobs_machines(kit,
 
 def as_instance(request, name):
     """Return the machine of a request as one that is inserted alone."""
+    from google.cloud import compute_v1
+
     properties = json.loads(json.dumps(request.body["bulk_insert"]["instanceProperties"]))
     properties["machineType"] = f"zones/{IN_A}/machineTypes/{properties['machineType']}"
     return compute_v1.Instance.from_json(json.dumps({**properties, "name": name}))

@@ -5,7 +5,6 @@ import sys
 from datetime import datetime, timezone
 
 import pytest
-from google.cloud.compute_v1 import Operation
 
 from cloudspot.model import EndReason, InstanceState
 from cloudspot_gcp.listing import endings, to_vanished_instance
@@ -16,6 +15,8 @@ BASE = "https://www.googleapis.com/compute/v1/projects/p"
 
 
 def operation(kind, *, status="DONE", target=f"zones/us-central1-a/instances/{NAME}", error=None, **fields):
+    from google.cloud.compute_v1 import Operation
+
     return Operation(
         operation_type=kind,
         status=status,
@@ -72,16 +73,16 @@ def test_each_kind_of_operation_is_a_reason(kind, reason):
 @pytest.mark.parametrize(
     "other",
     [
-        operation("delete", error="RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"),
-        operation("delete", http_error_status_code=503, http_error_message="SERVICE UNAVAILABLE"),
-        operation("insert"),
-        operation("delete", target="zones/us-central1-a/instances/web-1"),
-        operation("delete", target=f"zones/us-central1-a/disks/{NAME}"),
-        operation("delete", target="regions/us-central1/resourcePolicies/mine"),
+        {"kind": "delete", "error": "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"},
+        {"kind": "delete", "http_error_status_code": 503, "http_error_message": "SERVICE UNAVAILABLE"},
+        {"kind": "insert"},
+        {"kind": "delete", "target": "zones/us-central1-a/instances/web-1"},
+        {"kind": "delete", "target": f"zones/us-central1-a/disks/{NAME}"},
+        {"kind": "delete", "target": "regions/us-central1/resourcePolicies/mine"},
     ],
 )
 def test_what_failed_or_ended_no_machine_of_ours_proves_nothing(other):
-    assert endings([other]) == {}
+    assert endings([operation(**other)]) == {}
 
 
 @pytest.mark.full
