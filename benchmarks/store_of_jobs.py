@@ -20,12 +20,12 @@ from unittest import mock
 
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "simulators"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from faultstore import FaultPlan, FaultyStore
-from many_jobs import ManyJobs
-from memorystore import InMemoryStore
-from request_counts import RequestCounts
+from support.records.many_jobs import ManyJobs
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
+from support.stores.request_counts import RequestCounts
 
 from cloudspot.cli.commands import logs
 from cloudspot.cli.jobs import Job

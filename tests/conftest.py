@@ -35,7 +35,7 @@ pytest.register_assert_rewrite(
     *(f"cloudspot.testing.{kit}kit" for kit in ("job", "log", "node", "provider", "provisioner", "store"))
 )
 
-pytest_plugins = ["processor_time"]
+pytest_plugins = ["support.processor_time"]
 
 # How long an example takes says how busy the machine is; each test as a whole has its time limit.
 hypothesis.settings.register_profile("busy", deadline=None)

@@ -61,8 +61,8 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/kubernetes.md",
         "docs/failure-modes.md",
         "docs/plugin-kits.md",
-        "tests/testing/broken_machines.py",
-        "tests/testing/broken_providers.py",
+        "tests/support/worlds/broken_machines.py",
+        "tests/support/worlds/broken_providers.py",
         "cloudspot/job.schema.json",
     ):
         (tmp_path / name).write_text((ROOT / name).read_text())

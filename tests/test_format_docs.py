@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from directorystore import directory_store
-from sessions import put_session_checkpoint
+from support.records.sessions import put_session_checkpoint
+from support.stores.directorystore import directory_store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

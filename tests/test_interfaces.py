@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot import interfaces
 from cloudspot.controller.account_orphans import AccountReaper

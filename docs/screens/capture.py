@@ -32,7 +32,7 @@ from cloudspot.jobstore import store_clock  # noqa: E402
 from cloudspot.jobstore.store_clock import StoreClock  # noqa: E402
 
 if TYPE_CHECKING:
-    from pseudo_terminal import Terminal
+    from support.jobs.pseudo_terminal import Terminal
 
 WIDTHS = (80, 200)
 LINES = 60
@@ -97,7 +97,7 @@ def text(screen: Screen, terminal: Terminal) -> str:
 @contextmanager
 def capture(screen: Screen, width: int, *, environ: Mapping[str, str] | None = None) -> Iterator[Terminal]:
     """Run the program until its screen is as it should be; ``environ`` goes on top of its environment."""
-    from pseudo_terminal import Terminal
+    from support.jobs.pseudo_terminal import Terminal
 
     with tempfile.TemporaryDirectory(prefix="cloudspot-screens-") as directory:
         (Path(directory) / "job.toml").write_text(WRONG_JOB_FILE, encoding="utf-8")

@@ -8,9 +8,9 @@ import threading
 import time
 from datetime import datetime, timezone
 
-import made_journal
 import msgspec
 import pytest
+from support.records import made_journal
 
 from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node

@@ -7,9 +7,9 @@ import threading
 import time
 from datetime import datetime, timezone
 
-import made_journal
 import pytest
-from process_portrait import left_open, portrait_of
+from support.jobs.process_portrait import left_open, portrait_of
+from support.records import made_journal
 
 from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass

@@ -12,8 +12,8 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faultstore import DenyingStore, FaultPlan, FaultyStore, Outage
-from made_journal import open_launch
+from support.records.made_journal import open_launch
+from support.stores.faultstore import DenyingStore, FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent import life as life_module
 from cloudspot.agent import store_retry

@@ -9,9 +9,9 @@ from unittest import mock
 
 import msgspec
 import pytest
-from faultstore import DenyingStore
-from made_journal import append
-from made_records import Records
+from support.records.made_journal import append
+from support.records.made_records import Records
+from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent import main, store_retry
 from cloudspot.errors import SpecError, TransientError

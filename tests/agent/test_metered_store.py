@@ -1,8 +1,8 @@
 """What the agent has moved between its machine and the bucket is counted, whichever way it went."""
 
 import pytest
-from directorystore import directory_store
-from faultstore import DenyingStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent.metered_store import MeteredStore
 from cloudspot.errors import AuthError, ObjectMissing

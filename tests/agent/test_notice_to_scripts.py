@@ -4,8 +4,8 @@ import threading
 import time
 from datetime import datetime, timedelta, timezone
 
-import made_journal
 import pytest
+from support.records import made_journal
 
 from cloudspot.agent.reclaim import understand
 from cloudspot.jobstore import keys

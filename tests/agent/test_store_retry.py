@@ -1,7 +1,7 @@
 """How the agent waits out an outage."""
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent import store_retry
 from cloudspot.agent.store_retry import insist

@@ -13,8 +13,8 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import forked_script
 import pytest
+from support.jobs import forked_script
 
 from cloudspot.agent.reclaim import understand
 from cloudspot.model import PreemptionNotice

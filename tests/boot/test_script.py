@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from process_portrait import Portrait, portraits_of_session
+from support.jobs.process_portrait import Portrait, portraits_of_session
 
 from cloudspot import boot
 from cloudspot.boot.script import BootPlan, Install, ending_command, render_boot_script

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-import sessions
 from click.testing import CliRunner
-from jobclock import at
-from made_journal import append
-from record_kinds import HEALTHY, ODD
+from support.records import sessions
+from support.records.jobclock import at
+from support.records.made_journal import append
+from support.records.record_kinds import HEALTHY, ODD
 
 from cloudspot.cli.following.interrupts import Detached
 from cloudspot.cli.main import program

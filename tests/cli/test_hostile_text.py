@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 
 import pytest
 from click.testing import CliRunner
-from made_journal import forget_copies
 from msgspec import inspect
-from odd_values import HOSTILE, with_hostile_text
-from record_kinds import HEALTHY, ODD, kind_of
 from rich.text import Text
+from support.records.made_journal import forget_copies
+from support.records.odd_values import HOSTILE, with_hostile_text
+from support.records.record_kinds import HEALTHY, ODD, kind_of
 
 from cloudspot.cli.following.livescreen import _as_text
 from cloudspot.cli.following.liveview import Sights, look

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from real_registry import pushed, real_registry
-from small_image import small_image, why_no_containers
+from support.jobs.real_registry import pushed, real_registry
+from support.jobs.small_image import small_image, why_no_containers
 
 from cloudspot.cli import image_digest
 from cloudspot.cli.image_digest import with_digest

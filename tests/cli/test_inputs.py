@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
-from directorystore import directory_store
-from faultstore import DenyingStore
-from memorystore import InMemoryStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import DenyingStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot import registry
 from cloudspot.cli import inputs as cli_inputs

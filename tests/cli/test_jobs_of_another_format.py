@@ -6,8 +6,8 @@ import time
 import msgspec
 import pytest
 from click.testing import CliRunner
-from directorystore import directory_store
-from made_records import Records
+from support.records.made_records import Records
+from support.stores.directorystore import directory_store
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import spec_from_json

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from made_journal import forget_copies
-from odd_values import odd_bytes
-from own_notes import note
-from record_kinds import HEALTHY, ODD, kind_of
+from support.records.made_journal import forget_copies
+from support.records.odd_values import odd_bytes
+from support.records.own_notes import note
+from support.records.record_kinds import HEALTHY, ODD, kind_of
 
 from cloudspot.cli.main import program
 from cloudspot.controller.ownership import store_label

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli.pastrun import find_past_run
 from cloudspot.errors import JobNotFound, SpecError

@@ -1,7 +1,7 @@
 """What is said of a job before anything is bought, and what is refused: by real commands."""
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.controller.experience import leave_experience
 from cloudspot.jobstore import keys

@@ -1,9 +1,9 @@
 """The cost of ``reconcile``, ``ps`` and ``show`` where many jobs have ended: that of the live ones."""
 
 import pytest
-from many_jobs import ManyJobs
-from memorystore import InMemoryStore
-from request_counts import MOST_A_LIVE_JOB, RequestCounts, check_limits
+from support.records.many_jobs import ManyJobs
+from support.stores.memorystore import InMemoryStore
+from support.stores.request_counts import MOST_A_LIVE_JOB, RequestCounts, check_limits
 
 from cloudspot.cli.commands import ps
 from cloudspot.jobstore.job_lists import list_live

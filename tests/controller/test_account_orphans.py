@@ -5,8 +5,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memorystore import InMemoryStore
-from reaptests import LIVE, OVER, REMOVED, add_jobs, end_job
+from support.clouds.reaptests import LIVE, OVER, REMOVED, add_jobs, end_job
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller.account_orphans import (
     WAITS_SECONDS,

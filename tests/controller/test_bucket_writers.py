@@ -6,10 +6,10 @@ from typing import cast
 
 import msgspec
 import pytest
-from groups import group_of
-from made_records import Records
-from many_jobs import ManyJobs
-from memorystore import InMemoryStore
+from support.records.made_records import Records
+from support.records.many_jobs import ManyJobs
+from support.stores.memorystore import InMemoryStore
+from support.worlds.groups import group_of
 
 from cloudspot.controller.launchrequest import render_launch
 from cloudspot.controller.ownership import adopt

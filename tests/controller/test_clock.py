@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller.clock import clock_by
 from cloudspot.jobstore.store_clock import utc_now

@@ -4,7 +4,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller import earlier_jobs
 from cloudspot.controller.earlier_jobs import MAX_HISTORIES, MAX_SUMMARIES, find_earlier, length_seconds

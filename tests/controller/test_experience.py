@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from simcloud import SimCloud, SimProvider
-from simnodes import Script, SimAgents
-from simulation import SimStore, World
+from support.worlds.simcloud import SimCloud, SimProvider
+from support.worlds.simnodes import Script, SimAgents
+from support.worlds.simulation import SimStore, World
 
 from cloudspot.controller.experience import leave_experience, read_experience
 from cloudspot.controller.loop import Controller

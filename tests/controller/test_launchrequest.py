@@ -3,8 +3,8 @@ import uuid
 
 import msgspec
 import pytest
-from simcloud import SimCloud, SimProvider
-from simulation import World
+from support.worlds.simcloud import SimCloud, SimProvider
+from support.worlds.simulation import World
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.launchrequest import (

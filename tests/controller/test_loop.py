@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from simcloud import SimCloud, SimProvider
-from simnodes import Script, SimAgents
-from simulation import SimStore, World
+from support.worlds.simcloud import SimCloud, SimProvider
+from support.worlds.simnodes import Script, SimAgents
+from support.worlds.simulation import SimStore, World
 
 from cloudspot.controller import act
 from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait

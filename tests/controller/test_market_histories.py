@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from market_histories import play
+from support.worlds.market_histories import play
 
 from cloudspot.controller import policy, spot_market
 

@@ -1,8 +1,8 @@
 """Moves by hand: whom they move and where to, when they are refused, and who completes them."""
 
 import pytest
-from simnodes import Script
-from test_loop import House, outcomes
+from controller.test_loop import House, outcomes
+from support.worlds.simnodes import Script
 
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError

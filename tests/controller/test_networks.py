@@ -1,8 +1,8 @@
 """Offers whose machines do not reach each other, such as two regions': what may join, replace and move."""
 
 import pytest
-from launch_histories import first_violation, play
-from simnodes import Script
+from support.worlds.launch_histories import first_violation, play
+from support.worlds.simnodes import Script
 
 from cloudspot.controller import moving
 from cloudspot.controller.actions import OpenLaunch, Wait

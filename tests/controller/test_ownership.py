@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 import pytest
-from memorystore import InMemoryStore
-from own_notes import note
+from support.records.own_notes import note
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller.ownership import MAX_LABEL, check_adopted, is_ours, open_to_drive, store_label
 from cloudspot.errors import NotAdopted, SpecError

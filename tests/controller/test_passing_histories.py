@@ -10,10 +10,10 @@ import os
 from contextlib import suppress
 
 import pytest
-from few_or_many import few_or_many
-from launch_histories import JOB, first_violation, only_pass, pass_and_stay, pass_often, play
-from simnodes import Script
-from simulation import Odds
+from support.worlds.few_or_many import few_or_many
+from support.worlds.launch_histories import JOB, first_violation, only_pass, pass_and_stay, pass_often, play
+from support.worlds.simnodes import Script
+from support.worlds.simulation import Odds
 
 from cloudspot.controller.lasting import lengthened
 from cloudspot.controller.loop import Controller

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from simcloud import SimCloud, SimProvider
-from simnodes import Script, SimAgents
-from simulation import SimStore, World
+from support.worlds.simcloud import SimCloud, SimProvider
+from support.worlds.simnodes import Script, SimAgents
+from support.worlds.simulation import SimStore, World
 
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from process_portrait import left_open
+from support.jobs.process_portrait import left_open
 
 from cloudspot.controller.sending import send
 from cloudspot.errors import PluginError

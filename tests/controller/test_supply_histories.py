@@ -16,9 +16,9 @@ import random
 
 import msgspec
 import pytest
-from few_or_many import few_or_many
-from launch_histories import first_violation, play, violation_of
-from simnodes import Script
+from support.worlds.few_or_many import few_or_many
+from support.worlds.launch_histories import first_violation, play, violation_of
+from support.worlds.simnodes import Script
 
 from cloudspot.controller import deaths, limits, loop, reap
 from cloudspot.controller import decide as decide_module

@@ -4,8 +4,8 @@ import random
 from datetime import timedelta
 
 import pytest
-from memorystore import InMemoryStore
-from own_notes import note
+from support.records.own_notes import note
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller import telling
 from cloudspot.controller.clock import Clock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import User
+from support.jobs.acting_user import User
 
 from cloudspot.host.locks import lock
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from acting_user import COMMAND, JOBS
-from test_sandbox_images import IMAGES
+from e2e.test_sandbox_images import IMAGES
+from support.jobs.acting_user import COMMAND, JOBS
 
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated

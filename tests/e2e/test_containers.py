@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
-from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
-from small_image import containers, kill_container, small_image, why_no_containers
+from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
+from support.jobs.small_image import containers, kill_container, small_image, why_no_containers
 
 from cloudspot.errors import JobNotFound
 

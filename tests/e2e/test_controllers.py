@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from acting_user import User, kill, wait_for
-from messagesink import dead_url, open_sink
+from support.clouds.messagesink import dead_url, open_sink
+from support.jobs.acting_user import User, kill, wait_for
 
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore import keys

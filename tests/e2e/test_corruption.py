@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from acting_user import User, has_ended, wait_for
-from stored_checkpoints import chunks_of, flip_bit, newest_manifests
+from support.jobs.acting_user import User, has_ended, wait_for
+from support.records.stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
 pytestmark = pytest.mark.full
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from acting_user import User
+from support.jobs.acting_user import User
 
 from cloudspot.jobstore import keys
 

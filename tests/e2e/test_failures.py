@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from acting_user import User, wait_for
+from support.jobs.acting_user import User, wait_for
 
 pytestmark = pytest.mark.full
 

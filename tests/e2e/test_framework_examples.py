@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from acting_user import EXAMPLES, JOBS, User
+from support.jobs.acting_user import EXAMPLES, JOBS, User
 
 NUM_RECLAIMS = 50
 UNCHANGED = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from acting_user import EXAMPLES, User, has_ended, kill, supervisors_processes, wait_for
 from safetensors.torch import load_file
-from stored_checkpoints import chunks_of, flip_bit, newest_manifests
+from support.jobs.acting_user import EXAMPLES, User, has_ended, kill, supervisors_processes, wait_for
+from support.records.stored_checkpoints import chunks_of, flip_bit, newest_manifests
 
 pytestmark = pytest.mark.full
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from acting_user import User, wait_for
-from test_kills import check_end
-from test_ordered_stop import newest_step
-from test_random_faults import settings
+from e2e.test_kills import check_end
+from e2e.test_ordered_stop import newest_step
+from e2e.test_random_faults import settings
+from support.jobs.acting_user import User, wait_for
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import EXAMPLES, User, wait_for
+from support.jobs.acting_user import EXAMPLES, User, wait_for
 
 from cloudspot.host.process_marks import is_marked
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from acting_user import COMMAND
-from isolated_machines import needs_isolated_machines
-from test_sandbox_images import IMAGES, why_no_bare_image
+from e2e.test_sandbox_images import IMAGES, why_no_bare_image
+from support.jobs.acting_user import COMMAND
+from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [pytest.mark.full, needs_isolated_machines, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from acting_user import JOBS, User
-from directorystore import directory_store
+from support.jobs.acting_user import JOBS, User
+from support.stores.directorystore import directory_store
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from acting_user import User, kill, wait_for
+from support.jobs.acting_user import User, kill, wait_for
 
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.local.machines import MachineDirectory

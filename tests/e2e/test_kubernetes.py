@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import COMMAND, tiny, wait_for
+from support.jobs.acting_user import COMMAND, tiny, wait_for
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import PluginError

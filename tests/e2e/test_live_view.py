@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from acting_user import COMMAND, JOBS
-from pseudo_terminal import Terminal
+from support.jobs.acting_user import COMMAND, JOBS
+from support.jobs.pseudo_terminal import Terminal
 
 NAMES = ("CLOUDSPOT_LOCAL_HOME", "PYTHONPATH")
 

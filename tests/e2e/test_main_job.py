@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from acting_user import EXAMPLES, User, copy_example, wait_for
-from documented_layout import check_layout
+from support.jobs.acting_user import EXAMPLES, User, copy_example, wait_for
+from support.jobs.documented_layout import check_layout
 
 # Of the documented keys those that such a job leaves no object at.
 ABSENT = {

@@ -6,10 +6,10 @@ import re
 from math import ceil
 
 import pytest
-from acting_user import JOBS, User
-from isolated_machines import needs_isolated_machines
-from sandboxed import run_sandboxed
-from test_replacement import pauses
+from e2e.test_replacement import pauses
+from support.clouds.sandboxed import run_sandboxed
+from support.jobs.acting_user import JOBS, User
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.local.machines import MachineDirectory
 

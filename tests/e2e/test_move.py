@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from acting_user import User, wait_for
-from test_replacement import pauses
-from test_store_faults import step_lines
+from e2e.test_replacement import pauses
+from e2e.test_store_faults import step_lines
+from support.jobs.acting_user import User, wait_for
 
 from cloudspot.cli.exit_codes import STOPPED
 

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import COMMAND, JOBS
-from isolated_machines import needs_isolated_machines
-from sandboxed import NAME, weights_of
-from test_replacement import pauses
+from e2e.test_replacement import pauses
+from support.clouds.sandboxed import NAME, weights_of
+from support.jobs.acting_user import COMMAND, JOBS, TESTS
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.jobstore.history import History
 from cloudspot.jobstore.reader import HistoryReader
@@ -135,7 +134,7 @@ def look(cloud: str, scenario: str) -> dict[str, Any]:
     seen = be_killed() if scenario == "killed" else move_while(scenario)
     _cloudspot("attach", NAME)
     show = json.loads(_cloudspot("show", NAME, "--json", "--verify")[1])
-    account = importlib.import_module(f"account_{cloud}").look()
+    account = importlib.import_module(f"support.clouds.account_{cloud}").look()
     machines = [machine.id for machine in _machines()]
     return {**seen, "show": show, "account": account, "machines": machines}
 
@@ -152,7 +151,12 @@ def be_killed() -> dict[str, Any]:
                 return {"num_kills": 2 * number - 1}
             is_moving = len(history.launches) > 1
             words = ["attach", NAME] if is_moving else ["move", NAME, "--market", "spot", "--yes"]
-            driver = [sys.executable, str(Path(__file__).with_name("killed_at_call.py")), str(number), when]
+            driver = [
+                sys.executable,
+                str(TESTS / "support" / "jobs" / "killed_at_call.py"),
+                str(number),
+                when,
+            ]
             done = subprocess.run([*driver, *words], capture_output=True, text=True, check=False)
             assert done.returncode == -9, (number, when, words, done.stdout[-4000:], done.stderr[-4000:])
 

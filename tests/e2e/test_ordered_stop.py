@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from acting_user import User, wait_for
-from test_kills import check_end, command_lines
+from e2e.test_kills import check_end, command_lines
+from support.jobs.acting_user import User, wait_for
 
 from cloudspot.train.handoff import read_progress
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import User, send, supervisors_processes, wait_for
-from test_kills import check_end, command_lines
-from test_store_faults import step_lines
+from e2e.test_kills import check_end, command_lines
+from e2e.test_store_faults import step_lines
+from support.jobs.acting_user import User, send, supervisors_processes, wait_for
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound, TransientError

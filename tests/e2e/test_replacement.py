@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from acting_user import User
-from test_several_nodes import check_replaced, reclaims
+from e2e.test_several_nodes import check_replaced, reclaims
+from support.jobs.acting_user import User
 
 NUM_SAMPLES, BATCH_SIZE = 320, 16
 SOAK_SEEDS = range(100, 105)

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 
 import pytest
-from acting_user import COMMAND, JOBS
-from documented_layout import check_layout
-from isolated_machines import needs_isolated_machines
+from support.jobs.acting_user import COMMAND, JOBS
+from support.jobs.documented_layout import check_layout
+from support.jobs.isolated_machines import needs_isolated_machines
 
 BUCKET = "cloudspot-sandbox"
 STREAMS = ("1-0", "1-1", "2-0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from acting_user import EXAMPLES, JOBS, PLUGINS
-from isolated_machines import needs_isolated_machines
-from sandboxed import run_sandboxed, weights_of
+from support.clouds.sandboxed import run_sandboxed, weights_of
+from support.jobs.acting_user import EXAMPLES, JOBS, PLUGINS
+from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [
     needs_isolated_machines,

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from acting_user import COMMAND, JOBS
-from isolated_machines import WHY_NOT
+from support.jobs.acting_user import COMMAND, JOBS
+from support.jobs.isolated_machines import WHY_NOT
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 IMAGES = {

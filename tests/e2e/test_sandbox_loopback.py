@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from acting_user import COMMAND, JOBS
+from support.jobs.acting_user import COMMAND, JOBS
 
 # How long a machine is told before it is taken. On Google Cloud it believes in two minutes, whatever it is here.
 NOTICES = {"aws": 60, "gcp": 120, "aliyun": 60}

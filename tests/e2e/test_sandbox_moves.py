@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 import pytest
-from acting_user import COMMAND, JOBS
-from isolated_machines import needs_isolated_machines
-from sandboxed import NAME, weights_of
+from support.clouds.sandboxed import NAME, weights_of
+from support.jobs.acting_user import COMMAND, JOBS
+from support.jobs.isolated_machines import needs_isolated_machines
 
 CLOUDS = ("aws", "gcp", "aliyun")
 STORES = {
@@ -162,7 +162,9 @@ def look() -> dict[str, Any]:
         "shows": {cloud: _show(store) for cloud, store in STORES.items()},
         "logs": {cloud: _cloudspot("logs", store=store) for cloud, store in STORES.items()},
         "refusals": {cloud: _cloudspot("resume", store=STORES[cloud], status=1)[1] for cloud in STOPS},
-        "accounts": {cloud: importlib.import_module(f"account_{cloud}").look() for cloud in CLOUDS},
+        "accounts": {
+            cloud: importlib.import_module(f"support.clouds.account_{cloud}").look() for cloud in CLOUDS
+        },
     }
 
 

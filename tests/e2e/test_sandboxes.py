@@ -12,9 +12,9 @@ import os
 import re
 
 import pytest
-from acting_user import EXAMPLES, JOBS, PLUGINS
-from isolated_machines import needs_isolated_machines
-from sandboxed import run_sandboxed, weights_of
+from support.clouds.sandboxed import run_sandboxed, weights_of
+from support.jobs.acting_user import EXAMPLES, JOBS, PLUGINS
+from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [
     needs_isolated_machines,
@@ -38,7 +38,7 @@ SETS = ('run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"')
 def test_a_job_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
     user, undisturbed, cloud, num_nodes, reclaimed
 ):
-    account = importlib.import_module(f"account_{cloud}")
+    account = importlib.import_module(f"support.clouds.account_{cloud}")
     sets = (f"nodes={num_nodes}", *SETS)
     words = [word for one in (*sets, *account.SETS) for word in ("--set", one)]
     # A minute's notice: a longer one would be partly trained through.

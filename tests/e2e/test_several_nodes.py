@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from acting_user import COMMAND, JOBS, User, send, supervisors_processes, tiny, wait_for
-from cut_network import own_network
+from support.jobs.acting_user import COMMAND, JOBS, User, send, supervisors_processes, tiny, wait_for
+from support.jobs.cut_network import own_network
 
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machines import MachineDirectory

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from acting_user import User
-from test_random_faults import JOB, begin, check, go_through, of, settings, wait_for_end
+from e2e.test_random_faults import JOB, begin, check, go_through, of, settings, wait_for_end
+from support.jobs.acting_user import User
 
 from cloudspot.jobstore import keys, retention
 from cloudspot.jobstore.chunks import stored_chunks

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from acting_user import User, has_ended, wait_for
+from support.jobs.acting_user import User, has_ended, wait_for
 
 from cloudspot.cli import exit_codes
 from cloudspot.errors import TransientError

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from acting_user import User, wait_for
-from test_kills import check_end
-from test_random_faults import JOB, Run, begin, check_machines, check_records, go_through, wait_for_end
+from e2e.test_kills import check_end
+from e2e.test_random_faults import JOB, Run, begin, check_machines, check_records, go_through, wait_for_end
+from support.jobs.acting_user import User, wait_for
 
 from cloudspot.cli.exit_codes import SUCCEEDED
 from cloudspot.local.machines import MachineDirectory

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from acting_user import User, wait_for
+from support.jobs.acting_user import User, wait_for
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-job.md"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from acting_user import EXAMPLES, User
+from support.jobs.acting_user import EXAMPLES, User
 
 SETS = ("--set", 'run.args=["--size", "tiny"]', "--set", 'run.env.OMP_NUM_THREADS="1"')
 

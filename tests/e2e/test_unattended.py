@@ -13,13 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_user import COMMAND, JOBS, User
-from isolated_machines import needs_isolated_machines
-from unattended_clouds import CLOUDS
+from support.clouds.unattended_clouds import CLOUDS
+from support.jobs.acting_user import COMMAND, JOBS, TESTS, User
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.jobstore.standing_drivers import list_drivers
 from cloudspot.jobstore.state_home import state_home
@@ -38,7 +37,7 @@ RECLAIMS = ("launch=1,rank=0,after_steps=30,notice=30", "launch=2,rank=0,after_s
 ENDED = {"succeeded", "failed", "stopped"}
 DEPLOYERS = {
     "function": COMMAND,
-    "second": [sys.executable, str(Path(__file__).with_name("second_function.py"))],
+    "second": [sys.executable, str(TESTS / "support" / "clouds" / "second_function.py")],
 }
 """The command lines that deploy a function each, by the word for it in a preparation."""
 
@@ -146,7 +145,7 @@ def be_killed(name: str, seconds: float) -> tuple[int, list[int]]:
     """
     end, num_kills, number = time.monotonic() + seconds, 0, 0
     whole_passes: list[int] = []
-    killed = [sys.executable, str(Path(__file__).with_name("killed_at_call.py"))]
+    killed = [sys.executable, str(TESTS / "support" / "jobs" / "killed_at_call.py")]
     is_done = False
     while time.monotonic() < end and not is_done:
         number, was_short = number + 1, False

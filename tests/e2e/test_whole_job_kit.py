@@ -1,7 +1,7 @@
 """The kit of whole jobs, on the local provider and in the sandboxes of the clouds."""
 
 import pytest
-from isolated_machines import needs_isolated_machines
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.testing.jobkit import CLOUDSPOT, JobCloud, WholeJobTests
 

@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 import pytest
-from process_portrait import left_open, portrait_of
+from support.jobs.process_portrait import left_open, portrait_of
 
 from cloudspot.emulation.function_process import FunctionProcess
 

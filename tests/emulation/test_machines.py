@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from cloudspot_toy import ToyCloud
-from isolated_machines import needs_isolated_machines
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.emulation.cloud import EmulatedMachine
 from cloudspot.emulation.local_machine_host import emulated

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.errors import CloudspotError

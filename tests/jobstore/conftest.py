@@ -6,10 +6,9 @@ import json
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
-import made_journal
 import pytest
-import sessions
-from directorystore import directory_store
+from support.records import made_journal, sessions
+from support.stores.directorystore import directory_store
 
 from cloudspot.jobstore import manifests, parts, shared_chunks
 from cloudspot.jobstore.records import CheckpointId, File, SaveId

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from faultstore import FaultPlan, FaultyStore
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import BundleError, CorruptData
 from cloudspot.jobstore import keys

@@ -6,9 +6,9 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
-from made_records import Records
 from msgspec import inspect
-from record_kinds import KINDS
+from support.records.made_records import Records
+from support.records.record_kinds import KINDS
 
 from cloudspot.decoding import Dated, Metrics
 from cloudspot.errors import CorruptData

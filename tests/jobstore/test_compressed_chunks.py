@@ -5,8 +5,8 @@ import shutil
 
 import msgspec
 import pytest
-from memorystore import InMemoryStore
-from sessions import Everything
+from support.records.sessions import Everything
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore import codec, fetching, forking, keys, manifests, parts, retention

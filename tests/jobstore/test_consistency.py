@@ -1,8 +1,8 @@
 """Records that contradict each other or their keys."""
 
 import pytest
-from directorystore import directory_store
-from made_records import Records
+from support.records.made_records import Records
+from support.stores.directorystore import directory_store
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, keys

@@ -4,13 +4,13 @@ import hashlib
 import re
 from contextlib import suppress
 
-import made_journal
 import msgspec
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore
-from made_records import Records
-from memorystore import InMemoryStore
+from support.records import made_journal
+from support.records.made_records import Records
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import (
     CloudspotError,

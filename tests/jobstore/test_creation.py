@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore, Hook, Outage
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import creation

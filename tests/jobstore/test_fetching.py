@@ -8,7 +8,7 @@ import threading
 
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.partial_files import partial_directory

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from directorystore import directory_store
-from process_portrait import left_open
-from staged_inputs import contents, staging
+from support.jobs.process_portrait import left_open
+from support.stores.directorystore import directory_store
+from support.stores.staged_inputs import contents, staging
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.low_priority import NICENESS, lower_thread_priority

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys

@@ -1,6 +1,6 @@
 """What a launch's records say of its seats."""
 
-from made_records import Records
+from support.records.made_records import Records
 
 MADE = Records()
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from staged_inputs import contents, staging
+from support.stores.staged_inputs import contents, staging
 
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, ObjectMissing, TransientError
 from cloudspot.host import paced_http

@@ -16,10 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from directorystore import directory_store
-from faultstore import DenyingStore, FaultPlan, FaultyStore
-from memorystore import InMemoryStore
-from staged_inputs import CountingStore, contents, staging
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import DenyingStore, FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
+from support.stores.staged_inputs import CountingStore, contents, staging
 
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, TransientError
 from cloudspot.jobfile.data import DataSpec
@@ -130,7 +130,7 @@ sys.path[:0] = {paths!r}
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore import inputs
 from cloudspot.jobstore.input_cache import InputCache
-from staged_inputs import CountingStore, staging
+from support.stores.staged_inputs import CountingStore, staging
 from cloudspot.local.filestore import FileStore
 
 def before(method, key):
@@ -160,7 +160,7 @@ def test_a_killed_staging_goes_on_where_it_stood(tmp_path, kill_after):
     log, root = tmp_path / "requests", tmp_path / "cache"
 
     def run(kill_after):
-        paths = [str(Path(__file__).parents[1] / "simulators")]
+        paths = [str(Path(__file__).parents[1])]
         program = KILLED.format(
             paths=paths, log=str(log), kill_after=kill_after, root=f"{tmp_path}/data", cache=str(root),
             num_threads=1,

@@ -4,9 +4,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from many_jobs import ManyJobs
-from memorystore import InMemoryStore
+from support.records.many_jobs import ManyJobs
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import JobNotFound

@@ -3,11 +3,11 @@
 import threading
 from datetime import datetime, timezone
 
-import made_journal
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore, Outage
-from memorystore import InMemoryStore
+from support.records import made_journal
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore import codec, keys

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import faultstore
 import pytest
+from support.stores import faultstore
 
 import cloudspot
 from cloudspot.errors import ObjectMissing
@@ -28,7 +28,7 @@ from cloudspot.jobstore import fetching, manifests, parts
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.records import SaveId
 from cloudspot.local.filestore import FileStore
-from faultstore import FaultyStore, load_plan
+from support.stores.faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):

@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import keys

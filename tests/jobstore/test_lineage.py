@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.jobstore.consistency import JournalOrder
 from cloudspot.jobstore.lineage import counts, head, lineage, newest_generation, why_over

@@ -3,10 +3,10 @@
 import threading
 from datetime import datetime, timezone
 
-import made_journal
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore, Hook, Outage
+from support.records import made_journal
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore import codec, keys, manifests, parts, retention

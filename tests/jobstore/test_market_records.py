@@ -4,9 +4,9 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from made_records import Records
-from memorystore import InMemoryStore
+from support.records.made_records import Records
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import codec, keys, market_records

@@ -5,8 +5,8 @@ import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import LogSink

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from own_notes import note
+from support.records.own_notes import note
 
 from cloudspot.errors import SpecError
 from cloudspot.host.locks import try_lock

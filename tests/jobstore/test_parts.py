@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore, Hook, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.host.low_priority import NICENESS

@@ -1,8 +1,8 @@
 """Requests that failed in passing."""
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
 from cloudspot.jobstore.patience import PatientStore, patient

@@ -3,12 +3,12 @@
 from datetime import datetime, timedelta, timezone
 from typing import get_args
 
-import made_journal
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from made_records import Records
-from memorystore import InMemoryStore
+from support.records import made_journal
+from support.records.made_records import Records
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
 from cloudspot.jobstore import codec, keys

@@ -4,8 +4,8 @@ import hashlib
 from datetime import datetime, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Hook, Outage
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import JobNotFound, TransientError

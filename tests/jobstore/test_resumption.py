@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from made_records import Records
-from memorystore import InMemoryStore
+from support.records.made_records import Records
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.jobfile.spec import change_job, load_job

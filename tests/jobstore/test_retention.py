@@ -7,8 +7,8 @@ import time
 from datetime import datetime, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Hook
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore import codec, fetching, keys, launches, manifests, retention

@@ -8,7 +8,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

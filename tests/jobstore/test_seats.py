@@ -1,7 +1,7 @@
 """The words for seats, each with an example of its own."""
 
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.jobstore.records import Seat
 from cloudspot.jobstore.seats import seats_of

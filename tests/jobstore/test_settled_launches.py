@@ -4,10 +4,10 @@ import dataclasses
 
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from made_records import Records
-from many_jobs import ManyJobs
-from memorystore import InMemoryStore
+from support.records.made_records import Records
+from support.records.many_jobs import ManyJobs
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.journal import COPY_EVERY, Journal

@@ -6,12 +6,12 @@ from collections import Counter
 from datetime import datetime, timezone
 from unittest import mock
 
-import made_journal
 import pytest
-from few_or_many import few_or_many
-from memorystore import InMemoryStore
-from one_at_a_time import OneAtATime
-from sessions import Everything
+from support.records import made_journal
+from support.records.sessions import Everything
+from support.stores.memorystore import InMemoryStore
+from support.stores.one_at_a_time import OneAtATime
+from support.worlds.few_or_many import few_or_many
 
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.standing_drivers import list_drivers, note_driver

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.patience import patient

@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from memorystore import InMemoryStore
-from reaptests import end_job
+from support.clouds.reaptests import end_job
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import CloudspotError

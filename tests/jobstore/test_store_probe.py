@@ -1,8 +1,8 @@
 """The probe of a store."""
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import AuthError, SpecError, StoreRefused, TransientError
 from cloudspot.jobstore.patience import patient

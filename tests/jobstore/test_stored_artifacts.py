@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from memorystore import InMemoryStore
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
 from cloudspot.host.names import is_safe_name

@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore.records import StopRequest

@@ -1,7 +1,7 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Lasting, Seat, Suspect, Suspicions

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from groups import group_of
-from own_notes import note
+from support.records.own_notes import note
+from support.worlds.groups import group_of
 
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions

@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from directorystore import directory_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.stores.directorystore import directory_store
 
 from cloudspot.errors import (
     AuthError,

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
-from own_notes import note
+from support.records.own_notes import note
 
 from cloudspot.host.locks import try_lock
 from cloudspot.local.metadata import METADATA

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from own_notes import note
+from support.records.own_notes import note
 
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
 from cloudspot.host.locks import try_lock

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from process_portrait import left_open, portrait_of, portraits_of_session
+from support.jobs.process_portrait import left_open, portrait_of, portraits_of_session
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes

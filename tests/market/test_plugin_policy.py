@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from situations import at
+from support.records.situations import at
 
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.market import plugin_policy as module

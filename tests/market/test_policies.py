@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from situations import at
+from support.records.situations import at
 
 from cloudspot.market.hazards import DEFAULT
 from cloudspot.market.policies import (

@@ -7,8 +7,8 @@ import fastcrc
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from hypothesis import strategies as st
-from odd_answers import Answer, AnsweringServer, answers, odd_json, odd_xml, texts
-from outside import CI, SOAK_SECONDS, Entry, bounded, check, listed_for_pytest, soak
+from support.records.odd_answers import Answer, AnsweringServer, answers, odd_json, odd_xml, texts
+from support.records.outside import CI, SOAK_SECONDS, Entry, bounded, check, listed_for_pytest, soak
 
 from cloudspot.cli.image_digest import with_digest
 from cloudspot.interfaces import is_key

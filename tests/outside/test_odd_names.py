@@ -13,11 +13,20 @@ from typing import Any
 import pytest
 import xxhash
 from hypothesis import strategies as st
-from memorystore import InMemoryStore
-from odd_answers import texts
-from odd_values import nested, odd_bytes, odd_values, wrong
-from outside import CI, SOAK_SECONDS, Entry, bounded, check, check_refusal, listed_for_pytest, soak
-from record_kinds import KINDS
+from support.records.odd_answers import texts
+from support.records.odd_values import nested, odd_bytes, odd_values, wrong
+from support.records.outside import (
+    CI,
+    SOAK_SECONDS,
+    Entry,
+    bounded,
+    check,
+    check_refusal,
+    listed_for_pytest,
+    soak,
+)
+from support.records.record_kinds import KINDS
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.decoding import MAX_NODES, MAX_TALLY, whole_number
 from cloudspot.errors import CloudspotError

@@ -8,7 +8,7 @@ import tracemalloc
 from datetime import datetime, timezone
 
 import pytest
-from memorystore import NOT_SHARED
+from support.stores.memorystore import NOT_SHARED
 
 from cloudspot.errors import (
     AuthError,

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Market, Resources

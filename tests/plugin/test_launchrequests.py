@@ -3,8 +3,8 @@ import gzip
 
 import msgspec
 import pytest
-from groups import group_of
-from made_records import Records
+from support.records.made_records import Records
+from support.worlds.groups import group_of
 
 from cloudspot.errors import ProvisionError, SpecError
 from cloudspot.model import LaunchRequest, Resources

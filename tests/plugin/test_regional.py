@@ -1,7 +1,7 @@
 """One provisioner for several regions, each of which is a list in memory here."""
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, ProvisionError, SpecError, TransientError
 from cloudspot.interfaces import Provisioner

@@ -18,7 +18,7 @@ else:
 from cloudspot import hookspecs
 
 README = Path(__file__).parents[2] / "plugins" / "README.md"
-SIMULATORS = Path(__file__).parents[1] / "simulators"
+TESTS = Path(__file__).parents[1]
 TEXT = README.read_text(encoding="utf-8")
 BLOCKS = dict.fromkeys(("toml", "python"), ())
 for language, block in re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL):
@@ -40,7 +40,7 @@ def plugin(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text(HOOKS)
     (package / "store.py").write_text(
-        "from memorystore import InMemoryStore\n\n\nclass MyStore(InMemoryStore):\n    pass\n"
+        "from support.stores.memorystore import InMemoryStore\n\n\nclass MyStore(InMemoryStore):\n    pass\n"
     )
     return tmp_path
 
@@ -49,7 +49,7 @@ def run(plugin, *words):
     return subprocess.run(
         [sys.executable, *words],
         cwd=plugin,
-        env={**os.environ, "PYTHONPATH": f"{plugin}{os.pathsep}{SIMULATORS}"},
+        env={**os.environ, "PYTHONPATH": f"{plugin}{os.pathsep}{TESTS}"},
         capture_output=True,
         text=True,
     )

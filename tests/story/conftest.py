@@ -1,5 +1,5 @@
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from groups import group_of
-from memorycloud import MemoryCloud, MemoryProvider
+from support.worlds.groups import group_of
+from support.worlds.memorycloud import MemoryCloud, MemoryProvider
 
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import MachineInventory

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from memorystore import InMemoryStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.objectlog import ObjectStoreLogSink

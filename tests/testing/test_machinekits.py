@@ -6,10 +6,9 @@ import inspect
 import os
 import sys
 
-import broken_machines
-import broken_providers
 import pytest
-from memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
+from support.worlds import broken_machines, broken_providers
+from support.worlds.memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
 
 from cloudspot.testing import providerkit
 from cloudspot.testing.jobkit import JobCloud, WholeJobTests
@@ -36,7 +35,7 @@ def installed(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-providers\nVersion: 1.0\n")
     names = [kind.name for kind in (broken_providers.Sound, *broken_providers.PROVIDERS)]
-    points = "".join(f"{name} = broken_providers\n" for name in names)
+    points = "".join(f"{name} = support.worlds.broken_providers\n" for name in names)
     (info / "entry_points.txt").write_text(f"[cloudspot.providers]\n{points}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -45,7 +44,10 @@ def installed(tmp_path, monkeypatch):
 
 
 def provider_tests(kind):
-    options = {"name": kind.name, "packages": ("memorycloud", "broken_machines")}
+    options = {
+        "name": kind.name,
+        "packages": ("support.worlds.memorycloud", "support.worlds.broken_machines"),
+    }
     return type("Tests", (providerkit.ProviderTests,), options)
 
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
-from memorystore import NOT_SHARED, InMemoryStore
+from support.stores.memorystore import NOT_SHARED, InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing
 from cloudspot.model import ObjectPage

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from few_or_many import few_or_many
+from support.worlds.few_or_many import few_or_many
 from torch.distributed import HashStore
 
 from cloudspot.train import presiding, rounds, step_seconds

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from fake_world import fake_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.worlds.fake_world import fake_world
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor

@@ -7,8 +7,8 @@ import time
 from urllib.parse import quote
 
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import artifact_sync
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync

@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from unittest import mock
 
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from made_journal import commit
+from support.records.made_journal import commit
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import checkpoint_restore
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this

@@ -8,7 +8,7 @@ from functools import partial
 from os import utime
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.delivery import courier as courier_module
 from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from directorystore import directory_store
-from faultstore import FaultPlan, FaultyStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.errors import TransientError

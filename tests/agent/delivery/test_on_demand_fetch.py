@@ -7,7 +7,7 @@ import time
 from unittest import mock
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.delivery import checkpoint_restore, on_demand_fetch
 from cloudspot.agent.delivery.checkpoint_restore import on_demand_here, restore_newest, restore_this

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.agent.ending.restart_policy import (
     FAILED,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
-from made_journal import open_launch, start_generation
+from support.records.made_journal import open_launch, start_generation
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError

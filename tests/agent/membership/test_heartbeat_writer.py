@@ -6,8 +6,8 @@ import time
 from datetime import datetime, timezone
 
 import pytest
-from faultstore import FaultPlan, FaultyStore, Outage
-from made_journal import append, open_launch
+from support.records.made_journal import append, open_launch
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.leaving import Leaving
 from cloudspot.errors import TransientError

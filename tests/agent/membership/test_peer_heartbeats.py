@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from made_journal import append
-from made_records import Records
-from memorystore import InMemoryStore
+from support.records.made_journal import append
+from support.records.made_records import Records
+from support.stores.faultstore import FaultPlan, FaultyStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.membership import heartbeat_writer, peer_heartbeats

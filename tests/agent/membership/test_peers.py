@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from few_or_many import few_or_many
-from made_records import Records
+from support.records.made_records import Records
+from support.worlds.few_or_many import few_or_many
 
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.peers import (

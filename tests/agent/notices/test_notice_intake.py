@@ -3,7 +3,7 @@
 import time
 from datetime import datetime, timedelta, timezone
 
-from faultstore import FaultPlan, FaultyStore, Outage
+from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent

@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from process_portrait import portrait_of
-from real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
-from small_image import containers, kill_container, small_image, volumes, why_no_containers
+from support.jobs.process_portrait import portrait_of
+from support.jobs.real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
+from support.jobs.small_image import containers, kill_container, small_image, volumes, why_no_containers
 
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.training import container as under_test

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from made_journal import append
-from process_portrait import left_open
+from support.jobs.process_portrait import left_open
+from support.records.made_journal import append
 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.training.idle_watch import IdleClock, IdleWatch, Meter

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from directorystore import directory_store
-from faultstore import DenyingStore
-from memorystore import InMemoryStore
+from support.stores.directorystore import directory_store
+from support.stores.faultstore import DenyingStore
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.agent import store_retry
 from cloudspot.agent.leaving import LeavingError

@@ -4,7 +4,7 @@ import sys
 import threading
 
 import pytest
-from process_portrait import left_open, portrait_of
+from support.jobs.process_portrait import left_open, portrait_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows how a process was started")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from process_portrait import left_open, portrait_of
+from support.jobs.process_portrait import left_open, portrait_of
 
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import (

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli.charts import drawing, plots
 from cloudspot.errors import TransientError

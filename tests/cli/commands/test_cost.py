@@ -4,7 +4,7 @@ import csv
 
 import msgspec
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli.commands import cost
 from cloudspot.jobstore import keys

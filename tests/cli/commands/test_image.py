@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.cli.commands import image as image_module
 from cloudspot.cli.prospects import setup_text

@@ -5,11 +5,11 @@ import re
 import threading
 from datetime import datetime, timedelta, timezone
 
-import jobclock
 import msgspec
 import pytest
-from faultstore import FaultPlan, FaultyStore
-from jobclock import ago
+from support.records import jobclock
+from support.records.jobclock import ago
+from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.cli.commands.logs import print_records
 from cloudspot.cli.joblog.logtail import LogTail

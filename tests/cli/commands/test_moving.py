@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
-from directorystore import directory_store
+from support.stores.directorystore import directory_store
 
 from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module

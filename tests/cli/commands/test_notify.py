@@ -1,7 +1,7 @@
 """``cloudspot notify test``, and what `plan` and `run` say of [notify] before there is a job."""
 
 import pytest
-from messagesink import dead_url, open_sink
+from support.clouds.messagesink import dead_url, open_sink
 
 from cloudspot.jobfile.notify import NotifySpec
 from cloudspot.jobfile.spec import spec_from_json

@@ -1,7 +1,7 @@
 """``cloudspot offers``: what a job could buy, by what the store's jobs have met."""
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.controller.experience import leave_experience
 from cloudspot.jobstore import keys

@@ -174,7 +174,7 @@ def test_a_package_that_is_there_is_not_hidden_by_a_second(tmp_path, monkeypatch
 # --- check --------------------------------------------------------------------------------------
 
 HOOKS = """
-from memorycloud import MemoryProvider
+from support.worlds.memorycloud import MemoryProvider
 
 from cloudspot.hookspecs import hookimpl
 
@@ -190,7 +190,7 @@ def cloudspot_object_store(url):
 """
 KITS = """
 import pytest
-from memorycloud import MemoryAccount
+from support.worlds.memorycloud import MemoryAccount
 
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.providerkit import ProviderTests

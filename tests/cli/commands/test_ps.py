@@ -6,8 +6,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 from click.testing import CliRunner
-from jobclock import ago, at
-from memorystore import InMemoryStore
+from support.records.jobclock import ago, at
+from support.stores.memorystore import InMemoryStore
 
 from cloudspot.cli.commands.ps import MAX_WORKED_OUT
 from cloudspot.cli.jobfields import FIELD_NAMES

@@ -1,7 +1,7 @@
 """``cloudspot resume`` and ``cloudspot fork``."""
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli.commands import fork as fork_module
 from cloudspot.cli.commands import resume as resume_module

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 import msgspec
 import pytest
 from click.testing import CliRunner
-from faultstore import FaultPlan, FaultyStore, Hook
-from made_journal import forget_copies
+from support.records.made_journal import forget_copies
+from support.stores.faultstore import FaultPlan, FaultyStore, Hook
 
 from cloudspot.cli.commands import rm as rm_module
 from cloudspot.cli.jobs import Job

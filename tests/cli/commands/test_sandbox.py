@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from isolated_machines import needs_isolated_machines
+from support.jobs.isolated_machines import needs_isolated_machines
 
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint
 from cloudspot.emulation.sandbox_run import parse_reclaims

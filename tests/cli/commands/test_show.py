@@ -3,7 +3,7 @@
 from datetime import datetime
 
 import pytest
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.jobstore import keys
 from cloudspot.jobstore.records import Final, SaveId, Slot

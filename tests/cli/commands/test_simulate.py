@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli.main import program
 from cloudspot.jobstore.reader import HistoryReader, write_summary

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from jobclock import at
+from support.records.jobclock import at
 
 from cloudspot.cli import jobs as jobs_module
 from cloudspot.cli.commands import attach as attach_module

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from pseudo_terminal import Terminal
+from support.jobs.pseudo_terminal import Terminal
 
 pytestmark = pytest.mark.full
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.liveview import Heard, Sights, hear, look

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made_records import Records
+from support.records.made_records import Records
 
 from cloudspot.cli.screen.jobdetails import echo_details
 from cloudspot.jobstore.records import Phase

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from pseudo_terminal import Terminal
+from support.jobs.pseudo_terminal import Terminal
 
 CODE = """
 import signal, sys, time

@@ -5,7 +5,7 @@ import sys
 from types import MappingProxyType
 
 import pytest
-from functionpasstests import FunctionPassTests
+from support.clouds.functionpasstests import FunctionPassTests
 
 from cloudspot_aliyun import functionhost
 from cloudspot_aliyun_sandbox.cloud import EmulatedAliyun

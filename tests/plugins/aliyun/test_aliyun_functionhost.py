@@ -11,7 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from functionhosttests import GOOD, NAME, DriverInventoryTests, FunctionHostTests, calling_after
+from support.clouds.functionhosttests import (
+    GOOD,
+    NAME,
+    DriverInventoryTests,
+    FunctionHostTests,
+    calling_after,
+)
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError, SpecError

@@ -2,8 +2,17 @@
 
 import oss2
 import pytest
-from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs, chunk_of
+from support.clouds.reaptests import (
+    LIVE,
+    OVER,
+    REMOVED,
+    STRANGE_OBJECT,
+    STRANGE_UPLOADS,
+    Reaping,
+    add_jobs,
+    chunk_of,
+)
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys

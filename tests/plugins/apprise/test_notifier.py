@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from messagesink import dead_url, open_sink
+from support.clouds.messagesink import dead_url, open_sink
 
 from cloudspot.controller.sending import REFUSED, send
 from cloudspot.errors import CloudspotError, SpecError

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import boto3
 import pytest
-from functionpasstests import InterruptedPassTests
+from support.clouds.functionpasstests import InterruptedPassTests
 
 from cloudspot_aws import functionhost
 from cloudspot_aws_sandbox.cloud import REGION, EmulatedAws

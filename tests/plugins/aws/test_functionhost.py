@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 import boto3
 import pytest
 from botocore.client import BaseClient
-from functionhosttests import NAME, FunctionHostTests, calling_after
 from msgspec import structs
+from support.clouds.functionhosttests import NAME, FunctionHostTests, calling_after
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError, SpecError

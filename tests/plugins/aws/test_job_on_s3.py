@@ -12,7 +12,7 @@ from cloudspot_aws.s3 import S3Store
 
 pytest.importorskip("torch")
 
-from acting_user import User
+from support.jobs.acting_user import User
 
 pytestmark = pytest.mark.full
 

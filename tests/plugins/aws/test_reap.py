@@ -9,8 +9,17 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, STRANGE_UPLOADS, Reaping, add_jobs, chunk_of
+from support.clouds.reaptests import (
+    LIVE,
+    OVER,
+    REMOVED,
+    STRANGE_OBJECT,
+    STRANGE_UPLOADS,
+    Reaping,
+    add_jobs,
+    chunk_of,
+)
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys

@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-import faultstore
 import msgspec
-from faultstore import FaultPlan, FaultyStore, load_plan
+from support.stores import faultstore
+from support.stores.faultstore import FaultPlan, FaultyStore, load_plan
 
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import ObjectStore, Provider

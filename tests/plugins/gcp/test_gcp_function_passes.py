@@ -4,7 +4,7 @@ from base64 import b64decode
 from types import MappingProxyType
 
 import pytest
-from functionpasstests import FunctionPassTests
+from support.clouds.functionpasstests import FunctionPassTests
 
 from cloudspot_gcp import functionhost
 from cloudspot_gcp.functionschedules import MARK

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from functionhosttests import GOOD, NAME, DriverInventoryTests, FunctionHostTests
+from support.clouds.functionhosttests import GOOD, NAME, DriverInventoryTests, FunctionHostTests
 
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError

@@ -1,8 +1,8 @@
 """``cloudspot reap`` on the whole emulated Google Cloud, over HTTP with the real SDK."""
 
 import pytest
-from listed_host import ListedHost
-from reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, Reaping, add_jobs
+from support.clouds.reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, Reaping, add_jobs
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.controller import account_orphans
 from cloudspot.jobstore import keys

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import PluginError

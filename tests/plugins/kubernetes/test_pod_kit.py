@@ -7,7 +7,7 @@ import subprocess
 from types import MappingProxyType
 
 import pytest
-from lossyproxy import LossyProxy
+from support.stores.lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError
 from cloudspot.testing.account import Account, Call, Fault

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from lossyproxy import LossyProxy
+from support.stores.lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.model import EndReason, InstanceState, Market, Resources

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.boot.script import ending_command
 from cloudspot.errors import SpecError

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 import cloudspot_kubernetes_sandbox
 from cloudspot.emulation.local_machine_host import emulated

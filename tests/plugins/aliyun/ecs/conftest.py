@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from listed_host import ListedHost
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server

@@ -4,9 +4,9 @@ import base64
 from types import MappingProxyType
 
 import pytest
-from cloud_histories import Killed, Town
-from controllertests import ControllerTests, use_one_thread
-from simnodes import Script
+from support.clouds.controllertests import ControllerTests, use_one_thread
+from support.worlds.cloud_histories import Killed, Town
+from support.worlds.simnodes import Script
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.loop import PRICE_SECONDS

@@ -2,9 +2,9 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 
 import pytest
-from emulated_account import ALWAYS, Call, EmulatedAccount, Fault
-from imagetests import EmulatedImageTests
-from provisionertests import (
+from support.clouds.emulated_account import ALWAYS, Call, EmulatedAccount, Fault
+from support.clouds.imagetests import EmulatedImageTests
+from support.clouds.provisionertests import (
     SCRIPT,
     AccountTests,
     CloudProvisionerTests,

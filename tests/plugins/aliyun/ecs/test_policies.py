@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.model import Resources
 from cloudspot.testing.imagekit import KEY

@@ -1,7 +1,7 @@
 """A job whose machines may be in two regions of the emulated ECS."""
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources

@@ -6,7 +6,7 @@ import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.boot.script import ending_command
 from cloudspot_aliyun import selfend

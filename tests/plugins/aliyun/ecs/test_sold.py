@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from soldtypes import Sold, assert_sold, combinations, table
+from support.clouds.soldtypes import Sold, assert_sold, combinations, table
 
 # Source: ECS documentation, "GPU-accelerated compute-optimized instance families" (gn6i, gn6v, gn7, gn7e, gn7i;
 # checked 2026-11). Without bare metal, which is bought only by its name.

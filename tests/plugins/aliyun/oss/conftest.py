@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import ClassVar
 
 import pytest
-from bucketstoretests import BucketCloud, rights_named
+from support.clouds.bucketstoretests import BucketCloud, rights_named
 
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.role_credentials import Secrets

@@ -1,8 +1,8 @@
 """The promises of an object store, kept on OSS: over HTTP, by the real SDK, against a strict server."""
 
 import pytest
-from bucketstoretests import BucketStoreTests
-from elsewhere import elsewhere
+from support.clouds.bucketstoretests import BucketStoreTests
+from support.clouds.elsewhere import elsewhere
 
 from cloudspot.testing.storekit import ObjectStoreTests
 from cloudspot_aliyun.oss import OssStore

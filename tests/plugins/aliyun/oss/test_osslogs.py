@@ -4,7 +4,7 @@ import itertools
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from elsewhere import elsewhere
+from support.clouds.elsewhere import elsewhere
 
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.model import LogRecord

@@ -6,10 +6,10 @@ import threading
 
 import boto3
 import pytest
-from listed_host import ListedHost
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from support.worlds.listed_host import ListedHost
 from werkzeug.serving import make_server
 
 from cloudspot.emulation.api_faults import Faults

@@ -1,5 +1,5 @@
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.model import Resources
 

@@ -5,8 +5,8 @@ import os
 from types import MappingProxyType
 
 import pytest
-from cloud_histories import Town
-from controllertests import ControllerTests, use_one_thread
+from support.clouds.controllertests import ControllerTests, use_one_thread
+from support.worlds.cloud_histories import Town
 
 from cloudspot.jobfile.spec import decode_options
 from cloudspot_aws.options import AwsOptions

@@ -1,7 +1,7 @@
 """``cloudspot preempt`` on EC2: the Fault Injection Service takes a spot machine, or it is said why not."""
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError
 

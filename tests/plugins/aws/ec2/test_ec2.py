@@ -3,9 +3,9 @@ from types import MappingProxyType
 
 import botocore.exceptions
 import pytest
-from emulated_account import Call, EmulatedAccount, Fault
-from imagetests import EmulatedImageTests
-from provisionertests import (
+from support.clouds.emulated_account import Call, EmulatedAccount, Fault
+from support.clouds.imagetests import EmulatedImageTests
+from support.clouds.provisionertests import (
     SCRIPT,
     AccountTests,
     CloudProvisionerTests,

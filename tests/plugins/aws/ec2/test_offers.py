@@ -1,7 +1,7 @@
 import msgspec
 import pytest
-from groups import group_of
 from moto.core import DEFAULT_ACCOUNT_ID
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Billing, Market, Offer, Resources

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from soldtypes import GIB, Sold, assert_sold, combinations, table
+from support.clouds.soldtypes import GIB, Sold, assert_sold, combinations, table
 
 from cloudspot.model import Resources
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import boto3
 import pytest
-from bucketstoretests import BucketCloud, rights_named
-from lossyproxy import LossyProxy
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
+from support.clouds.bucketstoretests import BucketCloud, rights_named
+from support.stores.lossyproxy import LossyProxy
 
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store

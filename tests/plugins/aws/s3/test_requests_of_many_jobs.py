@@ -1,8 +1,8 @@
 """The limits of ``reconcile``, ``ps`` and ``show`` on S3, in requests that the bucket really gets."""
 
 import pytest
-from many_jobs import ManyJobs
-from request_counts import RequestCounts, check_limits
+from support.records.many_jobs import ManyJobs
+from support.stores.request_counts import RequestCounts, check_limits
 
 pytestmark = pytest.mark.full
 

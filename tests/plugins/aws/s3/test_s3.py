@@ -12,7 +12,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import FlexibleChecksumError
-from bucketstoretests import one_line, upload
+from support.clouds.bucketstoretests import one_line, upload
 
 from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, TransientError
 from cloudspot.registry import open_store

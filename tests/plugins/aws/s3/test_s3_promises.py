@@ -1,7 +1,7 @@
 """The store in S3 keeps the promises of a store, against a strict S3."""
 
 import pytest
-from bucketstoretests import BucketStoreTests
+from support.clouds.bucketstoretests import BucketStoreTests
 
 from cloudspot.testing.storekit import ObjectStoreTests
 

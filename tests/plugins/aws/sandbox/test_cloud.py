@@ -2,7 +2,7 @@
 
 import boto3
 import pytest
-from listed_host import ListedHost
+from support.worlds.listed_host import ListedHost
 
 from cloudspot_aws_sandbox.cloud import EmulatedAws
 

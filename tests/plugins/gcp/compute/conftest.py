@@ -1,7 +1,7 @@
 """The strict Compute Engine over real HTTP, with machines that only stand in a list; the real SDK asks."""
 
 import pytest
-from listed_host import ListedHost
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.wsgi_server import Server

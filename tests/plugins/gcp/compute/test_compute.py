@@ -3,14 +3,14 @@ from types import MappingProxyType
 
 import msgspec
 import pytest
-from emulated_account import Call, EmulatedAccount, Fault
-from groups import group_of
-from imagetests import EmulatedImageTests
-from provisionertests import (
+from support.clouds.emulated_account import Call, EmulatedAccount, Fault
+from support.clouds.imagetests import EmulatedImageTests
+from support.clouds.provisionertests import (
     SCRIPT,
     CloudProvisionerTests,
     LaunchKit,
 )
+from support.worlds.groups import group_of
 
 from cloudspot.errors import (
     AuthError,

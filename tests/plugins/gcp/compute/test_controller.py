@@ -3,9 +3,9 @@
 from types import MappingProxyType
 
 import pytest
-from cloud_histories import Town
-from controllertests import ControllerTests, closing_texts, use_one_thread
 from requests.adapters import HTTPAdapter
+from support.clouds.controllertests import ControllerTests, closing_texts, use_one_thread
+from support.worlds.cloud_histories import Town
 
 from cloudspot.jobfile.spec import decode_options
 from cloudspot.model import EndReason

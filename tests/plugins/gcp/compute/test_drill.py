@@ -1,7 +1,7 @@
 """``cloudspot preempt`` on Compute Engine: a simulated preemption, or it is said why not."""
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import EndReason

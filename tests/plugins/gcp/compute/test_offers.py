@@ -3,7 +3,7 @@ import math
 
 import msgspec
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
 from cloudspot.model import Billing, Market, Offer, Resources

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.errors import TransientError
 from cloudspot.model import Market, Resources

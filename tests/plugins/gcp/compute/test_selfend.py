@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import requests
-from groups import group_of
+from support.worlds.groups import group_of
 
 from cloudspot.boot.script import ending_command
 from cloudspot.emulation.cloud import MachineView

@@ -1,7 +1,7 @@
 """Offers on Compute Engine against what Google's documents list, for 240 combinations of resources."""
 
 import pytest
-from soldtypes import Sold, assert_sold, combinations, table
+from support.clouds.soldtypes import Sold, assert_sold, combinations, table
 
 from cloudspot.model import Market
 

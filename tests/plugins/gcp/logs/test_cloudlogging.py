@@ -6,9 +6,9 @@ from datetime import datetime, timedelta, timezone
 
 import google.cloud.logging
 import pytest
-from bucketstoretests import rights_named
-from elsewhere import elsewhere
-from logservicetests import LogService, LogServiceTests, line, seqs
+from support.clouds.bucketstoretests import rights_named
+from support.clouds.elsewhere import elsewhere
+from support.clouds.logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.errors import AuthError, CloudspotError

@@ -6,7 +6,7 @@ import itertools
 from typing import ClassVar
 
 import pytest
-from bucketstoretests import BucketCloud, rights_named
+from support.clouds.bucketstoretests import BucketCloud, rights_named
 
 from cloudspot_gcp.gcs import GcsStore
 from cloudspot_gcp_sandbox.taken import rights_of

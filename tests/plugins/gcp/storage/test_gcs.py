@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import google.auth.credentials
 import pytest
-from bucketstoretests import one_line, upload
+from support.clouds.bucketstoretests import one_line, upload
 
 from cloudspot.errors import (
     AuthError,

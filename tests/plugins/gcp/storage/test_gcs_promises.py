@@ -1,7 +1,7 @@
 """The store in Cloud Storage keeps the promises of a store, over HTTP to the emulated one."""
 
 import pytest
-from bucketstoretests import BucketStoreTests
+from support.clouds.bucketstoretests import BucketStoreTests
 
 from cloudspot.testing.storekit import ObjectStoreTests
 

@@ -1,0 +1,455 @@
+"""Histories of one job by seed: real controllers and job store, simulated all else."""
+
+import math
+import random
+from dataclasses import dataclass, field
+from unittest import mock
+
+from support.stores.one_at_a_time import OneAtATime
+from support.worlds.simcloud import SimCloud, SimProvider
+from support.worlds.simnodes import SimAgents
+from support.worlds.simulation import START, Odds, SimStore, Violation, World
+
+from cloudspot.controller import loop
+from cloudspot.controller.decide import decide
+from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
+from cloudspot.controller.limits import Budget, budget_of
+from cloudspot.controller.loop import Controller
+from cloudspot.controller.moving import Target, plan_move
+from cloudspot.errors import CloudspotError, JobResumed, TransientError
+from cloudspot.jobfile.spec import spec_from_json, spec_to_json
+from cloudspot.jobstore import codec, keys, parallel
+from cloudspot.jobstore.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
+from cloudspot.jobstore.job_lists import is_marked_live
+from cloudspot.jobstore.journal import Journal
+from cloudspot.jobstore.lineage import head
+from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.records import (
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    Repriced,
+    Resumed,
+    Seat,
+    Submission,
+)
+from cloudspot.jobstore.resumption import resume
+from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.submission import request_stop
+from cloudspot.model import Market
+
+JOB = "digits-1"
+NUM_TRIES = 400
+"""Within so many histories a shortcut must be found out."""
+SLACK_SECONDS = 5.0
+"""A look takes time, and the store tells it in whole seconds."""
+LIMIT_SECONDS = 60_000.0
+"""A job that has not ended by then never will."""
+
+
+def staying(world, store, cloud):
+    """Be a controller that stays, again and again killed, until the job is settled."""
+    while True:
+        one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+        while True:
+            tick = yield from interrupted(world, one.steps())
+            if tick is None:
+                yield world.rng.uniform(0, 60)
+                break
+            if tick.is_settled:
+                return
+            yield 0.1 if tick.acted else world.rng.uniform(5, 40)
+
+
+def passing(world, store, cloud):
+    """Be what cron starts: each pass is a process of its own, with a clock that may be far off."""
+    yield from passing_every(world, store, cloud, world.rng.choice([15.0, 60.0, 300.0, 900.0]))
+
+
+def passing_every(world, store, cloud, interval):
+    while True:
+        clock = world.clock(max_skew_seconds=900.0)
+        one = Controller(store, JOB, SimProvider(cloud), clock=clock, sleep=world.sleep)
+        tick = yield from interrupted(world, one.pass_steps())
+        if tick is not None and tick.is_settled:
+            return
+        yield world.rng.uniform(0.5, 1.5) * interval
+
+
+def interrupted(world, steps):
+    """Take the steps, with pauses between them; return their result, or None when killed."""
+    rng = world.rng
+    while True:
+        if world.chance(0.01):
+            return None
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        except JobResumed:
+            return None  # It was opened for what was submitted before.
+        if world.chance(0.03):
+            yield rng.uniform(0, 900)
+        elif world.chance(0.3):
+            yield rng.uniform(0, 5)
+
+
+def resuming(world, store, cloud, lives):
+    """Be people who resume the job at odd moments, each killed in the middle or not, and then drive it."""
+    for _ in range(world.rng.randint(1, 3)):
+        yield world.rng.uniform(0, 3000)
+        patience = patient(store, sleep=world.sleep)
+        try:
+            history = HistoryReader(patience, JOB).read()
+            resume(
+                patience,
+                history,
+                spec=job_file_of(history.submission),
+                provider="sim",
+                environ={"TOKEN": "t"},
+            )
+        except CloudspotError:
+            continue
+        finally:
+            # Whether it was resumed or not: the mark tells drivers to look.
+            lives.append(world.start(staying(world, store, cloud)))
+
+
+def moving(world, store, cloud):
+    """Be people who move the job at odd moments, each killed in the middle or not."""
+    for _ in range(world.rng.randint(1, 3)):
+        yield world.rng.uniform(0, 1500)
+        target = Target(zone=world.rng.choice(["a", "b"]), market=world.rng.choice(list(Market)))
+        one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+        try:
+            history = HistoryReader(patient(store, sleep=world.sleep), JOB).read()
+            offers = cloud.offers(None)
+            yield world.rng.choice([0.0, 0.0, 30.0])  # A person looks at the price.
+            launch = plan_move(job_file_of(history.submission), history, offers, world.now(), target)
+            one.open_launch(launch, history)
+        except (CloudspotError, JobResumed):
+            continue
+
+
+def stay_or_die(rng):
+    return [staying] * rng.randint(2, 3)
+
+
+def only_pass(rng):
+    return [passing] * rng.randint(1, 3)
+
+
+def pass_often(rng):
+    return [lambda *house: passing_every(*house, 15.0)] * 3
+
+
+def pass_and_stay(rng):
+    return [staying, *only_pass(rng)]
+
+
+@dataclass
+class Result:
+    outcome: str
+    was_stopped: bool
+    num_launches: int
+    num_generations: int
+    num_machines: int
+    num_stand_ins: int
+    """Nodes that took the place of another in the training."""
+    num_commits: int
+    num_resumptions: int
+    seconds: float
+    stop_reason: str | None
+    money: float
+    """What the machines really cost."""
+
+
+@dataclass
+class Purse:
+    """What every controller thought at each decision that the job had spent, and that a stop would cost."""
+
+    world: World
+    seen: list[tuple[float, Budget]] = field(default_factory=list)
+
+    def decide(self, spec, history, observed, now):
+        """Decide, and note what was thought while the job went on."""
+        if history.stop is None and history.finished is None:
+            budget = budget_of(spec, history, now, instances=observed.instances or ())
+            self.seen.append((self.world.time, budget))
+        return decide(spec, history, observed, now)
+
+    def check(self, cloud):
+        """No more than the limit is spent, but for what the last look that saw it kept could not know.
+
+        That is how far its bill was from the truth, as the clocks are off and no listing has shown when a machine
+        began or ended; and how long each machine ran beyond the stop that this look has reckoned with, since
+        the next look was late, or the stop took longer.
+        """
+        money = spent(cloud, math.inf)
+        below = [(at, one) for at, one in self.seen if one.spent + one.stop_cost < one.limit]
+        if not below:
+            assert money == 0.0, "machines are bought at the limit"
+            return
+        at, last = below[-1]
+        allowed = last.limit + max(0.0, spent(cloud, at) - last.spent)
+        for machine in cloud.machines.values():
+            price, ended = price_of(machine), machine.states[-1][0]
+            allowed += price * max(0.0, ended - (at + last.stop_seconds)) / 3600
+        if money > allowed:
+            raise Violation(f"limits.max_cost of {last.limit:g} was passed: {money:g} > {allowed:g}")
+
+
+def price_of(machine):
+    return 1.0 if machine.market is Market.SPOT else 3.0
+
+
+def spent(cloud, until):
+    """Return what the machines have really cost by then, at the prices of ``SimCloud.offers``."""
+    return sum(
+        price_of(one) * max(0.0, min(one.states[-1][0], until) - one.created_at) / 3600
+        for one in cloud.machines.values()
+    )
+
+
+def play(seed, **options):
+    """Run one history to its end and check it; return what it came to."""
+    with mock.patch.object(parallel, "ThreadPoolExecutor", OneAtATime):
+        return _play(seed, **options)
+
+
+def first_violation(like="", *, num_tries=NUM_TRIES, known=(), **options):
+    """Return the first thing of this kind that goes wrong in a history, or None when nothing does.
+
+    ``known`` seeds are tried first: it went wrong there once, and the search is long.
+    """
+    for seed in [*known, *range(num_tries)]:
+        violation = violation_of(seed, **options)
+        if violation is not None and like in str(violation):
+            return str(violation)
+    return None
+
+
+def violation_of(seed, **options):
+    """Run one history; return what goes wrong in it, or None."""
+    try:
+        play(seed, **options)
+    except AssertionError as violation:
+        return violation
+    return None
+
+
+def _play(
+    seed,
+    *,
+    nodes=None,
+    script=None,
+    change_cloud=None,
+    odds=None,
+    drivers=stay_or_die,
+    has_outages=False,
+    resumes=False,
+    moves=None,
+    max_cost=None,
+    is_calm=False,
+):
+    rng = random.Random(seed)
+    nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2), (2, 3), (3, 3), (1, 3)])
+    world = World(rng, odds=odds or Odds(), calm_at=0.0 if is_calm else rng.uniform(500, 4000))
+    store = SimStore(world)
+    spec = spec_from_json(
+        {
+            "name": "digits",
+            "nodes": {"min": nodes[0], "max": nodes[1]},
+            "run": {"entrypoint": "train.py"},
+            "spot": {"max_wait": 300.0},
+            "limits": {"max_restarts": 10_000, **({} if max_cost is None else {"max_cost": max_cost})},
+        }
+    )
+    purse = Purse(world)
+    submit(store, spec)
+    cloud = SimCloud(
+        world,
+        max_nodes=nodes[1],
+        node=SimAgents(world, lambda: cloud, lambda: store, script=script, min_nodes=nodes[0]),
+        is_rightful=lambda machine: is_rightful(world, store, machine),
+        check_supply=lambda: check_supply(store, cloud, nodes[1]),
+    )
+    cloud.is_driven = drivers is stay_or_die
+    if max_cost is not None:
+        cloud.current_price = lambda offer: offer.price_per_hour
+    if change_cloud is not None:
+        change_cloud(cloud)
+    if has_outages:
+        end = 0.0
+        for _ in range(rng.randint(1, 3)):
+            start, seconds = end + rng.uniform(60, 3000), rng.choice([rng.uniform(60, 900), 2.5 * 3600])
+            store.add_outage(start, seconds)
+            end = start + seconds
+    lives = [world.start(driver(world, store, cloud), delay=rng.uniform(0, 30)) for driver in drivers(rng)]
+    if rng.random() < 0.15:
+        world.start(stop(store), delay=rng.uniform(0, 1000))
+    for _ in range(rng.randint(0, 1) if moves is None else moves):
+        world.start(moving(world, store, cloud))
+    if resumes:
+        lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
+    with mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide):
+        while not all(life.is_over for life in lives):
+            if world.time > LIMIT_SECONDS or not world.step():
+                is_finished = HistoryReader(store.inner, JOB).read().finished is not None
+                raise Violation("machines run on" if is_finished else "the job does not end")
+        check_marks(store)
+        settle(world, store, cloud)
+    if max_cost is not None:
+        purse.check(cloud)
+    return check(world, store, cloud)
+
+
+def submit(store, spec):
+    submission = Submission(
+        job_id=JOB,
+        provider="sim",
+        spec=spec_to_json(spec),
+        code_sha256="0" * 64,
+        code_bytes=0,
+        has_own_code=True,
+        secret_names=("TOKEN",),
+        version="0",
+        at=START,
+        writer="submitter",
+    )
+    store.inner.put(keys.spec(JOB), codec.encode(submission))
+    store.inner.put(keys.index(JOB), b"")
+    store.inner.put(keys.secrets(JOB, 0), b"{}")
+    store.inner.put(keys.own_code(JOB), b"")
+
+
+def stop(store):
+    while True:
+        try:
+            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user", resumption=0)
+        except TransientError:
+            yield 1.0
+        else:
+            return
+
+
+def settle(world, store, cloud):
+    """Let a last controller come by, as ``reconcile`` would."""
+    world.calm_at = 0.0
+    one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+    for _ in range(400):
+        if one.run_pass().is_settled:
+            return
+        world.run(until=world.time + 30.0)
+    raise Violation("machines run on")
+
+
+def is_rightful(world, store, machine):
+    """Say whether nobody has any business to terminate the machine."""
+    history = HistoryReader(store.inner, JOB).read()
+    launch = history.launches[machine.launch - 1]
+    seats = seats_of(history.launches, history.generations)
+    seat, slot = Seat(machine.launch, machine.rank), launch.slots.get(machine.rank)
+    if history.stop is not None or history.finished is not None or seat in seats.excluded:
+        return False
+    if slot is not None and slot.instance_id == machine.id:
+        # An outage of the store is no silence, but for what a gap between two passes may count.
+        heard = machine.created_at if machine.heard_at is None else machine.heard_at
+        down = store.down_seconds(heard)
+        allowance = min(down, store.num_outages(heard) * MAX_PASS_GAP_SECONDS)
+        limit = SILENT_NEWCOMER_SECONDS if seat in seats.newcomers else SILENT_LIMIT_SECONDS
+        if world.time - heard - down + allowance >= limit - SLACK_SECONDS:
+            return False
+        # Who ends it may have decided that while it was silent, as a newcomer, and have been suspended since.
+        before_joining = min(world.time, joined_at(store, seat)) - heard - down
+        if (
+            max(machine.longest_silence, before_joining) + allowance
+            >= SILENT_NEWCOMER_SECONDS - SLACK_SECONDS
+        ):
+            return False
+    return (slot is None or slot.instance_id == machine.id) and machine.rank not in launch.exits
+
+
+def joined_at(store, seat):
+    """Return when the node became a member; infinity, if it never did."""
+    for number, record in enumerate(Journal(store.inner, JOB).read(), 1):
+        if isinstance(record, Generation) and seat in record.seats:
+            return store.landed_at(keys.journal(JOB, number))
+    return math.inf
+
+
+def check_supply(store, cloud, max_nodes):
+    """Count the machines that have a seat, or may get one: at most twice ``nodes.max``, and ``nodes.max`` to stay."""
+    history = HistoryReader(store.inner, JOB).read()
+    seats = seats_of(history.launches, history.generations)
+    held = set()
+    for machine in cloud.machines.values():
+        slot = history.launches[machine.launch - 1].slots.get(machine.rank)
+        seat = Seat(machine.launch, machine.rank)
+        # A certificate of a machine that runs is no excuse.
+        has_left = machine.has_ended or machine.rank in history.launches[machine.launch - 1].own_exits
+        if not has_left and (slot is None or slot.instance_id == machine.id):
+            held.add(seat)
+    if len(held) > 2 * max_nodes:
+        raise Violation("more machines than twice nodes.max have a seat or may get one")
+    leaving = held & (seats.noticed | seats.excluded)
+    named = {principal for one, principal in seats.principals.items() if one in held - leaving}
+    if len(held - leaving - named) > max_nodes:
+        raise Violation("more machines than nodes.max are there to stay")
+
+
+def check_marks(store):
+    """Nobody looks at a job that is not marked live, so nothing may be left there for those who look."""
+    left = list(store.inner.list_objects(keys.suspicions(JOB)))
+    assert left == [] or is_marked_live(store.inner, JOB), "suspicions are left for good"
+
+
+def check(world, store, cloud):
+    history = HistoryReader(store.inner, JOB).read()
+    assert history.finished is not None
+    expected = {"succeeded"} if history.stop is None else {"succeeded", "stopped"}
+    assert history.finished.outcome in expected
+    left = [one.id for one in cloud.machines.values() if not one.has_ended]
+    assert left == []
+    assert all(1 <= one.launch <= len(history.launches) for one in cloud.machines.values())
+    assert list(store.inner.list_objects(keys.secrets(JOB, history.submission.resumption))) == []
+    check_marks(store)
+    assert not is_marked_live(store.inner, JOB)
+    journal = Journal(store.inner, JOB).read()
+    check_journal(journal)
+    num_prices = sum(isinstance(record, Repriced) for record in journal)
+    most = 3 * len(history.launches) * (1 + world.time // 3600)  # The market changes each hour.
+    assert num_prices <= most, "drivers write prices against each other"
+    return Result(
+        outcome=history.finished.outcome,
+        was_stopped=history.stop is not None,
+        num_launches=len(history.launches),
+        num_generations=len(history.generations),
+        num_machines=len(cloud.machines),
+        num_stand_ins=len(
+            {seat for one in history.generations for seat in one.seats}
+            & {
+                Seat(one.number, r)
+                for one in history.launches
+                for r, p in enumerate(one.intent.stands_in_for)
+                if p
+            }
+        ),
+        num_commits=len(history.commits),
+        num_resumptions=sum(isinstance(record, Resumed) for record in journal),
+        seconds=world.time,
+        stop_reason=None if history.stop is None else history.stop.reason,
+        money=spent(cloud, math.inf),
+    )
+
+
+def check_journal(journal):
+    """Each generation resumes from all that was committed before it; the end comes last."""
+    for number, record in enumerate(journal):
+        if isinstance(record, Generation):
+            assert record.restore_from == head(journal[:number]), "a committed step is lost"
+        if isinstance(record, Generation | Commit | Intent):
+            assert number == 0 or not isinstance(journal[number - 1], Finished)
+    assert type(journal[-1]) is Finished
