@@ -320,6 +320,17 @@ def test_a_log_in_that_a_killed_agent_has_left_is_removed(pulls, node):
     pulls("docker", "exit 0", lambda _: None)
 
 
+def test_variables_that_a_killed_agent_has_left_are_removed_though_the_container_runs(
+    node, tmp_path, monkeypatch
+):
+    (node.arena / "engine-abc").mkdir()
+    (node.arena / "engine-abc" / "variables").write_text("CLOUDSPOT_STORE=s3://the-bucket\n")
+    engine(tmp_path / "bin", "podman", 'case "$1" in inspect) echo true;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+    assert list(node.arena.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "says",
     ["manifest unknown", "permission denied", "503 Service Unavailable", "no such manifest: it/denied"],
