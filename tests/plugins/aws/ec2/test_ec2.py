@@ -355,9 +355,9 @@ def test_another_servers_answer_is_no_list_without_machines(kit, ec2_server):
         return [b"<Welcome><to>the hotel's network</to></Welcome>"]
 
     ec2_server.app = foreign
-    with pytest.raises(TransientError, match="^listing the machines: the answer cannot be read$"):
+    with pytest.raises(TransientError, match=r"^listing the machines: the answer cannot be read$"):
         kit.provisioner.instances()
-    with pytest.raises(TransientError, match="^creating the machines: the answer cannot be read$"):
+    with pytest.raises(TransientError, match=r"^creating the machines: the answer cannot be read$"):
         kit.provisioner.create(request, token="t")
 
 
