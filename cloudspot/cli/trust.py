@@ -71,7 +71,8 @@ def check_trusted(
             output.echo(f"  {line}", error=True)
     if trust is not None or not output.can_ask():
         given = "--trust names something else" if trust is not None else "there is no terminal to ask on"
-        raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give: --trust {wanted}")
+        output.echo(f"--trust {wanted}", error=True)  # whole, as the message of an error might not be
+        raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give the option above")
     click.confirm(f"{action} it, as shown", abort=True, err=True)
 
 
