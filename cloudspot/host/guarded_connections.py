@@ -88,7 +88,7 @@ def guard_connections(*, threads_inherit: bool) -> None:
         start(thread)
 
     if threads_inherit:
-        Thread.start = start_inheriting  # type: ignore[method-assign] # nothing tells of a thread's start
+        Thread.start = start_inheriting  # type: ignore[assignment,method-assign] # nothing tells of a thread's start
     sys.addaudithook(judge)
 
 

@@ -78,7 +78,9 @@ class PacedResponse(http.client.HTTPResponse):
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
 
-    def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, **more: Any) -> None:
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, **more: Any
+    ) -> None:
         super().__init__(sock, debuglevel, method, **more)
         raw: Any = self.fp.detach()
         pace = Pace(WINDOW_SECONDS if method in _READS else WORK_SECONDS)

@@ -55,7 +55,9 @@ def run(tmp_path, monkeypatch):
     def run(script, before="", *, threads_inherit=False):
         guard = f"guarded_connections.guard_connections({threads_inherit=})\n"
         program = tmp_path / "program.py"
-        program.write_text("".join([*map(textwrap.dedent, (SETTING, before)), guard, textwrap.dedent(script)]))
+        program.write_text(
+            "".join([*map(textwrap.dedent, (SETTING, before)), guard, textwrap.dedent(script)])
+        )
         done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
         assert done.stderr == ""
         return done.stdout.split()

@@ -159,7 +159,13 @@ class SpacesFirst(http.client.HTTPConnection):
 
 @pytest.mark.parametrize(
     ("method", "seconds", "is_enough"),
-    [("GET", 170, True), ("GET", 190, False), ("POST", 190, True), ("PUT", 1700, True), ("POST", 1900, False)],
+    [
+        ("GET", 170, True),
+        ("GET", 190, False),
+        ("POST", 190, True),
+        ("PUT", 1700, True),
+        ("POST", 1900, False),
+    ],
 )
 def test_a_store_may_work_for_half_an_hour_on_what_it_was_sent(monkeypatch, method, seconds, is_enough):
     clock = Clock()

@@ -162,7 +162,9 @@ class Container(Runtime):
             self.stop()
             names = ", ".join(sorted(one.partition("=")[0] for one in changed))
             engine = Path(self._engine).name
-            raise CloudspotError(f"run.image: {engine} changes the machine's {names}; use another version of it")
+            raise CloudspotError(
+                f"run.image: {engine} changes the machine's {names}; use another version of it"
+            )
 
     def stop(self) -> None:
         if not self._engine:

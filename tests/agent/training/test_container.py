@@ -565,13 +565,13 @@ def test_no_value_of_cloudspots_own_variables_is_on_the_command_line_of_the_engi
 @pytest.mark.parametrize(
     ("value", "says"), [("two\nlines", "has more than one line"), ("not \udcff UTF-8", "is not UTF-8")]
 )
-def test_a_variable_that_no_engine_takes_is_refused_rather_than_cut(
-    node, tmp_path, monkeypatch, value, says
-):
+def test_a_variable_that_no_engine_takes_is_refused_rather_than_cut(node, tmp_path, monkeypatch, value, says):
     engine(tmp_path / "bin", "podman", 'case "$1" in inspect) exit 1;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("CLOUDSPOT_NOTE", value)
-    with pytest.raises(CloudspotError, match=f"^run.image: the variable CLOUDSPOT_NOTE of the machine {says}$"):
+    with pytest.raises(
+        CloudspotError, match=f"^run.image: the variable CLOUDSPOT_NOTE of the machine {says}$"
+    ):
         Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     assert list(node.arena.iterdir()) == []
 
@@ -593,7 +593,9 @@ def test_an_engine_that_changes_a_variable_is_not_used(node, tmp_path, monkeypat
     monkeypatch.setenv("CLOUDSPOT_NOTE", "before#after")
     boxed = Container(node, "python3", f"it@{DIGEST}")
     if cuts:
-        with pytest.raises(CloudspotError, match=r"^run.image: podman changes the machine's CLOUDSPOT_NOTE; use"):
+        with pytest.raises(
+            CloudspotError, match=r"^run.image: podman changes the machine's CLOUDSPOT_NOTE; use"
+        ):
             boxed.start(setup_is_done=False, check=lambda: None)
     else:
         boxed.start(setup_is_done=False, check=lambda: None)
@@ -607,7 +609,9 @@ def test_an_engine_takes_a_variable_as_it_is(node, image, monkeypatch):
     container = Container(node, "python3", image)
     try:
         container.start(setup_is_done=False, check=lambda: None)
-        words, own = container.command(["python3", "-c", "import os; print([os.environ['CLOUDSPOT_NOTE']])"], {})
+        words, own = container.command(
+            ["python3", "-c", "import os; print([os.environ['CLOUDSPOT_NOTE']])"], {}
+        )
         done = subprocess.run(words, env=own, capture_output=True, text=True, check=True)
     finally:
         container.stop()
