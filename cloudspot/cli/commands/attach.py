@@ -66,15 +66,8 @@ def _find(store_url: str | None, job_id: str) -> Job:
         job.check_not_moved()
         return job
 
-    told = set[str]()
-
-    def complain(error: Exception) -> None:
-        if str(error) not in told:
-            told.add(str(error))
-            output.warn(f"{error}; trying again")
-
     waits = until(time.monotonic() + WAIT_SECONDS, doubling(1.0, most=10.0))
-    return retry(find, sleep=time.sleep, waits=waits, on_wait=complain)
+    return retry(find, sleep=time.sleep, waits=waits, on_wait=output.warner())
 
 
 def _adopt(job: Job, trust: str | None) -> None:
