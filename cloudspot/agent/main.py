@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
@@ -15,7 +17,7 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import insist
-from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError
+from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError, TransientError
 from cloudspot.host.locks import lock
 from cloudspot.host.low_priority import end_low_priority
 from cloudspot.interfaces import ObjectStore
@@ -29,6 +31,7 @@ from cloudspot.model import NodeIdentity
 from cloudspot.registry import open_job_store, open_provider, with_driver_options
 
 _log = logging.getLogger("cloudspot.agent")
+_T = TypeVar("_T")
 
 START_SECONDS = 300.0
 """How long the store and the metadata service may take to come up."""
@@ -60,6 +63,11 @@ def main() -> int:
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
+        except TransientError as error:
+            # The boot script starts another agent, up to its limit.
+            _log.exception("the agent cannot go on")
+            sys.stderr.write(f"cloudspot: {error}\n")
+            return 1
         except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
             _log.exception("the agent cannot go on")
             return 1
@@ -80,24 +88,25 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
 def _live(node: Node, pipe: NoticePipe) -> None:
     store = open_job_store(node.store_url, node.store_id)
     try:
-        submission = insist(
-            lambda: read_submission_of(store, node.job_id, node.submission_sha256),
-            deadline=time.monotonic() + START_SECONDS,
-        )
+        submission = _at_start(lambda: read_submission_of(store, node.job_id, node.submission_sha256))
         spec = job_file_of(submission)
         # Options that name something of the submitter's computer mean nothing on a node.
         provider = open_provider(node.provider, with_driver_options(spec, node.provider, {}))
     except (CorruptData, SpecError) as error:
         refuse(node, store, error)
         return
-    identity = insist(provider.node_identity, deadline=time.monotonic() + START_SECONDS)
+    identity = _at_start(provider.node_identity)
     # Whatever this node writes from now on says when, by the store's clock.
-    insist(lambda: clock_of(store).compare(store))
-    seated = insist(lambda: _seated(node, store, identity))
+    _at_start(lambda: clock_of(store).compare(store))
+    seated = _at_start(lambda: _seated(node, store, identity))
     if seated is None:
         _log.warning("all seats of launch %d are void, or other machines': ending", node.launch)
         return
     Life(node, store, provider, Job(submission, spec, seated), pipe).run()
+
+
+def _at_start(call: Callable[[], _T]) -> _T:
+    return insist(call, deadline=time.monotonic() + START_SECONDS)
 
 
 def _seated(node: Node, store: ObjectStore, identity: NodeIdentity) -> NodeIdentity | None:

@@ -19,7 +19,7 @@ from cloudspot.jobstore import keys
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.lineage import newest_generation, why_over
 from cloudspot.jobstore.records import JournalRecord, Part, SaveId, Seat, StopReason, StopRequest, Submission
-from cloudspot.jobstore.store_clock import clock_of
+from cloudspot.jobstore.store_clock import StoreClock, clock_of
 from cloudspot.jobstore.stored_records import find_record
 from cloudspot.jobstore.submission import request_stop
 from cloudspot.model import NodeIdentity
@@ -57,9 +57,13 @@ class NodeContext:
         """Return the job's journal, which all threads of this agent read and append to."""
         return Journal(self.store, self.job_id)
 
+    @cached_property
+    def _clock(self) -> StoreClock:
+        return clock_of(self.store)
+
     def now(self) -> datetime:
         """Return the time by the store's clock, as this agent knows it; asks no store."""
-        return clock_of(self.store).now()
+        return self._clock.now()
 
     @property
     def job_id(self) -> str:

@@ -71,15 +71,18 @@ def check_trusted(
             output.echo(f"  {line}", error=True)
     if trust is not None or not output.can_ask():
         given = "--trust names something else" if trust is not None else "there is no terminal to ask on"
-        raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give: --trust {wanted}")
+        output.echo(f"--trust {wanted}", error=True)  # whole, as the message of an error might not be
+        raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give the option above")
     click.confirm(f"{action} it, as shown", abort=True, err=True)
 
 
 def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str], None]:
     """Return the function that notes a submission on this computer just before it is put.
 
-    Where no note can be made, that is an error only if the machines would be this computer.
+    Where no note can be made, that is an error only if the machines would be this computer; a resumed job is
+    noted twice.
     """
+    told = set[str]()
 
     def try_to_note(submission: Submission, sha256: str) -> None:
         try:
@@ -87,7 +90,9 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
         except SpecError as error:
             if provider.is_this_computer:
                 raise
-            output.warn(f"the job cannot be noted here, so `fork`, `resume` and `move` will ask: {error}")
+            if sha256 not in told:
+                output.warn(f"the job cannot be noted here, so `fork`, `resume` and `move` will ask: {error}")
+            told.add(sha256)
 
     return try_to_note
 

@@ -105,7 +105,7 @@ def main() -> None:
     os.dup2(2, 1)  # What a library prints is no answer.
     order: _Order = decode(sys.stdin.buffer.read(), _Order)
     notifier = notifier_class(order.through)()
-    guard_connections()
+    guard_connections(threads_inherit={*order.urls} <= {*order.own})
 
     def attempt(name: str, url: str) -> None:
         error: str | None = None

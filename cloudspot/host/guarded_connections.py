@@ -9,13 +9,19 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from collections.abc import Callable
+from concurrent import futures
 from contextvars import ContextVar
-from typing import Any
+from threading import Thread, current_thread
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+from weakref import WeakKeyDictionary
 
 from cloudspot.host.public_addresses import AddressRefused, is_public, public_addresses
 
+LOOKUP_SECONDS = 5.0
+"""A name that is not found within this counts as one that only a proxy knows."""
 _EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _TO_PROXY = re.compile(rb"(?:CONNECT |[A-Z]+ https?://(?:[^/ ]*@)?)(?:\[([^]\s]*)\]|([^]/:?#\s]+))")
 """How a request begins that a proxy is to pass on."""
@@ -40,32 +46,54 @@ class Permit:
 
 permit: ContextVar[Permit] = ContextVar("permit")
 """That of the running task; without one, it connects to public addresses only."""
+_inherited: WeakKeyDictionary[Thread, Permit] = WeakKeyDictionary()
+"""The permits of threads that a task has started outside of its context."""
+T = TypeVar("T")
 
 
-def guard_connections() -> None:
+def guard_connections(*, threads_inherit: bool) -> None:
     """From now on, let tasks of this process connect only as their ``permit`` says; cannot be undone.
 
-    The proxies that the environment names may have any address. A name that a proxy is asked for is looked up
-    here, and refused if it leads to no public address; one that only the proxy knows is left to it.
+    The proxies that the environment names may have any address, also a new one. A name that a proxy is asked
+    for is looked up here, and refused if it leads to no public address; one that only the proxy knows is left
+    to it.
+
+    ``threads_inherit``: a thread without the context of its task has the permit of the task that started it.
+    Only for a process in which all tasks may connect to the same addresses, since a library's thread may work
+    for several of them.
     """
     named = getproxies()
-    proxies = {address for kind in ("http", "https", "all") for address in _addresses(named.get(kind, ""))}
+    urls = [named[kind] for kind in ("http", "https", "all") if kind in named]
+    proxies = {address for url in urls for address in _addresses(url)}
+
+    def is_proxy(endpoint: tuple[Any, ...]) -> bool:
+        if endpoint not in proxies:
+            proxies.update(address for url in urls for address in _addresses(url))
+        return endpoint in proxies
 
     def judge(event: str, args: tuple[Any, ...]) -> None:
         if event in _EVENTS:
             address = args[1]
-            if address is not None and _endpoint(address) not in proxies:  # None: connected before
+            if address is not None and not is_proxy(_endpoint(address)):  # None: connected before
                 _current().check(leads_out=_is_public(address))
         elif event == "http.client.send" and proxies and isinstance(args[1], (bytes, bytearray)):
             match = _TO_PROXY.match(args[1])
             if match is not None:
                 _current().check(leads_out=_leads_out((match[1] or match[2]).decode("ascii", "replace")))
 
+    start = Thread.start
+
+    def start_inheriting(thread: Thread) -> None:
+        _inherited[thread] = _current()
+        start(thread)
+
+    if threads_inherit:
+        Thread.start = start_inheriting  # type: ignore[assignment,method-assign] # nothing tells of a thread's start
     sys.addaudithook(judge)
 
 
 def _current() -> Permit:
-    return permit.get(None) or Permit(may_be_private=False)
+    return permit.get(None) or _inherited.get(current_thread()) or Permit(may_be_private=False)
 
 
 def _endpoint(address: Any) -> tuple[Any, ...]:
@@ -81,7 +109,7 @@ def _is_public(address: Any) -> bool:
 
 def _leads_out(host: str) -> bool:
     try:
-        public_addresses(host, 0)
+        _limited(lambda: public_addresses(host, 0))
     except socket.gaierror:
         return True
     except OSError:
@@ -96,7 +124,29 @@ def _addresses(proxy: str) -> list[tuple[Any, ...]]:
         if found.scheme not in {"http", "https"} or not found.hostname:
             return []
         port = found.port or {"http": 80, "https": 443}[found.scheme]
-        infos = socket.getaddrinfo(found.hostname, port, type=socket.SOCK_STREAM)
+        host = found.hostname
+        infos = _limited(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except (OSError, ValueError):
         return []
     return [_endpoint(info[4]) for info in infos]
+
+
+def _limited(look_up: Callable[[], T]) -> T:
+    """Return what a lookup of a name finds.
+
+    Raises:
+        socket.gaierror: the name is not known, or its name server does not answer in time.
+    """
+    found = futures.Future[T]()
+
+    def run() -> None:
+        try:
+            found.set_result(look_up())
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            found.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        return found.result(LOOKUP_SECONDS)
+    except futures.TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, "its name server does not answer") from None

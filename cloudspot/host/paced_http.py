@@ -17,12 +17,17 @@ from urllib.request import HTTPRedirectHandler, Request
 LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
 """An answer that brings less than ``LEAST_BYTES`` while it is waited for so long is given up."""
+WORK_SECONDS = 1800.0
+"""As much for the answer to a request that does not only read. S3 begins that of CompleteMultipartUpload at
+once, and may send nothing but spaces until the object is there (API reference, checked 2026-11)."""
+_READS = frozenset({"GET", "HEAD"})
 
 
 class Pace:
     """How fast an answer comes, by the time that is spent waiting for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._window_seconds = window_seconds
         self._num_bytes = 0
         self._seconds = 0.0
 
@@ -34,7 +39,7 @@ class Pace:
         """
         self._num_bytes += num_bytes
         self._seconds += seconds
-        if self._seconds < WINDOW_SECONDS:
+        if self._seconds < self._window_seconds:
             return
         if self._num_bytes < LEAST_BYTES:
             raise TimeoutError(f"only {self._num_bytes} bytes came in {self._seconds:.0f} s")
@@ -48,9 +53,8 @@ class _PacedSocket(io.RawIOBase):
     server may have to work for an answer, and a socket's timeout bounds that.
     """
 
-    def __init__(self, inner: io.RawIOBase, monotonic: Callable[[], float]) -> None:
-        self._inner, self._monotonic = inner, monotonic
-        self._pace = Pace()
+    def __init__(self, inner: io.RawIOBase, monotonic: Callable[[], float], pace: Pace) -> None:
+        self._inner, self._monotonic, self._pace = inner, monotonic, pace
         self._has_begun = False
 
     def readable(self) -> bool:
@@ -74,10 +78,13 @@ class PacedResponse(http.client.HTTPResponse):
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
 
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, **more: Any
+    ) -> None:
+        super().__init__(sock, debuglevel, method, **more)
         raw: Any = self.fp.detach()
-        self.fp = io.BufferedReader(_PacedSocket(raw, type(self).monotonic))
+        pace = Pace(WINDOW_SECONDS if method in _READS else WORK_SECONDS)
+        self.fp = io.BufferedReader(_PacedSocket(raw, type(self).monotonic, pace))
 
 
 def pace(connection: type[http.client.HTTPConnection]) -> None:

@@ -20,7 +20,10 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
-"""Locks say nothing about writers on other hosts: they count as killed once silent for this long."""
+"""Locks say nothing about writers on other hosts: they count as killed once silent for this long.
+
+By the clock of whoever sweeps, once in each process. With one that is an hour ahead, a writer on another host
+loses its file, finds that out when it renames it, and has to write it again; no reader sees a part."""
 _NAME = re.compile(r"\.cloudspot-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
 
 _swept: set[Path] = set()

@@ -57,7 +57,9 @@ def public_addresses(host: str, port: int) -> list[str]:
         AddressRefused: it has addresses, but none of these.
         OSError: its name is not known.
     """
-    found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    # A dot at the end is part of no address, and whoever resolves the name for us may ignore it.
+    infos = socket.getaddrinfo(host.rstrip("."), port, type=socket.SOCK_STREAM)
+    found = [str(info[4][0]) for info in infos]
     public = [address for address in dict.fromkeys(found) if is_public(address)]
     if not public:
         raise AddressRefused(f"{host} is not an address on the internet")

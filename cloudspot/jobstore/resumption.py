@@ -90,7 +90,8 @@ def resume(
     """Let the job go on by this job file, on this provider; return the submission that counts from now on.
 
     ``history`` is what the caller has decided by: if anything was written to the journal since, nothing
-    happens. The code stays as it was submitted. The other arguments are as for ``submit``.
+    happens. The code stays as it was submitted. The other arguments are as for ``submit``; ``adopt`` is
+    called before the job goes on, and once more then.
 
     Raises:
         CloudspotError: as ``check_resumable`` does; or something has happened to the job since.
@@ -143,8 +144,10 @@ def resume(
         store.delete(keys.journal(job_id, number))
         _take_back(store, submission)
         raise
-    # Again, in case the one who lost the race has taken them back.
+    # Again, in case the one who lost the race has taken them back, or a driver that did not see the record
+    # yet has noted the job's end.
     put_secrets(store, submission, environ)
+    adopt(submission, sha256)
     return submission
 
 

@@ -22,7 +22,7 @@ from cloudspot.model import ObjectMeta
 MAX_EVERY = timedelta(hours=1)
 """What comes by less often drives no job in time."""
 SLACK = timedelta(minutes=2)
-"""A pass may be that late, and clocks may differ by as much."""
+"""A pass may be that late, and the clocks of a store and its reader may differ by as much."""
 FORGOTTEN_AFTER = timedelta(days=1)
 
 
@@ -52,7 +52,10 @@ def note_driver(
 
 
 def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:
-    """Return those that have the provider, and can be expected to come again within an hour."""
+    """Return those that have the provider, and can be expected to come again within an hour.
+
+    When each came last is the store's word: what it writes itself may be by a wrong clock.
+    """
     store = patient(store)
 
     def read(meta: ObjectMeta) -> StandingDriver | None:
@@ -61,19 +64,25 @@ def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[Stan
         except (CorruptData, ObjectMissing):
             return None
 
-    found = each(read, store.list_page(keys.drivers_prefix()).objects)
-    known = (one for one in found if one is not None and provider in one.providers)
-    return tuple(one for one in known if _is_expected(one, now))
+    listed = store.list_page(keys.drivers_prefix()).objects
+    return tuple(
+        one
+        for meta, one in zip(listed, each(read, listed), strict=True)
+        if one is not None and provider in one.providers and _is_expected(one, meta.modified_at, now)
+    )
 
 
-def _is_expected(driver: StandingDriver, now: datetime) -> bool:
+def _is_expected(driver: StandingDriver, came_at: datetime, now: datetime) -> bool:
     if driver.every is None or driver.every > MAX_EVERY.total_seconds():
         return False
-    return abs(now - driver.at) <= 2 * timedelta(seconds=driver.every) + SLACK
+    return abs(now - came_at) <= 2 * timedelta(seconds=driver.every) + SLACK
 
 
 def _forget_old(store: ObjectStore, now: datetime) -> None:
-    """Make room: hosts that live for one pass would leave a name each."""
+    """Make room: hosts that live for one pass would leave a name each.
+
+    ``now`` may be by a wrong clock. A driver that is forgotten too early notes itself at its next pass.
+    """
     for meta in store.list_page(keys.drivers_prefix()).objects:
         if now - meta.modified_at > FORGOTTEN_AFTER:
             store.delete(meta.key)

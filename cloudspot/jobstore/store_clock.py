@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
+from cloudspot.errors import CloudspotError
 from cloudspot.host.boot_clock import boot_seconds
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore import keys
@@ -48,15 +49,35 @@ class StoreClock:
         """Of the store's time less the uptime, in seconds."""
         self._compared: tuple[float, float] | None = None
         """When the store was asked last (uptime), and this computer's time less the uptime by then."""
+        self._asking = threading.Lock()
+        self._failures: tuple[int, CloudspotError | None] = (0, None)
+        """How often the store did not answer, and the last error."""
 
     def compare(self, store: ObjectStore) -> None:
         """Ask the store for its time if that is due, at the cost of three requests.
 
+        One thread asks for all: the others wait for its answer if nothing is known, and else go on.
+
         Raises:
             TransientError: it does not answer; what was known before still counts.
         """
-        if not self._is_due():
+        num_failures = self._failures[0]
+        if not self._is_due() or not self._asking.acquire(blocking=self._compared is None):
             return
+        try:
+            found, error = self._failures
+            if error is not None and found > num_failures:
+                raise error  # the store was asked while this thread waited
+            if self._is_due():
+                try:
+                    self._ask(store)
+                except CloudspotError as failure:
+                    self._failures = (found + 1, failure)
+                    raise
+        finally:
+            self._asking.release()
+
+    def _ask(self, store: ObjectStore) -> None:
         began, own = self._uptime(), self._own_offset()
         moment = _time_of_put(store).timestamp()
         answered = self._uptime()

@@ -135,6 +135,7 @@ class LocalProvisioner(Provisioner):
             raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
+        self._check_home()
         machines = self._machines_home()
         machines.mkdir(mode=0o700, parents=True, exist_ok=True)
         with lock(self._lock_path()):
@@ -247,6 +248,19 @@ class LocalProvisioner(Provisioner):
     def _lock_path(self) -> Path:
         return state_home() / "lock"
 
+    def _check_home(self) -> None:
+        """Check that the directory of the machines is there, if there ever was one: nothing removes it.
+
+        Raises:
+            TransientError: it is missing, so machines may run that nobody sees.
+        """
+        machines = self._machines_home()
+        if self._lock_path().exists() and not machines.is_dir():
+            raise TransientError(
+                f"provider 'local': {machines}, where it keeps its machines, has vanished: they may run; put "
+                "it back, or make an empty one if none of them runs"
+            )
+
     def _granted(self, body: LocalRequest) -> int:
         """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
         if body.market is Market.SPOT and body.launch in self._options.refused_launches:
@@ -263,6 +277,7 @@ class LocalProvisioner(Provisioner):
         return min(room, body.num_nodes)
 
     def _machines(self) -> list[MachineDirectory]:
+        self._check_home()
         try:
             names = sorted(entry.name for entry in os.scandir(self._machines_home()))
         except FileNotFoundError:

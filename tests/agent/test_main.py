@@ -18,6 +18,7 @@ from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobstore import codec, keys, launches, store_clock
 from cloudspot.jobstore.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.submission import hash_of
+from cloudspot.jobstore.wrapped_store import WrappedStore
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
 
@@ -108,6 +109,49 @@ def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_cr
         "cloudspot: this machine cannot serve its job: access denied: the credentials lack store:get\n"
     )
     assert (node.logs / "agent.log").read_text().count("Traceback") == 0
+
+
+def test_a_machine_whose_store_has_no_mark_says_so_on_its_console_and_gives_up(
+    given, monkeypatch, capsys, tmp_path
+):
+    """As where an image has an empty directory in the place of the store's disk."""
+    node = given.node()
+    node.store_url, node.store_id = f"file://{tmp_path}/disk", None
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(main, "START_SECONDS", 0.0)
+    monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
+    assert main.main() == 1
+    assert re.fullmatch(r"cloudspot: file://.*, or its disk is not mounted: .*\n", capsys.readouterr().err)
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["the store's time", "its seat"])
+def test_a_machine_that_cannot_write_to_its_store_gives_up_after_a_while(given, monkeypatch, capsys, part):
+    class Full(WrappedStore):
+        def _call(self, method, key, request):
+            if method == "put" and ("/launches/" in key) == (part == "its seat"):
+                raise TransientError("No space left on device")
+            return request()
+
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        assert sum(waited) < 1000, "it waits without an end"
+
+    submission = codec.encode(given.life().context.job.submission)
+    given.store.put(keys.spec(JOB), submission)
+    node = given.node()
+    node.submission_sha256 = hash_of(submission)
+    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", ())
+    monkeypatch.setattr(main, "START_SECONDS", 0.2)
+    monkeypatch.setattr(store_retry.time, "sleep", sleep)
+    monkeypatch.setattr(store_retry.time, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(main, "open_job_store", lambda url, store_id: Full(given.store))
+    monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
+    assert main.main() == 1
+    assert re.fullmatch(r"cloudspot: .*No space left on device\n", capsys.readouterr().err)
+    assert sum(waited) == pytest.approx(main.START_SECONDS)
 
 
 def test_an_agent_asks_no_directory_but_that_of_its_jobs_id(given, monkeypatch, tmp_path):

@@ -63,7 +63,8 @@ def test_it_is_adopted_only_when_its_nodes_are_silent(jobs, strange, monkeypatch
     assert f"error: a node of job {strange} reported " in result.stderr
     silence(jobs, monkeypatch)
     refused = jobs.run("attach", "--adopt", strange, status=2).stderr
-    assert f"to adopt it as shown, give: --trust {sha256_of(jobs, strange)}\n" in refused
+    assert f"\n--trust {sha256_of(jobs, strange)}\n" in refused
+    assert refused.endswith("to adopt it as shown, give the option above\n")
     result = jobs.run("attach", "--adopt", strange, "--trust", sha256_of(jobs, strange))
     assert f"adopted job {strange}: from now on, this computer runs it" in result.stdout
     assert followed == [strange]

@@ -73,7 +73,8 @@ def test_a_changed_record_is_shown_and_nothing_is_done_without_a_word_of_the_use
         f"  the variable AWS_SECRET_ACCESS_KEY would be sent to the store {jobs.store.url}; the training\n"
         in said
     )
-    assert f"to {command[0]} it as shown, give: --trust {sha256}:AWS_SECRET_ACCESS_KEY\n" in said
+    assert f"\n--trust {sha256}:AWS_SECRET_ACCESS_KEY\nerror: " in said
+    assert said.endswith(f"to {command[0]} it as shown, give the option above\n")
     assert "the victim's own" not in said
     assert {meta.key for meta in jobs.store.list_objects("")} == before
 
@@ -100,6 +101,13 @@ def test_a_message_that_a_variable_would_go_into_is_named_and_its_url_may_be_any
     said = jobs.run("fork", JOB, "--name", "child", status=2).stderr
     assert '  notify.urls: [] -> ["json://[${WORD}"]\n' in said
     assert f"would be sent to the store {jobs.store.url}; wherever notify.urls[0] leads\n" in said
+
+
+def test_the_option_is_shown_whole_however_many_variables_it_names(jobs, nothing_leaves):
+    names = [f"THE_PASSWORD_OF_SERVICE_{number}" for number in range(500)]
+    sha256 = tampered(jobs, secrets=names)
+    said = jobs.run("fork", JOB, "--name", "child", status=2).stderr
+    assert f"--trust {sha256}:{','.join(names)}" in said.splitlines()
 
 
 @pytest.mark.parametrize("given", ["{0}", "{0}:", "{0}:TOKEN,OTHER", f"{'0' * 64}:TOKEN", "{0}:OTHER"])
@@ -200,7 +208,8 @@ def test_a_job_that_cannot_be_noted_is_submitted_only_if_its_machines_are_others
             note(submission, "6" * 64)
     else:
         note(submission, "6" * 64)
-        assert "the job cannot be noted here" in capsys.readouterr().err
+        note(submission, "6" * 64)
+        assert capsys.readouterr().err.count("the job cannot be noted here") == 1
 
 
 def test_a_running_job_whose_record_changed_is_not_moved(jobs):
@@ -209,7 +218,7 @@ def test_a_running_job_whose_record_changed_is_not_moved(jobs):
     jobs.put(keys.spec(job_id), msgspec.structs.replace(submission, code_sha256="e" * 64))
     said = jobs.run("move", job_id, "--market", "on-demand", "--yes", status=2).stderr
     assert f'code_sha256: "{submission.code_sha256}" -> "{"e" * 64}"' in said
-    assert "to move it as shown, give: --trust" in said
+    assert "to move it as shown, give the option above" in said
     assert len(history(jobs, job_id).launches) == 1
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ from cloudspot.model import Message, Severity
 from cloudspot.registry import notifier_class
 
 PLUGIN = """
-    import json, os, pathlib, signal, subprocess, time
+    import json, os, pathlib, signal, socket, subprocess, threading, time
     from cloudspot.errors import CloudspotError
     from cloudspot.hookspecs import hookimpl
     from cloudspot.interfaces import Notifier
@@ -39,6 +40,15 @@ PLUGIN = """
                 if word != "secret":
                     pathlib.Path(word).write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
                 time.sleep(3600)
+            if what == "thread":
+                reached = []
+                address = ("127.0.0.1", int(word))
+                thread = threading.Thread(target=lambda: reached.append(socket.create_connection(address)))
+                thread.start()
+                thread.join()
+                if not reached:
+                    raise CloudspotError("not reached")
+                return
             if what == "tell":
                 os.write(2, b"secret")
                 seen = [os.getpid(), os.getpgrp(), os.getsid(0), signal.alarm(0), os.path.realpath("/dev/fd/2")]
@@ -130,3 +140,11 @@ def test_a_notifier_is_found_by_its_name_and_a_missing_one_comes_with_the_neares
     assert notifier_class("pager").name == "pager"
     with pytest.raises(PluginError, match=r'^no notifier "pagr" is installed; did you mean "pager"\?$'):
         notifier_class("pagr")
+
+
+def test_a_thread_of_a_notifiers_own_reaches_a_host_of_the_users_network_beside_no_url_of_the_record(site):
+    """It may work for several messages."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        urls = dict.fromkeys(["a", "b"], f"thread:{server.getsockname()[1]}")
+        assert send("pager", MESSAGE, urls, own=urls) == {}
+        assert send("pager", MESSAGE, urls, own=["a"]) == dict.fromkeys(urls, "not reached")

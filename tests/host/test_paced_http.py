@@ -1,7 +1,9 @@
 """Answers that trickle are given up; slow ones that move are not. No test waits: the clock is made up."""
 
+import http.client
 import http.server
 import io
+import socket
 import threading
 import urllib.request
 
@@ -43,7 +45,7 @@ class Dripping(io.RawIOBase):
 def paced(**how):
     clock = Clock()
     raw = Dripping(clock, **how)
-    return clock, io.BufferedReader(paced_http._PacedSocket(raw, clock))
+    return clock, io.BufferedReader(paced_http._PacedSocket(raw, clock, paced_http.Pace()))
 
 
 def test_a_byte_every_half_second_is_given_up_after_three_minutes():
@@ -78,7 +80,7 @@ def test_the_limit_is_64_kib_in_three_minutes(piece, is_enough):
 def test_a_fast_start_does_not_make_up_for_a_trickle_later():
     clock = Clock()
     raw = Dripping(clock, piece=1 << 20, seconds=0.1, length=8 << 20)
-    stream = io.BufferedReader(paced_http._PacedSocket(raw, clock))
+    stream = io.BufferedReader(paced_http._PacedSocket(raw, clock, paced_http.Pace()))
     stream.read(4 << 20)
     raw.piece, raw.seconds = 1, 0.5
     with pytest.raises(TimeoutError):
@@ -136,6 +138,61 @@ def test_headers_that_trickle_are_given_up_too(url, where, monkeypatch):
         opener.open(base + where, timeout=10) as answer,
     ):
         answer.read()
+
+
+class SpacesFirst(http.client.HTTPConnection):
+    """Connects to a server that answers at once, and sends spaces until it has done the work."""
+
+    response_class = PacedResponse
+
+    def __init__(self, num_bytes):
+        super().__init__("store.example")
+        self._num_bytes = num_bytes
+
+    def connect(self):
+        self.sock, self.far = socket.socketpair()
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+        num_spaces = self._num_bytes - len(head % 1000) - len(b"<Done/>")
+        body = b" " * num_spaces + b"<Done/>"
+        self.far.sendall(head % len(body) + body)
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds", "is_enough"),
+    [
+        ("GET", 170, True),
+        ("GET", 190, False),
+        ("POST", 190, True),
+        ("PUT", 1700, True),
+        ("POST", 1900, False),
+    ],
+)
+def test_a_store_may_work_for_half_an_hour_on_what_it_was_sent(monkeypatch, method, seconds, is_enough):
+    clock = Clock()
+
+    class BySecond(paced_http._PacedSocket):
+        """Brings a byte a second."""
+
+        def readinto(self, buffer):
+            return super().readinto(memoryview(buffer)[:1])
+
+    def monotonic():
+        clock.now += 0.5
+        return clock.now
+
+    monkeypatch.setattr(paced_http, "_PacedSocket", BySecond)
+    monkeypatch.setattr(PacedResponse, "monotonic", staticmethod(monotonic))
+    connection = SpacesFirst(seconds * 2)
+    try:
+        connection.request(method, "/")
+        if is_enough:
+            assert connection.getresponse().read().strip() == b"<Done/>"
+        else:
+            with pytest.raises(TimeoutError):
+                connection.getresponse().read()
+    finally:
+        connection.far.close()
+        connection.close()
 
 
 class Answer(io.BytesIO):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.host.public_addresses import is_public
+from cloudspot.host.public_addresses import AddressRefused, is_public, public_addresses
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_what_only_a_machine_its_network_or_its_cloud_reaches_is_not(address):
 )  # fmt: skip
 def test_what_the_internet_routes_is(address):
     assert is_public(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1.", "169.254.169.254.", "localhost."])
+def test_a_dot_at_the_end_hides_no_address(host):
+    with pytest.raises(AddressRefused):
+        public_addresses(host, 80)

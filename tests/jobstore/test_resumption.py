@@ -7,7 +7,7 @@ from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, SpecError
 from cloudspot.jobfile.spec import change_job, load_job
-from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore import codec, keys, own_jobs
 from cloudspot.jobstore.job_lists import list_live
 from cloudspot.jobstore.journal import Journal
 from cloudspot.jobstore.launches import void_slot
@@ -15,6 +15,7 @@ from cloudspot.jobstore.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.removal import remove_job
 from cloudspot.jobstore.resumption import resume
 from cloudspot.jobstore.settled_launches import write_settled
+from cloudspot.jobstore.state_home import HOME
 from cloudspot.jobstore.submission import (
     delete_secrets,
     read_secrets,
@@ -106,6 +107,20 @@ def test_a_driver_that_is_late_deletes_no_secrets_of_the_resumed_job(stopped):
     do(stopped)
     delete_secrets(stopped, JOB, resumption=0)
     assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == ENVIRON
+
+
+def test_a_driver_that_is_late_does_not_note_the_end_of_the_resumed_job(stopped, tmp_path, monkeypatch):
+    """It found the job's end in the journal, and released what the job used, while it was being resumed."""
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))
+    label = stopped.canonical_url
+
+    def adopt(submission, sha256):
+        own_jobs.note_job(submission, store_url=label, sha256=sha256)
+        if HistoryReader(stopped, JOB).read().finished is not None:
+            own_jobs.end_job(JOB, store_url=label)
+
+    do(stopped, adopt=adopt)
+    assert not own_jobs.find_note(JOB, store_url=label).has_ended
 
 
 def test_a_job_is_resumed_again_and_again(stopped):

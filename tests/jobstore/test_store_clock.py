@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -143,3 +144,65 @@ def test_an_answer_that_took_long_takes_nothing_from_what_was_known():
 
     host.clock.compare(Slow(now=host.stamp))
     assert abs(host.error()) <= 1.1
+
+
+def compare_at_once(host: Host, num_threads: int) -> list[str]:
+    """Compare in many threads, of which one asks when all have come; return what each raised."""
+    asked, raised, lock = threading.Event(), [], host.clock._asking
+
+    class Door:
+        """Counts those who come."""
+
+        num_come = 0
+
+        def acquire(self, *, blocking: bool) -> bool:
+            self.num_come += 1
+            if self.num_come == num_threads:
+                asked.set()
+            return lock.acquire(blocking=blocking)
+
+        release = staticmethod(lock.release)
+
+    host.clock._asking = Door()  # type: ignore[assignment]
+    stamp = host.store._now
+    host.store._now = lambda: (asked.wait(10), stamp())[1]
+
+    def run() -> None:
+        try:
+            host.clock.compare(host.store)
+            raised.append("")
+        except TransientError as error:
+            raised.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return raised
+
+
+def test_one_thread_asks_the_store_for_all():
+    host = Host()
+    assert compare_at_once(host, 8) == [""] * 8
+    assert host.num_asked == 1
+    host.uptime += 3601.0
+    host.clock._asking = threading.Lock()
+    assert compare_at_once(host, 8) == [""] * 8
+    assert host.num_asked == 2
+
+
+def test_threads_that_waited_for_an_answer_do_not_ask_a_store_that_is_away_one_after_another(monkeypatch):
+    host, num_puts = Host(), []
+
+    def fail(*_args, **_options):
+        num_puts.append(host.store._now())
+        raise TransientError("no answer")
+
+    monkeypatch.setattr(host.store, "put", fail)
+    monkeypatch.setattr("cloudspot.jobstore.store_clock.patient", lambda store: store)
+    assert compare_at_once(host, 8) == ["no answer"] * 8
+    assert len(num_puts) == 1
+    with pytest.raises(TransientError):
+        host.clock.compare(host.store)
+    assert len(num_puts) == 2, "whoever comes later asks again"

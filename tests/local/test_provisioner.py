@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from support.records.own_notes import note
 
-from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError
+from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.state_home import HOME
@@ -100,6 +100,27 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
     assert (len(found), found[-13:]) == (64 << 10, "line\nno role\n")
     unknown = msgspec.structs.replace(host.instance(machine), id="job-9-0-none")
     assert provisioner.console(unknown) == ""
+
+
+def test_a_directory_of_machines_that_vanished_is_an_outage_and_no_empty_list(host):
+    """A driver took its machines for gone, and bought others beside them."""
+    provisioner = LocalProvider().provisioner()
+    assert provisioner.instances() == (), "there never was a machine"
+    request = host.render(BOOT_ONCE)
+    (made,) = provisioner.create(request, token="token")
+    machines = host.home / "machines"
+    machines.rename(host.home / "elsewhere")
+    for ask in (
+        provisioner.instances,
+        lambda: provisioner.create(request, token="another"),
+        lambda: provisioner.terminate([made.id]),
+    ):
+        with pytest.raises(TransientError, match=f"^provider 'local': {machines}, .* has vanished: "):
+            ask()
+    assert not machines.exists()
+    (host.home / "elsewhere").rename(machines)
+    assert [one.id for one in provisioner.instances()] == [made.id]
+    provisioner.terminate([made.id])
 
 
 @pytest.mark.full

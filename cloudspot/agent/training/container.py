@@ -150,10 +150,21 @@ class Container(Runtime):
         with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
             variables = Path(directory, "variables")
             variables.touch(mode=0o600)
-            variables.write_text("".join(f"{one}\n" for one in _inherited_lines()))
+            given = [*_inherited_lines()]
+            variables.write_text("".join(f"{one}\n" for one in given), encoding="utf-8")
             done = self._run([*self._start_words(image, variables)])
         if done.returncode != 0:
             raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
+        # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker quotes none.
+        taken = self._ask("inspect", "--format", "{{json .Config.Env}}", self._name)
+        changed = {*given} - {*json.loads(taken)} if taken else ()
+        if changed:
+            self.stop()
+            names = ", ".join(sorted(one.partition("=")[0] for one in changed))
+            engine = Path(self._engine).name
+            raise CloudspotError(
+                f"run.image: {engine} changes the machine's {names}; use another version of it"
+            )
 
     def stop(self) -> None:
         if not self._engine:
@@ -398,6 +409,10 @@ def _inherited_lines() -> Iterator[str]:
         if name.startswith(_PREFIX):
             if "\n" in value or "\r" in value:
                 raise CloudspotError(f"run.image: the variable {name} of the machine has more than one line")
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise CloudspotError(f"run.image: the variable {name} of the machine is not UTF-8") from error
             yield f"{name}={value}"
 
 

@@ -67,9 +67,7 @@ def _find(store_url: str | None, job_id: str) -> Job:
         return job
 
     waits = until(time.monotonic() + WAIT_SECONDS, doubling(1.0, most=10.0))
-    return retry(
-        find, sleep=time.sleep, waits=waits, on_wait=lambda error: output.warn(f"{error}; trying again")
-    )
+    return retry(find, sleep=time.sleep, waits=waits, on_wait=output.warner())
 
 
 def _adopt(job: Job, trust: str | None) -> None:

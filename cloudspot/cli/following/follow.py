@@ -86,7 +86,7 @@ def follow(
     try:
         # A store that does not answer is waited for, as later on: nobody else launches a new job.
         waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
-        retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=lambda e: output.warn(str(e)))
+        retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=output.warner())
         if is_plain or not can_hold_a_panel():
             with Interrupts(instead=interrupted) as interrupts:
                 follower = _Follower(job, interrupts, _PlainScreen(), feed, is_new=is_new, since=since)

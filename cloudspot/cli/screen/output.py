@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -86,6 +86,18 @@ WARNING_STYLE = "magenta"
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     echo(f"warning: {text}", style=WARNING_STYLE, error=True)
+
+
+def warner() -> Callable[[Exception], None]:
+    """Return a function that warns of each error of a call that is tried again, but of none twice."""
+    told = set[str]()
+
+    def warn_once(error: Exception) -> None:
+        if str(error) not in told:
+            told.add(str(error))
+            warn(f"{error}; trying again")
+
+    return warn_once
 
 
 def confirm_deletion(what: str, *, yes: bool) -> None:

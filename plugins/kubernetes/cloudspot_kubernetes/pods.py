@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
+from cloudspot.decoding import EARLIEST
 from cloudspot.errors import CapacityError, ProvisionError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
@@ -80,7 +81,7 @@ class PodProvisioner(Provisioner):
             if not _is_kept(found):
                 self._add_missing(launch, found)
                 found = self._await_verdict(launch)
-            self._forget_old()
+            self._forget_old(found)
             return [to_instance(pod) for pod in sorted(found, key=_rank) if was_scheduled(pod)]
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
@@ -180,7 +181,9 @@ class PodProvisioner(Provisioner):
 
     def _list(self, job_id: str | None) -> Iterator[Pod]:
         selector = machinetags.JOB if job_id is None else f"{machinetags.JOB}={job_id}"
-        return self._cluster.list(_path(self._cluster.namespace), selector=selector)
+        for pod in self._cluster.list(_path(self._cluster.namespace), selector=selector):
+            if pod["metadata"]["labels"].get(machinetags.JOB):  # an empty label is nobody's
+                yield pod
 
     def _found(self, instance_ids: Iterable[str]) -> Iterator[Pod]:
         wanted = set(instance_ids)
@@ -188,9 +191,12 @@ class PodProvisioner(Provisioner):
             if to_instance(pod).id in wanted:
                 yield pod
 
-    def _forget_old(self) -> None:
-        """Delete the pods that ended long ago, whosever they are."""
-        now = datetime.now(timezone.utc)
+    def _forget_old(self, made: Sequence[Pod]) -> None:
+        """Delete the pods that ended long before these were made, whosever they are.
+
+        The cluster has dated them all: by this computer's clock, a recent end may seem old.
+        """
+        now = max(filter(None, (to_instance(pod).launched_at for pod in made)), default=EARLIEST)
         for pod in tuple(self._list(None)):
             ended_at = to_instance(pod).ended_at
             if ended_at is not None and now - ended_at > KEPT:

@@ -815,7 +815,6 @@ def test_a_nodes_clock_does_not_set_how_long_it_holds(bench, make, monkeypatch, 
     (agent,) = make(1, min=1, max=1)
     wrong = StoreClock(wall=lambda: utc_now() + timedelta(seconds=shift))
     wrong.compare(bench.store)
-    monkeypatch.setattr("cloudspot.agent.node_context.clock_of", lambda store: wrong)
 
     class Wrong(datetime):
         @classmethod
@@ -824,6 +823,7 @@ def test_a_nodes_clock_does_not_set_how_long_it_holds(bench, make, monkeypatch, 
 
     monkeypatch.setattr("cloudspot.agent.membership.agreement.datetime", Wrong, raising=False)
     context = agent.life.context
+    monkeypatch.setitem(vars(context), "_clock", wrong)
     (intent,) = [one for one in context.journal.read() if isinstance(one, Intent)]
     context.memory.start_seconds = None
     agent.membership._note_start()

@@ -335,6 +335,17 @@ def test_a_log_in_that_a_killed_agent_has_left_is_removed(pulls, node):
     pulls("docker", "exit 0", lambda _: None)
 
 
+def test_variables_that_a_killed_agent_has_left_are_removed_though_the_container_runs(
+    node, tmp_path, monkeypatch
+):
+    (node.arena / "engine-abc").mkdir()
+    (node.arena / "engine-abc" / "variables").write_text("CLOUDSPOT_STORE=s3://the-bucket\n")
+    engine(tmp_path / "bin", "podman", 'case "$1" in inspect) echo true;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+    assert list(node.arena.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "says",
     ["manifest unknown", "permission denied", "503 Service Unavailable", "no such manifest: it/denied"],
@@ -568,12 +579,60 @@ def test_no_value_of_cloudspots_own_variables_is_on_the_command_line_of_the_engi
     assert list(node.arena.iterdir()) == []
 
 
-def test_a_variable_of_several_lines_is_refused_rather_than_cut(node, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("value", "says"), [("two\nlines", "has more than one line"), ("not \udcff UTF-8", "is not UTF-8")]
+)
+def test_a_variable_that_no_engine_takes_is_refused_rather_than_cut(node, tmp_path, monkeypatch, value, says):
     engine(tmp_path / "bin", "podman", 'case "$1" in inspect) exit 1;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("CLOUDSPOT_NOTE", "two\nlines")
-    with pytest.raises(CloudspotError, match="the variable CLOUDSPOT_NOTE of the machine has more than one"):
+    monkeypatch.setenv("CLOUDSPOT_NOTE", value)
+    with pytest.raises(
+        CloudspotError, match=f"^run.image: the variable CLOUDSPOT_NOTE of the machine {says}$"
+    ):
         Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
+    assert list(node.arena.iterdir()) == []
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_an_engine_that_changes_a_variable_is_not_used(node, tmp_path, monkeypatch, cuts):
+    """As one version of podman does, which takes what follows a "#" for a comment."""
+    script = f"""case "$*" in
+    *Config.Env*) cat {tmp_path}/taken;;
+    inspect*) exit 1;;
+    kill*) echo killed >> {tmp_path}/did;;
+    run*)
+        while [ "$1" != --env-file ]; do shift; done
+        echo started >> {tmp_path}/did
+        {{ printf '["OF_IMAGE=image"'; sed 's/{"#.*" if cuts else "$"}//;s/.*/,"&"/' "$2"; echo ]; }} > {tmp_path}/taken
+    esac"""
+    engine(tmp_path / "bin", "podman", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CLOUDSPOT_NOTE", "before#after")
+    boxed = Container(node, "python3", f"it@{DIGEST}")
+    if cuts:
+        with pytest.raises(
+            CloudspotError, match=r"^run.image: podman changes the machine's CLOUDSPOT_NOTE; use"
+        ):
+            boxed.start(setup_is_done=False, check=lambda: None)
+    else:
+        boxed.start(setup_is_done=False, check=lambda: None)
+    did = (tmp_path / "did").read_text().split()
+    assert did[did.index("started") + 1 :] == ["killed"] * cuts
+
+
+def test_an_engine_takes_a_variable_as_it_is(node, image, monkeypatch):
+    odd = "a b #c = 'd' \"e\" $F \\n \u00e9 "
+    monkeypatch.setenv("CLOUDSPOT_NOTE", odd)
+    container = Container(node, "python3", image)
+    try:
+        container.start(setup_is_done=False, check=lambda: None)
+        words, own = container.command(
+            ["python3", "-c", "import os; print([os.environ['CLOUDSPOT_NOTE']])"], {}
+        )
+        done = subprocess.run(words, env=own, capture_output=True, text=True, check=True)
+    finally:
+        container.stop()
+    assert eval(done.stdout) == [odd]
 
 
 def test_only_a_job_that_names_an_image_has_a_container(node):

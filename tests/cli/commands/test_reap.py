@@ -14,6 +14,7 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError, SpecError, StoreMissing
 from cloudspot.jobstore.job_lists import list_live, unmark_live
 from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.store_clock import store_time
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
@@ -161,6 +162,17 @@ def test_machines_whose_store_is_not_mounted_are_no_orphans(jobs, machines):
     assert "its disk is not mounted" in said
     assert [one.id for one in machines] == ["m-live-1"]
     assert list(jobs.store.root.iterdir()) == []
+
+
+def test_a_store_that_is_away_keeps_no_other_from_telling_the_time(jobs, machines, tmp_path):
+    """The search goes on, and says which one is away; without any store's time, this computer's counts."""
+    away = FileStore(f"file://{tmp_path}/elsewhere")
+    assert abs(reap_module._time_of([away, jobs.store]) - store_time(jobs.store)) < timedelta(seconds=60)
+    assert abs(reap_module._time_of([away]) - datetime.now(timezone.utc)) < timedelta(seconds=60)
+    machines.append(machine(jobs, "gone-1"))
+    said = jobs.run("reap", "--yes", "--store", away.url, "--store", jobs.store.url, status=1)
+    assert f"cannot look at the jobs of {away.url}" in said.stderr
+    assert "1 more are kept" in said.stdout, "the store that is away may have a job of this id"
 
 
 def test_what_cannot_be_ended_is_said_and_fails_the_command(jobs, machines, monkeypatch):

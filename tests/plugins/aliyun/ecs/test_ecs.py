@@ -5,6 +5,7 @@ import pytest
 from support.clouds.emulated_account import ALWAYS, Call, EmulatedAccount, Fault
 from support.clouds.imagetests import EmulatedImageTests
 from support.clouds.provisionertests import (
+    JOB,
     SCRIPT,
     AccountTests,
     CloudProvisionerTests,
@@ -484,6 +485,21 @@ def test_every_page_of_a_listing_is_read(kit):
         kit.launch(launch=launch, token=f"token-{launch}", num_nodes=60)
     assert len(kit.listed()) == 120
     assert kit.cloud.faults.count("DescribeInstances") == 2
+
+
+def test_a_machine_with_an_empty_tag_is_nobodys_and_spoils_no_list(kit):
+    nobodys, mine = kit.launch(num_nodes=2)
+    empty = [{"Key": "cloudspot-job", "Value": ""}]
+    kit.cloud.ask("TagResources", ResourceType="instance", ResourceId=[nobodys.id], Tag=empty)
+    assert [one.id for one in kit.another().instances()] == [mine.id]
+
+
+def test_a_machine_of_somebody_elses_without_an_id_spoils_no_list(kit, monkeypatch):
+    strangers, mine = kit.launch(num_nodes=2)
+    machine = kit.cloud.ecs.machines.by_id[strangers.id]
+    monkeypatch.setattr(machine, "describe", lambda: {"Status": "Running"})
+    found = kit.another().instances(job_id=JOB)
+    assert [one.id for one in found] == [mine.id]
 
 
 def test_a_machine_that_is_being_taken_is_on_its_way_out_and_then_told_as_reclaimed(kit):

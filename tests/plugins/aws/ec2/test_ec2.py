@@ -342,6 +342,26 @@ def test_a_listing_has_every_page(kit):
     assert sorted(one.launch for one in kit.listed().values()) == list(range(1, 9))
 
 
+def test_a_machine_with_an_empty_tag_is_nobodys_and_spoils_no_list(kit):
+    nobodys, mine = kit.launch(num_nodes=2)
+    kit.cloud.client().create_tags(Resources=[nobodys.id], Tags=[{"Key": "cloudspot-job", "Value": ""}])
+    assert [*kit.listed(job_id=None)] == [mine.id]
+
+
+def test_another_servers_answer_is_no_list_without_machines(kit, ec2_server):
+    request = kit.request()
+
+    def foreign(_environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/xml")])
+        return [b"<Welcome><to>the hotel's network</to></Welcome>"]
+
+    ec2_server.app = foreign
+    with pytest.raises(TransientError, match=r"^listing the machines: the answer cannot be read$"):
+        kit.provisioner.instances()
+    with pytest.raises(TransientError, match=r"^creating the machines: the answer cannot be read$"):
+        kit.provisioner.create(request, token="t")
+
+
 @pytest.mark.parametrize(
     "reason", [EndReason.RECLAIMED, EndReason.SELF, EndReason.TERMINATED, EndReason.LOST]
 )

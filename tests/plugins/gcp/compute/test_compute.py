@@ -51,6 +51,20 @@ def kit(cloud):
     return Kit(cloud)
 
 
+def set_label(cloud, name, label, value):
+    """Change a label of a machine, as somebody may do by hand."""
+    found = cloud.listed()[name]
+    cloud.client("InstancesClient").set_labels_unary(
+        project=PROJECT,
+        zone=IN_A,
+        instance=name,
+        instances_set_labels_request_resource={
+            "labels": dict(found.labels) | {label: value},
+            "label_fingerprint": found.label_fingerprint,
+        },
+    )
+
+
 class ComputeAccount(EmulatedAccount):
     calls = MappingProxyType({Call.CREATE: BULK_INSERT, Call.LIST: "compute.instances.aggregatedList"})
     errors = MappingProxyType(
@@ -245,16 +259,7 @@ class TestComputePromises(CloudProvisionerTests):
         )
 
     def tamper(self, kit, instance):
-        found = kit.cloud.listed()[NAMES[0]]
-        kit.cloud.client("InstancesClient").set_labels_unary(
-            project="my-project-123",
-            zone=IN_A,
-            instance=NAMES[0],
-            instances_set_labels_request_resource={
-                "labels": dict(found.labels) | {"cloudspot-launch": "7"},
-                "label_fingerprint": found.label_fingerprint,
-            },
-        )
+        set_label(kit.cloud, NAMES[0], "cloudspot-launch", "7")
 
     def without_api(self, monkeypatch):
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1")
@@ -690,6 +695,12 @@ def test_a_listing_has_every_page(kit, monkeypatch):
     kit.cloud.faults.calls.clear()
     assert sorted(one.launch for one in kit.listed().values()) == list(range(1, 9))
     assert kit.cloud.faults.count("compute.instances.aggregatedList") == 3
+
+
+def test_a_machine_with_an_empty_label_is_nobodys_and_spoils_no_list(kit):
+    kit.launch(num_nodes=2)
+    set_label(kit.cloud, NAMES[0], "cloudspot-job", "")
+    assert [kit.host_id(one.id) for one in kit.provisioner.instances()] == [NAMES[1]]
 
 
 @pytest.mark.parametrize(
