@@ -42,7 +42,7 @@ hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
 
-_IS_FULL = re.compile(r"^pytestmark = .*\bpytest\.mark\.full\b", re.MULTILINE)
+_IS_FULL = re.compile(r"^pytestmark = (\[\s+)?.*\bpytest\.mark\.full\b", re.MULTILINE)
 
 _M_MMAP_THRESHOLD = -3
 """From glibc's ``malloc.h``."""

@@ -103,6 +103,7 @@ def test_the_core_names_no_cloud():
     assert found == []
 
 
+@pytest.mark.full
 def test_nobody_is_told_to_install_by_a_name_that_is_not_published():
     """Whoever registered `cloudspot-moon` at the package index would be run."""
     told = re.compile(r"pip install[^`'\n]* \"?cloudspot[-\[\w]")

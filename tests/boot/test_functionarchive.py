@@ -28,6 +28,7 @@ def test_it_holds_all_that_a_driver_imports(archive):
     assert any(name.startswith("cloudspot_aws-") and name.endswith("entry_points.txt") for name in names)
 
 
+@pytest.mark.full
 def test_it_tells_how_large_it_is_unpacked(archive):
     names = zipfile.ZipFile(io.BytesIO(archive.data)).infolist()
     assert archive.unpacked_bytes == sum(one.file_size for one in names)

@@ -6,6 +6,9 @@ import pytest
 from support.jobs.acting_user import COMMAND, JOBS
 from support.jobs.pseudo_terminal import Terminal
 
+pytestmark = pytest.mark.full
+
+
 NAMES = ("CLOUDSPOT_LOCAL_HOME", "PYTHONPATH")
 
 
@@ -41,7 +44,6 @@ def step(screen):
     return int(found[1]) if found else 0  # cut off, until it is drawn for the new size
 
 
-@pytest.mark.full
 def test_a_job_is_watched_left_and_seen_to_its_end(user, terminal):
     screen = terminal(
         "run", str(JOBS / "tiny" / "job.toml"),
@@ -90,7 +92,6 @@ def test_a_job_is_watched_left_and_seen_to_its_end(user, terminal):
     assert "──" not in screen.text()
 
 
-@pytest.mark.costly
 def test_plain_prints_lines_on_a_terminal_too(user, terminal):
     sets = ("--set", 'run.env.TINY_EPOCHS="2"')
     screen = terminal("run", str(JOBS / "tiny" / "job.toml"), "--plain", *sets, columns=200)

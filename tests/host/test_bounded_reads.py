@@ -28,6 +28,7 @@ def test_the_end_of_a_huge_log_takes_little_memory(huge_file):
     assert log_tail(log)[-2:] == ("Traceback", "ValueError: boom")
 
 
+@pytest.mark.full
 def test_no_huge_file_that_a_training_has_left_is_read(huge_file, tmp_path):
     """Each of these is read by the agent, and the script may write to it."""
     huge = huge_file()

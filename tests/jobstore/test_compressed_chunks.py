@@ -61,6 +61,7 @@ def test_what_becomes_shorter_is_stored_compressed_and_the_rest_as_it_is(store, 
     assert manifest.sent == sum(listed) < 3700
 
 
+@pytest.mark.full
 def test_a_few_bytes_that_many_chunks_share_write_no_more_than_there_is_room_for(
     store, checkpoints, tmp_path, monkeypatch
 ):

@@ -267,6 +267,7 @@ def test_long_headers_are_refused_before_memory_is_used(tmp_path, make_raw):
         tracemalloc.stop()
 
 
+@pytest.mark.full
 def test_the_headers_of_many_members_are_not_kept(tmp_path):
     members = []
     for number in range(30):

@@ -184,6 +184,7 @@ def test_a_new_reader_reads_a_few_copies_and_what_has_come_since(store, tmp_path
     assert counted.calls == {"list_page": 1, "get": 2 + num_copies + num_records % COPY_EVERY}
 
 
+@pytest.mark.full
 def test_what_the_copies_of_a_long_journal_take_to_write_and_to_read(tmp_path):
     """One copy, rewritten whole every four commits, took 615 MB for 5,000 of them, and four times that for
     10,000."""

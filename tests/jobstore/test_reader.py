@@ -353,6 +353,7 @@ def test_a_new_reader_of_a_long_history_lists_instead_of_asking_for_each_launch(
     assert counted.calls["get"] == 1 + 30 + 30 + 30 + 30 + 3
 
 
+@pytest.mark.full
 def test_a_journal_of_10000_records_is_opened_with_few_requests(store, counted):
     """A week of commits must not mean a request a commit."""
     num_commits = 10_001  # the longest tail: three records since the copy

@@ -44,6 +44,7 @@ def store(tmp_path):
     return directory_store(tmp_path / "store")
 
 
+@pytest.mark.costly
 class TestPromises(ObjectStoreTests):
     """The store in a directory keeps the promises of a store."""
 
@@ -488,6 +489,7 @@ def test_the_pages_of_a_large_directory_come_of_one_walk(tmp_path, monkeypatch):
     assert [one.key for page in store.list_pages("k", after="k4") for one in page.objects] == ["k5", "k6"]
 
 
+@pytest.mark.full
 def test_an_object_of_any_size_takes_little_memory(store, huge_file):
     """As an agent that a training has taken over may leave one, under the key of any record."""
     store.put("jobs/a/spec", b"{}")

@@ -39,7 +39,7 @@ from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.pods import PodProvisioner
 
-pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 """Some values are large on purpose."""
 
 DAY = "Fri, 20 Nov 2026 08:00:00 GMT"

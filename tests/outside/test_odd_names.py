@@ -51,7 +51,7 @@ from cloudspot_gcp.cloudloggingentries import EntryReader
 from cloudspot_gcp.listing import place_of_id
 from cloudspot_kubernetes.notice import PodApi, PodNoticeSource
 
-pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 """Some values are large on purpose."""
 
 JOB = "x"

@@ -28,6 +28,7 @@ class TestFrozenProvider(ProviderTests):
     options = MappingProxyType({"region": "north"})
 
 
+@pytest.mark.full
 class TestFrozenStore(ObjectStoreTests):
     can_presign = False
 

@@ -13,6 +13,7 @@ from cloudspot.train.replayed_loader import ReplayedLoader
 from cloudspot.train.resumable_batches import Feed
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -131,7 +132,6 @@ def hf_main(tmp_path, *, callbacks=(), data=Words, **arguments):
     return main, {SpotCallback: ("on_substep_end", "on_step_end", "on_prediction_step")}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "drain_at"),
     [
@@ -151,7 +151,6 @@ def test_what_the_trainer_of_transformers_logs_and_learns_is_as_undisturbed(
     assert final["left_early"] is False
 
 
-@pytest.mark.full
 def test_an_evaluation_at_the_start_is_not_made_again_and_callbacks_may_hold_tensors(compare, tmp_path):
     import transformers
     from transformers.trainer_callback import ExportableState
@@ -169,7 +168,6 @@ def test_an_evaluation_at_the_start_is_not_made_again_and_callbacks_may_hold_ten
     compare(*hf_main(tmp_path, callbacks=[Mean], eval_on_start=True), [14])
 
 
-@pytest.mark.full
 def test_early_stopping_counts_over_a_resume(compare, tmp_path):
     import transformers
 
@@ -187,7 +185,6 @@ def test_early_stopping_counts_over_a_resume(compare, tmp_path):
     assert (final["step"], final["left_early"], final["planned"]) == (9, True, 33)
 
 
-@pytest.mark.full
 def test_a_step_that_early_stopping_left_out_is_not_counted(compare, tmp_path):
     """It would have been the last one, and began for the session with the evaluation before it."""
     import transformers
@@ -287,7 +284,6 @@ def lightning_main(
     return main, {SpotCallback: ("on_train_batch_end", "on_validation_batch_end")}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -338,7 +334,6 @@ def clip(net):
             weight.clamp_(-0.2, 0.2)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -373,7 +368,6 @@ def exporting():
     return [Export()]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("own", [exporting, averaging])
 def test_the_last_state_is_what_is_left_at_the_end_of_the_training(framework_training, courier, own):
     """Also if there was a validation after the last step."""
@@ -386,7 +380,6 @@ def test_the_last_state_is_what_is_left_at_the_end_of_the_training(framework_tra
     assert weights_sha256(model) == training.result[0]
 
 
-@pytest.mark.full
 def test_weights_that_the_repeated_beginning_of_an_epoch_changes_are_warned_of(
     framework_training, courier, caplog
 ):
@@ -417,7 +410,6 @@ def test_callbacks_of_lightning_that_cannot_be_resumed_are_refused_by_name(frame
             framework_training(hooks).run(main)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
 def test_loaders_of_different_lengths_are_refused_unless_they_end_together(compare, mode):
     from lightning.pytorch.utilities import CombinedLoader
@@ -436,14 +428,12 @@ def test_loaders_of_different_lengths_are_refused_unless_they_end_together(compa
         compare(main, hooks, [])
 
 
-@pytest.mark.full
 def test_ranks_wait_for_one_that_works_at_the_end_of_the_training(courier):
     courier.run_ranks(EXPORTING, num_ranks=2, environment=courier.begin())
     assert courier.final()["left_early"]
     assert all(handoff.ended_loop_path(courier.handoff, rank).exists() for rank in range(2))
 
 
-@pytest.mark.full
 def test_a_stream_need_not_know_its_length(compare):
     class Endless(Stream):
         def __len__(self):
@@ -452,7 +442,6 @@ def test_a_stream_need_not_know_its_length(compare):
     compare(*lightning_main(data=Endless), [3])
 
 
-@pytest.mark.full
 def test_means_of_a_resumed_epoch_are_told_from_whole_ones(framework_training, courier, caplog):
     main, hooks = lightning_main(logs_means=True)
     training = framework_training(hooks)
@@ -489,9 +478,6 @@ def test_another_number_of_ranks_is_refused(framework_training, courier):
 
 
 # --- Accelerate --------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("every", "data", "is_stateful"),
     [(1, Noisy, False), (4, Noisy, False), (1, Stream, False), (1, Noisy, True)],

@@ -240,6 +240,7 @@ class OnDemand:
             answer.write_text(wanted["nonce"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("old", LAYOUTS)
 @pytest.mark.parametrize("new", LAYOUTS)
 def test_a_rank_asks_for_all_that_it_reads(tmp_path, monkeypatch, old, new):

@@ -29,7 +29,7 @@ def undisturbed(tmp_path_factory):
     return run
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_two_ranks_drain_at_one_step_and_resume_bit_equal(courier, script, undisturbed):
     expected = undisturbed(script, courier, 2)
     assert expected["step"] == 48

@@ -157,6 +157,7 @@ def test_values_of_any_kind_are_kept_as_far_as_32_bits_go(node):
     assert math.isnan(found["loss"][0][1])
 
 
+@pytest.mark.full
 def test_long_metrics_are_read_in_blocks(node, monkeypatch):
     """34 MiB beside an agent that restarts took 364 MiB of memory, and one file of all of them."""
     monkeypatch.setattr(tensorboard_events, "BLOCK_BYTES", 1 << 14)

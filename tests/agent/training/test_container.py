@@ -384,6 +384,7 @@ def test_a_real_engine_pulls_with_the_log_in_and_not_without(node, image, tmp_pa
         container.stop()
 
 
+@pytest.mark.full
 def test_podman_finds_the_log_in_for_dockers_own_registry_under_dockers_name(node, image):
     container = Container(node, "python3", f"it@{DIGEST}")
     container._engine = "podman"

@@ -146,6 +146,7 @@ def test_it_ends_with_its_programs_status(start, line, status):
     assert (out, process.returncode) == ("forked\n", status)
 
 
+@pytest.mark.full
 def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
     environment = {**server.environment}
     del environment["OF_THE_SERVER"]
@@ -193,6 +194,7 @@ def test_a_program_and_what_watches_over_it_are_each_in_a_process_group_of_their
     assert len({pid, watcher, serving_pid}) == 3
 
 
+@pytest.mark.full
 def test_a_program_that_signals_its_group_ends_alone(server, start):
     other = start("import time\nprint('ready')\ntime.sleep(100)\n")
     assert other.stdout.readline() == "ready\n"

@@ -105,6 +105,7 @@ def test_a_notifier_that_is_not_there_is_told_as_a_failure_of_each_url(sink):
     assert sink.got == []
 
 
+@pytest.mark.full
 def test_what_only_the_record_names_is_sent_to_public_addresses_alone(sink):
     """A training may have changed the record: to a metadata service, or to a server of the driver's network."""
     port = sink.server_port
@@ -116,6 +117,7 @@ def test_what_only_the_record_names_is_sent_to_public_addresses_alone(sink):
     assert [path for path, _ in sink.got] == ["/200"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", [(), ("hook",)])
 @pytest.mark.parametrize("target", ["http://127.0.0.1:{}/200", "http://169.254.169.254/latest/"])
 def test_no_public_service_redirects_a_message_to_an_address_of_the_drivers_network(
@@ -132,6 +134,7 @@ def test_no_public_service_redirects_a_message_to_an_address_of_the_drivers_netw
     assert sink.got == []
 
 
+@pytest.mark.full
 def test_no_proxy_is_asked_for_an_address_of_its_network(sink, monkeypatch):
     monkeypatch.setenv("http_proxy", sink.url.replace("json", "http"))
     monkeypatch.setenv("https_proxy", sink.url.replace("json", "http"))

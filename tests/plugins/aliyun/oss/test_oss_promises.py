@@ -8,6 +8,7 @@ from cloudspot.testing.storekit import ObjectStoreTests
 from cloudspot_aliyun.oss import OssStore
 
 
+@pytest.mark.costly
 class TestPromises(ObjectStoreTests):
     """As any store."""
 

@@ -45,6 +45,7 @@ def test_all_below_a_url_is_staged_and_a_change_is_seen(bucket, cloud, tmp_path,
     assert cache.path_of(single, file).read_bytes() == b"2"
 
 
+@pytest.mark.full
 def test_what_is_not_a_key_is_told_and_not_left_out(bucket, cloud, store, tmp_path):
     store.put("a", b"1")
     cloud.put_raw(bucket, f"{store.bucket.prefix}d\u00e9j\u00e0")

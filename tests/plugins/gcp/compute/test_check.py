@@ -63,6 +63,7 @@ def test_an_image_of_ones_own_needs_a_right_that_googles_do_not(cloud):
     }
 
 
+@pytest.mark.full
 def test_the_right_to_the_nodes_account_may_be_granted_on_that_account_alone(cloud):
     cloud.faults.denied = {"iam.serviceAccounts.actAs"}
     found = lines(cloud.provider())["permissions"]

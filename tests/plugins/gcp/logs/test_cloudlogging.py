@@ -54,6 +54,7 @@ def service(gcp):
     )
 
 
+@pytest.mark.full
 class TestPromises(LogSinkTests):
     """As any sink."""
 
@@ -62,6 +63,7 @@ class TestCloudLogging(LogServiceTests):
     """As any log service's sink."""
 
 
+@pytest.mark.full
 class TestPromisesInSmallPages(LogSinkTests):
     """As any sink, where a page of the service holds few entries."""
 
