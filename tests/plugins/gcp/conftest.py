@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 
 import google.auth
 import pytest
+from cryptography.hazmat.primitives import serialization
 from google.auth.transport.requests import AuthorizedSession
 
 from cloudspot.emulation.api_faults import Faults
@@ -21,7 +23,7 @@ from cloudspot_gcp_sandbox.strict_logging import StrictLogging
 from cloudspot_gcp_sandbox.strict_storage import StrictStorage
 
 PROJECT = "my-project-123"
-ACCOUNT = ServiceAccount.make(f"cloudspot-node@{PROJECT}.iam.gserviceaccount.com", project=PROJECT)
+ACCOUNT = f"cloudspot-node@{PROJECT}.iam.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 SERVICES = ("compute", "iamcredentials", "logging", "storage")
 
@@ -31,9 +33,9 @@ class EmulatedGcp:
 
     def __init__(self) -> None:
         self.faults = Faults()
-        self.account = ACCOUNT
+        self.account = ServiceAccount.make(ACCOUNT, project=PROJECT)
         self.identities = Identities(faults=self.faults)
-        self.identities.add(ACCOUNT)
+        self.identities.add(self.account)
         self.logging = StrictLogging(self.identities, faults=self.faults, identities=self.identities)
         self.storage = StrictStorage(self.logging, faults=self.faults, identities=self.identities)
         self.server = Server(self.storage)
@@ -49,7 +51,12 @@ class EmulatedGcp:
 @pytest.fixture(scope="session")
 def gcp_servers() -> Iterator[EmulatedGcp]:
     servers = EmulatedGcp()
-    yield servers
+    with pytest.MonkeyPatch.context() as patch:
+        # Each client reads the key file and checks the key, which takes longer than many a test.
+        patch.setattr(
+            serialization, "load_pem_private_key", functools.cache(serialization.load_pem_private_key)
+        )
+        yield servers
     servers.server.close()
 
 
@@ -57,7 +64,7 @@ def gcp_servers() -> Iterator[EmulatedGcp]:
 def gcp(gcp_servers: EmulatedGcp, monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[EmulatedGcp]:
     """The emulated Google Cloud, as the environment names it to the SDKs; no fault is left of before."""
     key_file = tmp_path / "key.json"
-    key_file.write_text(write_key_file(ACCOUNT, f"{gcp_servers.url}/token"))
+    key_file.write_text(write_key_file(gcp_servers.account, f"{gcp_servers.url}/token"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
