@@ -17,6 +17,7 @@ def run_python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
 def test_help_imports_neither_commands_nor_anything_heavy(arguments):
     done = run_python(

@@ -428,6 +428,7 @@ def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
     assert house.controller().run_pass().is_settled
 
 
+@pytest.mark.full
 def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_and_launches_nothing(house):
     """A laptop that was closed: what it has read of the job tells it to go on with a lost machine."""
     sleeper = house.controller()
@@ -458,6 +459,7 @@ def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
     assert list(house.store.list_objects("jobs/")) == []
 
 
+@pytest.mark.full
 def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_store(house):
     """Its machines would wait for the store that their request names."""
     found = house.history.submission
@@ -487,6 +489,7 @@ def test_offers_that_fail_are_asked_for_again(house):
     assert types(controller.tick().actions) == [OpenLaunch]
 
 
+@pytest.mark.full
 def test_a_store_that_fails_is_waited_out(house, monkeypatch):
     controller = house.controller()
     controller.tick()
@@ -497,6 +500,7 @@ def test_a_store_that_fails_is_waited_out(house, monkeypatch):
     assert controller.run_until_finished().finished.outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_the_waits_grow_while_the_provider_fails(house):
     house.cloud.errors["instances"] = [TransientError("throttled")] * 6
     house.controller().run_until_finished()
@@ -755,6 +759,7 @@ def test_a_launch_made_void_by_a_stop_ends_the_job(house):
     assert controller.run_until_finished().finished.outcome == "stopped"
 
 
+@pytest.mark.full
 def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_have_ended(house):
     house.cloud.errors["release"] = [TransientError("a machine is in it")]
     alive = []
@@ -773,6 +778,7 @@ def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_
     assert house.cloud.released == [JOB, JOB]
 
 
+@pytest.mark.full
 def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(house, records):
     """A driver that was suspended took the groups and profiles away from under the new machines."""
     house.controller().run_until_finished()
@@ -787,6 +793,7 @@ def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(
     assert house.cloud.released == []
 
 
+@pytest.mark.full
 def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):
     house.controller().run_until_finished()
     house.cloud.errors["release"] = TransientError("a machine is in it")

@@ -102,6 +102,7 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
     assert provisioner.console(unknown) == ""
 
 
+@pytest.mark.full
 def test_a_directory_of_machines_that_vanished_is_an_outage_and_no_empty_list(host):
     """A driver took its machines for gone, and bought others beside them."""
     provisioner = LocalProvider().provisioner()

@@ -184,6 +184,7 @@ def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
     assert first.life.context.status.warnings == ()
 
 
+@pytest.mark.full
 def test_the_others_are_idle_once_all_of_them_say_so(bench, make, wait_until):
     """Their heartbeats are read for that, though nothing else about them has changed."""
     first, second, third = make(3, min=2, max=3)
@@ -216,6 +217,7 @@ def test_who_idled_in_the_generation_before_says_nothing_of_this_one(bench, make
     assert not first.membership.others_are_idle()
 
 
+@pytest.mark.full
 def test_who_has_finished_is_not_asked_whether_it_is_idle(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
     third.say("succeeded")
@@ -481,6 +483,7 @@ def test_damage_that_is_noted_while_a_member_waits_is_seen_before_it_proposes_an
     assert listed != []
 
 
+@pytest.mark.full
 def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
     assert first.membership.votes.failed_elsewhere() is None
@@ -588,6 +591,7 @@ def test_a_member_that_falls_silent_while_it_drains_is_not_waited_for(bench, mak
     assert first.membership.others_are_well() is False
 
 
+@pytest.mark.full
 def test_who_waits_for_a_members_word_obeys_an_order_and_a_newer_generation(bench, make, wait_until):
     first, second, third = make(3, min=1, max=3)
     third.life.context.status.state = "draining"
@@ -624,6 +628,7 @@ def test_a_generation_is_proposed_only_on_a_fresh_answer_to_who_lives(bench, mak
     assert ranks(first.seek("regrouped").found()) == (0,)
 
 
+@pytest.mark.full
 def test_a_generation_is_proposed_without_those_whom_the_proposer_does_not_reach(bench, make):
     first, second, third = make(3, min=2, max=3)
     first.membership.votes.cut_off = frozenset({third.seat})
@@ -660,6 +665,7 @@ def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_o
 # --- an agent that was killed -----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_restarted_agent_rejoins_the_generation_it_has_not_started(bench, make):
     first, second = make(2, min=1, max=2)
     older = first.found()

@@ -183,6 +183,7 @@ def test_the_cache_files_of_datasets_are_each_ones_own(tmp_path):
     assert len(drawn) == 2
 
 
+@pytest.mark.full
 def test_a_program_and_what_watches_over_it_are_each_in_a_process_group_of_their_own(server, start):
     """A program that signals its group reaches nobody else, and one of the others' groups not it."""
     ids = "[os.getpid(), os.getpgrp(), os.getppid(), os.getpgid(os.getppid()), os.getsid(0)]"
@@ -204,6 +205,7 @@ def test_a_program_that_signals_its_group_ends_alone(server, start):
     assert other.poll() is None
 
 
+@pytest.mark.full
 def test_a_module_is_found_that_was_added_since_the_server_looked(start, modules):
     """Within the resolution of the directory's time, by which Python knows that it has changed."""
     before = modules.stat()

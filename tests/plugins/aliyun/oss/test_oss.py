@@ -127,6 +127,7 @@ def sts(oss, number, seconds=3600):
     return Credentials(made.access_key, made.secret_key, made.token)
 
 
+@pytest.mark.full
 def test_a_temporary_key_that_expires_in_mid_run_is_renewed_and_no_write_is_lost(oss, bucket):
     first, second, third = sts(oss, 1), sts(oss, 2), sts(oss, 3)
     store = quick(
@@ -295,6 +296,7 @@ def test_an_empty_object_has_no_range_however_the_server_says_so(oss, bucket, mo
     assert store.get_range_into("k", 0, bytearray(5)) == 0
 
 
+@pytest.mark.full
 def test_no_sum_is_computed_by_crcmod_which_may_be_in_pure_python(oss, bucket, monkeypatch):
     def update(self, data):
         raise AssertionError("crcmod is at work")

@@ -80,6 +80,7 @@ def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machine
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("right", ["ec2:RunInstances", "iam:PassRole"])
 def test_each_right_that_a_launch_needs_is_named(cloud, right):
     cloud.faults.denied = {right}

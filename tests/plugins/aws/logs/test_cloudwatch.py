@@ -74,6 +74,7 @@ def service(aws):
     )
 
 
+@pytest.mark.full
 class TestPromises(LogSinkTests):
     """As any sink."""
 

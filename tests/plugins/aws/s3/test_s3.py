@@ -144,6 +144,7 @@ def test_payloads_are_signed_only_where_others_could_change_them(aws, store):
 # --- streams --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_stream_goes_up_in_parts_and_a_small_one_in_a_single_put(aws, store):
     for key, size in (("small", 100), ("large", 12 * MIB)):
         upload(store, key, b"x" * size)
@@ -164,6 +165,7 @@ def test_parts_that_cannot_be_dropped_are_told_of(aws, store, caplog):
 # --- the rest -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
     store = S3Store(f"s3://{bucket}")
     assert [(one.name, one.ok) for one in store.check()] == [
