@@ -30,6 +30,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -40,7 +41,7 @@ from pathlib import Path
 
 from cloudspot.train import fork_client
 from cloudspot.train.fork_client import ANSWER, GO
-from cloudspot.train.preload_watch import Imports, Watch
+from cloudspot.train.preload_watch import LEAST_SECONDS, Imports, Watch
 from cloudspot.train.preloaded import BEFORE_TORCH, Preloaded
 
 MARK = "CLOUDSPOT_FORK_SERVER"
@@ -59,6 +60,8 @@ IMPORTED = (
     "torch._dynamo",  # which every optimizer and DistributedDataParallel import; as large as torch itself
 )
 """All before the first program is forked: nobody would hear of a program's end during an import."""
+OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+"""Some of the variables that torchrun sets, and that differ from rank to rank or from start to start."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _REQUEST_SECONDS = 5.0
 
@@ -151,6 +154,26 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
             connection.close()
             for stream in asked[1] if asked else ():
                 os.close(stream)
+
+
+def measure(names: Sequence[str]) -> dict[str, float]:
+    """Import these besides what the server always does; return the seconds that ``run.preload`` would save.
+
+    Raises:
+        ImportError: this Python has no torch.
+    """
+    preloaded, seconds = Preloaded(), {}
+    for name in IMPORTED:
+        preloaded.add(name)
+    for name in names:
+        started, num_threads = time.perf_counter(), threading.active_count()
+        with contextlib.suppress(Exception):
+            preloaded.add(name)
+            took = time.perf_counter() - started
+            differs = any(name in preloaded.readers(variable) for variable in OF_RANKS)
+            if took >= LEAST_SECONDS and not differs and threading.active_count() == num_threads:
+                seconds[name] = took
+    return seconds
 
 
 def unwanted_path(path: str) -> Path:

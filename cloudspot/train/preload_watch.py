@@ -21,7 +21,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ class Imports:
     def make(self, import_: Any, *arguments: Any) -> Any:
         """Import with ``__import__`` and its arguments; note an outermost import that took long."""
         name, _, _, taken, level = arguments
-        if self._is_in_one or level > 0 or name.partition(".")[0] in self._own:
+        there = getattr(sys.modules.get(name), "__dict__", None)
+        is_there = there is not None and all(one in there for one in taken or ())
+        if is_there or self._is_in_one or level > 0 or name.partition(".")[0] in self._own:
             return import_(*arguments)
         self._is_in_one, started, num_threads = True, time.perf_counter(), threading.active_count()
         try:
@@ -114,7 +116,7 @@ class Watch:
 
         @functools.wraps(self._import_module)
         def import_module(name: str, package: str | None = None) -> Any:
-            self._note_import(importlib.util.resolve_name(name, package))
+            self._note_import(importlib.util.resolve_name(name, package), ())
             return self._import_module(name, package)
 
         builtins.__import__, importlib.import_module = import_, import_module
@@ -156,7 +158,7 @@ class Watch:
     def _note_and_import(self, name: str, *others: Any) -> Any:
         *_, taken, level = others
         if level == 0:
-            self._note_import(name, *(f"{name}.{one}" for one in taken or ()))
+            self._note_import(name, taken or ())
         if time.monotonic() > self._until:
             return self._import(name, *others)
         before = len(self._imports.seconds)
@@ -169,9 +171,9 @@ class Watch:
                     path = files.imports_path(Path(handoff), int(rank))
                     files.write_json(path, {"seconds": self._imports.seconds})
 
-    def _note_import(self, *names: str) -> None:
-        """Note that the script imports these, and change the environment as the first import of each has."""
-        package = names[0].partition(".")[0]
+    def _note_import(self, name: str, taken: Iterable[str]) -> None:
+        """Note that the script imports this, and change the environment as the first import of it has."""
+        package = name.partition(".")[0]
         if sys.path != self._path and (origin := self._packages.pop(package, None)) is not None:
             specs = (finder.find_spec(package, None, None) for finder in sys.meta_path)
             found = next((spec.origin for spec in specs if spec is not None), None)
@@ -179,7 +181,11 @@ class Watch:
                 self._differs(f"{found}, now the first {package} on sys.path,", f"{origin} was imported")
                 for module in [one for one in sys.modules if one.partition(".")[0] == package]:
                     del sys.modules[module]
-        for one in [one for one in self._pending if any(f"{name}.".startswith(f"{one}.") for name in names)]:
+        pending = [one for one in self._pending if one.partition(".")[0] == package]
+        names = [f"{name}.", *(f"{name}.{one}." for one in taken)] if pending else []
+        for one in pending:
+            if not any(imported.startswith(f"{one}.") for imported in names):
+                continue
             self._pending.remove(one)
             with self._unheard():
                 for variable, value in self._preloaded.changed[one].items():

@@ -31,8 +31,8 @@ AT_IMPORT = re.compile(
     # Read by CUDA's first call, which an import may make: pytorch/pytorch#80876.
     "|CUDA_|HIP_|ROCR_"
 )
-"""Variables that native code reads when torch is imported: those that a getenv() of our own sees in torch 2.13
-for the CPU with NumPy 2.2, as a test does, and those in torch's source where that build has no such code."""
+"""Variables that native code reads when torch is imported: those that a getenv() of our own sees with torch
+2.13 for the CPU and NumPy 2.2, as in a test, and those in torch's source where that build lacks the code."""
 _LISTED = re.compile("TQDM_|FSSPEC_")
 """Variables that a package finds in a list of all: ``envwrap`` in tqdm/utils.py, ``set_conf_env`` in
 fsspec/config.py."""
