@@ -134,11 +134,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     torchrun and the processes of the entrypoint are forked from it, so that a restart does not import them
     again. A program that would not run the same is started as usual. Linux only."""
     preload: tuple[str, ...] = ()
-    """What that process imports besides torch, as the entrypoint would: ``["transformers.Trainer"]``. The
-    script still imports it, in no time. ``cloudspot show`` names what would save seconds. One that starts a
-    thread when it is imported, or reads a variable that differs from process to process, such as
-    ``LOCAL_RANK``, makes every process start as usual; the agent's log says so. Its module-wide state, such
-    as random numbers that it draws when it is imported, is the same in all processes of a machine."""
+    """Modules, or objects of modules, that this process imports besides torch: ``["transformers.Trainer"]``.
+    The script imports them as before, in no time. ``cloudspot show`` names those that would save seconds. A
+    module that starts a thread when it is imported, or reads a variable that differs from process to process,
+    such as ``LOCAL_RANK``, makes every process start as usual, and the agent's log says so. What a module
+    draws at random when it is imported is the same in all processes of a machine. Without effect if
+    ``fork_server`` is false."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
@@ -521,9 +522,8 @@ def _check_preload(run: RunSpec) -> None:
             raise FieldError(
                 ("run", "preload", i), f'"{name}" is not the name of a module, such as "transformers"'
             )
-    if run.preload and not (run.fork_server and run.entrypoint and run.launcher_or_default == "torchrun"):
-        found = "has no effect without run.fork_server and an entrypoint that torchrun starts"
-        raise FieldError(("run", "preload"), found)
+    if run.preload and not (run.entrypoint and run.launcher_or_default == "torchrun"):
+        raise FieldError(("run", "preload"), "has no effect without an entrypoint that torchrun starts")
 
 
 def _check_image(spec: JobSpec) -> None:

@@ -85,7 +85,7 @@ region = "here"
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
     r"|looks like a credential|finite number|names no program|needs spot\.deadline|has no effect without spot\.policy"
-    r"|has no effect without run\.fork_server"
+    r"|has no effect without an entrypoint that torchrun starts"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -237,15 +237,11 @@ def with_run(line):
         ),
         (
             "name = 'a'\n[run]\ncommand = ['swift']\npreload = ['transformers']",
-            "job.toml: run.preload: has no effect without run.fork_server and an entrypoint that torchrun starts",
-        ),
-        (
-            SMALL + "preload = ['transformers']\nfork_server = false",
-            "job.toml: run.preload: has no effect without run.fork_server",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
         ),
         (
             SMALL + "preload = ['transformers']\nlauncher = 'none'",
-            "job.toml: run.preload: has no effect without run.fork_server",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
         ),
         ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
         (
