@@ -41,7 +41,7 @@ from pathlib import Path
 
 from cloudspot.train import fork_client
 from cloudspot.train.fork_client import ANSWER, GO
-from cloudspot.train.preload_watch import LEAST_SECONDS, Imports, Watch
+from cloudspot.train.preload_watch import LEAST_SECONDS, Watch
 from cloudspot.train.preloaded import BEFORE_TORCH, Preloaded
 
 MARK = "CLOUDSPOT_FORK_SERVER"
@@ -148,8 +148,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
                 connection.close()
                 if asked[0].module is None:
                     own = _modules_in(asked[0].import_directory)
-                    imports = Imports(own, environment, asked[0].environment)
-                    Watch(asked[0].words, asked[0].environment, preloaded, imports, unwanted).begin()
+                    Watch(asked[0].words, asked[0].environment, preloaded, environment, own, unwanted).begin()
                 return asked[0]
             connection.close()
             for stream in asked[1] if asked else ():

@@ -42,63 +42,37 @@ _LOOKS = frozenset(
 )
 """Those of them that nobody can see."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_NOTHING = contextlib.nullcontext()
 _BYTECODE = re.compile(r"__pycache__$|\.pyc(\.\d+)?$")
 
 
-class Imports:
-    """The imports of a script that take long and could be made once a machine, with their seconds."""
-
-    def __init__(self, own: Collection[str], here: Mapping[str, str], there: Mapping[str, str]) -> None:
-        """``own`` are the modules beside the script; ``here`` and ``there`` as in ``Preloaded.why_not``."""
-        self.seconds: dict[str, float] = {}
-        self._own = own
-        self._here, self._there = here, there
-        self._is_in_one = False
-
-    def make(self, import_: Any, *arguments: Any) -> Any:
-        """Import with ``__import__`` and its arguments; note an outermost import that took long."""
-        name, _, _, taken, level = arguments
-        there = getattr(sys.modules.get(name), "__dict__", None)
-        is_there = there is not None and all(one in there for one in taken or ())
-        if is_there or self._is_in_one or level > 0 or name.partition(".")[0] in self._own:
-            return import_(*arguments)
-        self._is_in_one, started, num_threads = True, time.perf_counter(), threading.active_count()
-        try:
-            with recording() as read:
-                return import_(*arguments)
-        finally:
-            self._is_in_one = False
-            seconds = time.perf_counter() - started
-            is_alike = not differing(read.names, self._here, self._there)
-            if seconds >= LEAST_SECONDS and is_alike and threading.active_count() == num_threads:
-                names = [f"{name}.{one}" for one in taken or () if one != "*"] or [name]
-                self.seconds |= dict.fromkeys(names, 0.0) | {names[0]: seconds}
-
-
 class Watch:
-    """Watches the script that this process, a fork, is about to run."""
+    """Watches the script that this process, a fork, is about to run, and times its imports."""
 
     def __init__(
         self,
         words: Sequence[str],
         environment: Mapping[str, str],
         preloaded: Preloaded,
-        imports: Imports,
+        of_server: Mapping[str, str],
+        own: Collection[str],
         unwanted: Path,
     ) -> None:
-        """Start over with ``words`` and ``environment``; write why that is too late into ``unwanted``."""
-        self._words, self._environment = words, environment
-        self._directory, self._pid = Path.cwd(), os.getpid()
-        self._preloaded = preloaded
-        self._imports = imports
-        self._unwanted = unwanted
+        """Start over with ``words`` and ``environment``; write why that is too late into ``unwanted``.
+
+        ``own`` are the modules beside the script, and ``of_server`` was the environment of the imports.
+        """
+        self._words, self._environment, self._of_server = words, environment, of_server
+        self._preloaded, self._own, self._unwanted = preloaded, own, unwanted
+        self._directory, self._pid, self._path = Path.cwd(), os.getpid(), [*sys.path]
         self._pending = [*preloaded.names]
         """What the script has not imported yet."""
         self._packages = preloaded.packages()
-        self._path = [*sys.path]
-        self._until = time.monotonic() + MEASURED_SECONDS
-        self._has_acted = self._is_own_doing = False
+        self._has_acted = self._is_own_doing = self._is_timing = False
         self._told = set[str]()
+        self._until = time.monotonic() + MEASURED_SECONDS
+        self._seconds: dict[str, float] = {}
+        """The imports that took long and could be made once a machine."""
         self._import, self._import_module = builtins.__import__, importlib.import_module
 
     def begin(self) -> None:
@@ -112,11 +86,15 @@ class Watch:
             fromlist: Any = (),
             level: int = 0,
         ) -> Any:
-            return self._note_and_import(name, globals, locals, fromlist, level)
+            taken = fromlist or ()
+            if level == 0:
+                self._note_import(name, taken)
+            with self._timing(name, taken) if level == 0 and self._is_worth_timing(name, taken) else _NOTHING:
+                return self._import(name, globals, locals, fromlist, level)
 
         @functools.wraps(self._import_module)
         def import_module(name: str, package: str | None = None) -> Any:
-            self._note_import(importlib.util.resolve_name(name, package), ())
+            self._note_import(name if package is None else importlib.util.resolve_name(name, package), ())
             return self._import_module(name, package)
 
         builtins.__import__, importlib.import_module = import_, import_module
@@ -137,14 +115,15 @@ class Watch:
         """Start over, or say that it is too late."""
         with self._unheard(), contextlib.suppress(OSError):
             if not self._has_acted and os.getpid() == self._pid:
-                sys.stdout.flush()
-                sys.stderr.write(f"cloudspot: {what} comes after {why}: this process starts over\n")
+                with contextlib.suppress(Exception):  # it may be the script's own
+                    sys.stdout.flush()
+                os.write(2, f"cloudspot: {what} comes after {why}: this process starts over\n".encode())
                 os.chdir(self._directory)
                 os.execvpe(self._words[0], list(self._words), dict(self._environment))  # noqa: S606 - itself
             if what not in self._told:
                 self._told.add(what)
                 text = f"{what} has no effect: {why} before the script began (run.preload, run.fork_server)"
-                sys.stderr.write(f"cloudspot: {text}; later starts on this machine are ordinary ones\n")
+                os.write(2, f"cloudspot: {text}; later starts on this machine are ordinary ones\n".encode())
                 self._unwanted.write_text(text)
 
     @contextlib.contextmanager
@@ -155,21 +134,33 @@ class Watch:
         finally:
             self._is_own_doing = False
 
-    def _note_and_import(self, name: str, *others: Any) -> Any:
-        *_, taken, level = others
-        if level == 0:
-            self._note_import(name, taken or ())
-        if time.monotonic() > self._until:
-            return self._import(name, *others)
-        before = len(self._imports.seconds)
+    def _is_worth_timing(self, name: str, taken: Collection[str]) -> bool:
+        there = getattr(sys.modules.get(name), "__dict__", None)
+        is_there = there is not None and all(one in there for one in taken)
+        is_own = self._is_timing or name.partition(".")[0] in self._own  # and what it imports is timed
+        return not is_there and not is_own and time.monotonic() < self._until
+
+    @contextlib.contextmanager
+    def _timing(self, name: str, taken: Collection[str]) -> Iterator[None]:
+        self._is_timing, started, num_threads = True, time.perf_counter(), threading.active_count()
         try:
-            return self._imports.make(self._import, name, *others)
+            with recording() as read:
+                yield
         finally:
-            handoff, rank = self._environment.get(files.HANDOFF), self._environment.get("RANK", "0")
-            if len(self._imports.seconds) > before and handoff is not None:
-                with self._unheard(), contextlib.suppress(OSError):
-                    path = files.imports_path(Path(handoff), int(rank))
-                    files.write_json(path, {"seconds": self._imports.seconds})
+            self._is_timing = False
+            seconds = time.perf_counter() - started
+            is_alike = not differing(read.names, self._of_server, self._environment)
+            if seconds >= LEAST_SECONDS and is_alike and threading.active_count() == num_threads:
+                names = [f"{name}.{one}" for one in taken if one != "*"] or [name]
+                self._seconds |= dict.fromkeys(names, 0.0) | {names[0]: seconds}
+                self._report()
+
+    def _report(self) -> None:
+        handoff, rank = self._environment.get(files.HANDOFF), self._environment.get("RANK", "0")
+        if handoff is not None:
+            with self._unheard(), contextlib.suppress(OSError):
+                path = files.imports_path(Path(handoff), int(rank))
+                files.write_json(path, {"seconds": self._seconds})
 
     def _note_import(self, name: str, taken: Iterable[str]) -> None:
         """Note that the script imports this, and change the environment as the first import of it has."""
