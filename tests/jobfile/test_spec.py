@@ -85,6 +85,7 @@ region = "here"
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
     r"|looks like a credential|finite number|names no program|needs spot\.deadline|has no effect without spot\.policy"
+    r"|has no effect without an entrypoint that torchrun starts"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -128,6 +129,11 @@ def fault(load, tmp_path):
         return str(error.value).replace(f"{tmp_path}/", "")
 
     return message
+
+
+def test_a_job_that_an_earlier_version_has_submitted_preloads_nothing():
+    value = {"name": "digits", "run": {"entrypoint": "train.py", "fork_server": True}}
+    assert spec_from_json(value).run.preload == ()
 
 
 def test_a_small_job_file_has_the_documented_defaults(load):
@@ -225,6 +231,18 @@ def with_run(line):
             'job.toml: run.command: expected a list, got "swift sft"',
         ),
         ("name = 'a'\n[run]\ncommand = []", "job.toml: run.command: names no program; expected a list"),
+        (
+            SMALL + "preload = ['transformers', 'no module']",
+            'job.toml: run.preload[1]: "no module" is not the name of a module, such as "transformers"',
+        ),
+        (
+            "name = 'a'\n[run]\ncommand = ['swift']\npreload = ['transformers']",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
+        ),
+        (
+            SMALL + "preload = ['transformers']\nlauncher = 'none'",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
+        ),
         ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
         (
             SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = 'SIGKILL'",

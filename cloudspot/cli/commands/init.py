@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import re
 import shlex
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +23,14 @@ from cloudspot.errors import CloudspotError, SpecError
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
+_MEASURE = """
+import json, sys
+from cloudspot.train.fork_server import measure
+print(json.dumps(measure(sys.argv[1:])))
+"""
+_MEASURE_SECONDS = 60.0
+_WORTH_SECONDS = 1.0
+"""How long imports have to take before ``run.preload`` is suggested."""
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
@@ -64,7 +76,10 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
                 file.write(_template("train.py.txt"))
             output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
         has_session = script is not None and opens_session(directory / script)
-        text = job_file_text(_job_name(directory), script or command or (), has_session=has_session)
+        slow = slow_imports(directory / script) if script is not None else {}
+        text = job_file_text(
+            _job_name(directory), script or command or (), has_session=has_session, slow=slow
+        )
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -104,6 +119,30 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
     return found[0] if found else None
 
 
+def slow_imports(script: Path) -> dict[str, float]:
+    """Return what the script imports at its top besides torch and its own modules, and how long that takes.
+
+    It is measured with this Python. Empty if there is no such import, or it cannot be measured.
+    """
+    names = []
+    with suppress(SyntaxError, ValueError):
+        for statement in ast.parse(_read(script)).body:
+            if isinstance(statement, ast.Import):
+                names += [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+                names += [f"{statement.module}.{alias.name}".removesuffix(".*") for alias in statement.names]
+    known = {*sys.stdlib_module_names, "torch", "cloudspot", *(path.stem for path in script.parent.iterdir())}
+    names = [name for name in names if name.partition(".")[0] not in known]
+    if not names:
+        return {}
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        words = [sys.executable, "-c", _MEASURE, *names]
+        done = subprocess.run(words, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    return {}
+
+
 def split_command(line: str) -> tuple[str, ...]:
     """Return the words of a command as a shell splits them.
 
@@ -121,8 +160,12 @@ def split_command(line: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def job_file_text(name: str, runs: str | Sequence[str], *, has_session: bool) -> str:
-    """Return a commented job file for a script, or for a command as its words."""
+def job_file_text(
+    name: str, runs: str | Sequence[str], *, has_session: bool, slow: Mapping[str, float] | None = None
+) -> str:
+    """Return a commented job file for a script, or for a command as its words; ``slow`` are its imports."""
+    slow = slow or {}
+    preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
     if isinstance(runs, str):
         what, field, why = runs, "entrypoint", "torchrun starts it, procs_per_node times on each machine"
     else:
@@ -133,6 +176,7 @@ def job_file_text(name: str, runs: str | Sequence[str], *, has_session: bool) ->
         "WHAT": " ".join(what.split()),
         "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
+        "PRELOAD": preload if sum(slow.values()) >= _WORTH_SECONDS else "",
         "CHECKPOINT": _WITH_SESSION if has_session else _WITHOUT_SESSION,
     }
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))

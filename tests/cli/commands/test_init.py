@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -169,3 +170,36 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     assert init(tmp_path / "file" / "x", status=1).stderr == (
         f"error: {tmp_path}/file/x cannot be written: Not a directory\n"
     )
+
+
+@pytest.mark.full
+def test_a_script_whose_imports_take_long_gets_the_line_that_saves_them(project, monkeypatch):
+    """With the seconds as they are on this machine; what differs from rank to rank is left out."""
+    pytest.importorskip("torch")
+    busy = "import os, time\nend = time.perf_counter() + {}\nwhile time.perf_counter() < end:\n    pass\n"
+    modules = project.parent / "modules"
+    modules.mkdir()
+    (modules / "slow_one.py").write_text(busy.format(1.1))
+    (modules / "slow_by_rank.py").write_text(busy.format(0.2) + "RANK = os.environ.get('LOCAL_RANK')\n")
+    (project / "mine.py").write_text("raise SystemExit\n")
+    (project / "train.py").write_text(
+        "import os, mine\nimport slow_by_rank\nfrom slow_one import end as the_end\nimport nowhere\n"
+        + SESSION
+    )
+    monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
+    init()
+    text = (project / "job.toml").read_text()
+    (line,) = [line for line in text.splitlines() if "preload =" in line]
+    assert re.fullmatch(r'# preload = \["slow_one.end"\]  # would save \d+\.\d s of each restart', line)
+    (project / "job.toml").write_text(text.replace("# preload", "preload"))
+    assert load_job(project / "job.toml").run.preload == ("slow_one.end",)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "script", [SESSION, "import torch, json\n" + SESSION, "import\n", "import not_there\n"]
+)
+def test_nothing_is_suggested_where_nothing_is_measured(project, script):
+    (project / "train.py").write_text(script)
+    init()
+    assert "preload =" not in (project / "job.toml").read_text()
