@@ -48,6 +48,7 @@ class Consoles:
         self._is_denied = False
         self.words: dict[str, LastWords] = {}
         """By machine: what was read last."""
+        self._told: set[tuple[str, str]] = set()
 
     def next_due(
         self, history: History, instances: Sequence[Instance], *, now: datetime, monotonic: float
@@ -75,7 +76,9 @@ class Consoles:
                     continue
                 if one.state is InstanceState.ENDED:
                     return one
-                if not ((is_young and not one.detail) or is_pause or self.words.get(one.id, LastWords()).cause):
+                if not (
+                    (is_young and not one.detail) or is_pause or self.words.get(one.id, LastWords()).cause
+                ):
                     due.append(one)
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
 
@@ -99,6 +102,11 @@ class Consoles:
         self.words[instance.id] = words
         if instance.state is InstanceState.ENDED or words.cause:
             return None  # the record of its end says it
+        if (instance.id, words.line) in self._told:
+            return (
+                None  # its provider says one thing and another by turns, as of an image that it tries to pull
+            )
+        self._told.add((instance.id, words.line))
         return f"{instance.id} says at its boot: {words.line}"
 
 
@@ -108,5 +116,7 @@ def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:
         instance.state is InstanceState.ENDED
         and instance.end_reason in _UNEXPLAINED
         and instance.id not in launch.certificates
-        and not any(own_exit(launch, rank) for rank, slot in launch.claimed.items() if slot.instance_id == instance.id)
+        and not any(
+            own_exit(launch, rank) for rank, slot in launch.claimed.items() if slot.instance_id == instance.id
+        )
     )

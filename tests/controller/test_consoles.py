@@ -124,6 +124,16 @@ def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     assert len(watch.provisioner.asked) == 3  # it says no more
 
 
+def test_what_is_said_by_turns_is_told_once_each(records):
+    watch = Watch(records)
+    watch.instances.pop()
+    told = []
+    for number in range(6):
+        watch.provisioner.said = ("ErrImagePull", "ImagePullBackOff")[number % 2]
+        told += watch.look(30.0 + 15 * number)
+    assert told == ["i-1-0 says at its boot: ErrImagePull", "i-1-0 says at its boot: ImagePullBackOff"]
+
+
 @pytest.mark.parametrize("error", [TransientError("503"), CloudspotError("no console is kept")])
 def test_a_console_that_cannot_be_read_stops_nothing(records, error):
     watch = Watch(records, said=error)

@@ -123,7 +123,7 @@ class Cluster:
             return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
         except urllib3.exceptions.HTTPError as error:
             self._failed_at = self._monotonic()
-            raise TransientError(f"no answer from the cluster's API: {_one_line(str(error))}") from error
+            raise TransientError(f"no answer from the cluster's API: {one_line(str(error))}") from error
         except UNREADABLE as error:
             raise TransientError("the answer of the cluster's API cannot be read") from error
 
@@ -166,7 +166,7 @@ class Cluster:
             self._context_namespace = chosen["context"].get("namespace", "")
         except config.ConfigException as error:
             if wanted is not None or self._options.kubeconfig:
-                raise field_error("context", _one_line(str(error))) from error
+                raise field_error("context", one_line(str(error))) from error
             self._load_service_account(settings, error)
         return client.ApiClient(settings)
 
@@ -175,7 +175,7 @@ class Cluster:
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException as error:
             raise AuthError(
-                f"there is no kubeconfig: {_one_line(str(outside))}; set KUBECONFIG, or name it in "
+                f"there is no kubeconfig: {one_line(str(outside))}; set KUBECONFIG, or name it in "
                 "providers.kubernetes.kubeconfig"
             ) from error
         if _NAMESPACE_FILE.exists():
@@ -213,11 +213,12 @@ def is_denial(refusal: Refusal) -> bool:
 def _refusal(status: int, data: bytes) -> Refusal:
     try:
         said = json.loads(data)
-        return Refusal(status, str(said.get("reason", "")), _one_line(str(said.get("message", ""))))
+        return Refusal(status, str(said.get("reason", "")), one_line(str(said.get("message", ""))))
     except UNREADABLE:
         return Refusal(status, "", f"HTTP status {status}")
 
 
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+def one_line(text: str) -> str:
+    """Return the text, which comes from outside, as a printable line of bounded length."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

@@ -115,7 +115,9 @@ class PodProvisioner(Provisioner):
         return False
 
     def console(self, instance: Instance) -> str:
-        """Return the container's log; see Provisioner."""
+        """Return the container's log, or why there is none yet; see Provisioner."""
+        if instance.state is InstanceState.PENDING and instance.detail:
+            return f"{instance.detail}\n"
         path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
         try:
             text: str = self._cluster.request("GET", path, query={"tailLines": "1000"}, is_text=True)
