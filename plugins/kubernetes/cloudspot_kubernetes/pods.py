@@ -157,7 +157,7 @@ class PodProvisioner(Provisioner):
         for name, kind in options.types.items():
             machine = MachineType(
                 name=name,
-                cpus=kind.cpus,
+                cpus=int(kind.cpus),
                 memory_bytes=kind.memory,
                 accelerator=kind.accelerator,
                 accelerator_count=kind.accelerator_count,
