@@ -133,7 +133,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     nodes, less than the cloud's notice."""
     shutdown_grace: PositiveDuration = 15.0
     """How long a pod has when its node shuts down and nobody deletes it, 15 s on GKE's spot nodes; and what
-    a pod counts on that cannot ask. Where nodes are drained, as by Karpenter, it may be as long as ``grace``."""
+    a pod counts on that cannot ask. Where nodes are drained first, as by Karpenter, it may be ``grace``."""
     watch_taints: bool = False
     """Take known taints of the node for a notice, too; this takes a right (``role-node-taints.yaml``)."""
     capacity_wait: Duration = 10.0

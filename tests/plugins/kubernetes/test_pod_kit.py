@@ -38,7 +38,7 @@ class PodAccount(Account):
     def __init__(self, field, proxy):
         self.field, self.proxy = field, proxy
         field.url = proxy.url
-        field.add_nodes(NodeSpec("a", cpus=NUM_CPUS))
+        field.add_nodes(NodeSpec("a", cpus=NUM_CPUS + 1))
         self.made = []
         self.is_denied = False
         self.is_filled = False

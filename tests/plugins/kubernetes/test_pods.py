@@ -130,7 +130,7 @@ def test_nobody_offers_such_nodes(cluster):
 
 
 def test_a_launch_keeps_as_many_as_there_is_room_for_and_no_replay_adds_to_them(field, wait_until):
-    field.add_nodes(NodeSpec("a", cpus=4), NodeSpec("b", cpus=4))
+    field.add_nodes(NodeSpec("a", cpus=5), NodeSpec("b", cpus=5))
     field.plane.patch(f"/api/v1/nodes/{field.name}-b", {"spec": {"unschedulable": True}})
     provisioner = field.provisioner()
     request = field.request(provisioner, num_nodes=3, min_nodes=2)
