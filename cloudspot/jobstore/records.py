@@ -556,6 +556,8 @@ class Exit(_Written, frozen=True, kw_only=True):
     """The training script's if the outcome is ``failed``, else 0."""
     permanent: bool = False
     """No other machine would fare better: the job ends."""
+    is_cut_off: bool = False
+    """The network to other members, who live, is cut."""
     log_tail: tuple[str, ...] = ()
     generation: OrdinalOrZero
     restored_step: Tally

@@ -19,6 +19,9 @@ from cloudspot_kubernetes.pods import PodProvisioner
 from cloudspot_kubernetes.podspec import PodsRequest, pods_of
 
 _ROLE: Final = "grant it: role-submitter.yaml (docs/kubernetes.md) has all rights that a submitter needs"
+_NOT_COMPARED: Final = (
+    "not compared with the nodes, which this user may not list: role-submitter-nodes.yaml gives the right"
+)
 RIGHTS: Final = (
     ("create", "pods", ""),
     ("delete", "pods", ""),
@@ -105,13 +108,13 @@ def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str,
     with readable("reading the nodes"):
         found = nodes.read()
         if found is None:
-            return "not compared with the nodes, which this user may not list: role-submitter-nodes.yaml gives the right"
+            return _NOT_COMPARED
         allowed = [node for node in found if any(noderoom.allows(node, pod["spec"]) for pod in pods)]
         if allowed:
             return noderoom.room(allowed, pods[0]["spec"]["containers"][0]["resources"]["requests"])
     if options.capacity_wait <= KubernetesOptions().capacity_wait:
         raise CloudspotError(
-            "no node has its labels and only taints that it tolerates; where an autoscaler makes such nodes, set "
+            "no node has its labels and only taints that it tolerates; where an autoscaler makes them, set "
             "capacity_wait to what a new one takes"
         )
     return "no node has its labels and only taints that it tolerates now: an autoscaler has to make one"

@@ -37,8 +37,8 @@ def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
     if fitting:
         return f"{fitting} of {len(nodes)} nodes with its labels can have it, if others leave them free"
     raise CloudspotError(
-        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps some of "
-        "its machine back: ask for less in providers.kubernetes.types"
+        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps some "
+        "of its machine back: ask for less in providers.kubernetes.types"
     )
 
 
@@ -48,8 +48,9 @@ def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
     capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     for name, asked in wanted.items():
         if amount(allocatable.get(name, "0")) < asked:
+            whole = f"{asked / 2**20:.0f}Mi" if name == "memory" else f"{asked.normalize():f}"
             shown = f"{allocatable.get(name, '0')} of {capacity.get(name, '0')}"
-            return f"it asks for {asked.normalize():f} {name}, and {node['metadata']['name']} can allocate {shown}"
+            return f"it asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
     return ""
 
 
