@@ -37,8 +37,8 @@ def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
     if fitting:
         return f"{fitting} of {len(nodes)} nodes with its labels can have it, if others leave them free"
     raise CloudspotError(
-        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps some "
-        "of its machine back: ask for less in providers.kubernetes.types"
+        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps "
+        "some of its machine back: ask for less in providers.kubernetes.types"
     )
 
 
