@@ -102,16 +102,15 @@ class Consoles:
         self.words[instance.id] = words
         if instance.state is InstanceState.ENDED or words.cause:
             return None  # the record of its end says it
+        # A provider may say one thing and another by turns, as of an image that it tries to pull.
         if (instance.id, words.line) in self._told:
-            return (
-                None  # its provider says one thing and another by turns, as of an image that it tries to pull
-            )
+            return None
         self._told.add((instance.id, words.line))
         return f"{instance.id} says at its boot: {words.line}"
 
 
 def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:
-    """Return whether the owner of a seat has ended without a word, nobody knows why, and none has said so."""
+    """Return whether the machine, which owns a seat, has ended without a word and is not certified yet."""
     return (
         instance.state is InstanceState.ENDED
         and instance.end_reason in _UNEXPLAINED
