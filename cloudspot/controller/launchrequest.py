@@ -145,6 +145,8 @@ def render_launch(
         max_seconds=max_seconds,
         decided_at=decided_at,
         store_url=label,
+        labels=spec.labels,
+        drives=spec.nodes.drive,
     )
     return provider.provisioner().render(group)
 

@@ -261,8 +261,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """What the job is for, such as ``{ team = "vision", ticket = "ML-12" }``: ``cloudspot cost`` adds up by
-    them, and ``show`` shows them. At most 16; a name has up to 63 letters, digits, ``_``, ``.`` and ``-``, a
-    value spaces and ``,:@/+`` too."""
+    them, ``show`` shows them, and on Kubernetes the pods have them. At most 16; a name has up to 63 letters,
+    digits, ``_``, ``.`` and ``-``, a value spaces and ``,:@/+`` too."""
     store: str | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. ``--store`` and ``CLOUDSPOT_STORE`` go before it. If left out: the ``default_store`` of your

@@ -108,3 +108,13 @@ def test_the_token_of_a_launch_is_a_uuid_that_every_controller_finds_and_no_othe
         launch_token(msgspec.structs.replace(submission, writer="another store's"), 1),
     }
     assert len(others | {token}) == 4
+
+
+def test_a_group_has_the_jobs_labels_and_says_whether_its_nodes_drive(records):
+    submission = records.history().submission
+    for drive in (False, True):
+        provider = Provider()
+        spec = records.spec(labels={"team": "nlp"}, nodes={"min": 1, "max": 1, "drive": drive})
+        render(spec, provider, submission, "memory://x", launch=1, offer=records.offer())
+        (group,) = provider.groups
+        assert (group.labels, group.drives) == ({"team": "nlp"}, drive)

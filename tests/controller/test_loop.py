@@ -372,6 +372,22 @@ def test_a_single_pass_learns_it_from_a_machine_that_has_ended(broken):
     assert broken.history.launches[0].slots[0].cause == "S3 answered 403 AccessDenied (request 4F1)"
 
 
+def test_the_last_line_of_a_machine_that_ended_without_a_word_is_kept_with_its_end(house):
+    """As of a pod that was killed for memory: it was told to have vanished."""
+    house.cloud.consoles = {1: "cloudspot: at step 7\n"}
+    controller = house.controller()
+    controller.run_pass()
+    house.run(60)
+    assert house.history.launches[0].claimed
+    house.cloud.end(house.machine(), EndReason.UNKNOWN)
+    events = list(controller.tick().events)
+    (proof,) = house.history.launches[0].certificates.values()
+    assert proof.detail == "its console ends with: at step 7"
+    events += controller.tick().events
+    told = f"node 1.0 ({house.machine().id}) ended: its console ends with: at step 7"
+    assert told in [event.text for event in events]
+
+
 @pytest.mark.full
 def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
     broken.cloud.errors["console"] = AuthError("access denied: console")

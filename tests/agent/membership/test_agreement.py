@@ -13,6 +13,7 @@ from support.records.made_journal import open_launch, start_generation
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
+from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches, manifests, retention
@@ -644,8 +645,16 @@ def test_a_node_joins_no_generation_of_those_whom_it_does_not_reach(bench, make)
     assert ranks(first.found()) == (0, 1)
     second.membership.votes.cut_off = frozenset({first.seat})
     leaving = second.seek("trainer-failed").found()
-    assert (leaving.outcome, leaving.permanent) == ("failed", False)
-    assert leaving.detail.startswith("node 1.1 does not reach node 1.0")
+    assert (leaving.outcome, leaving.permanent, leaving.is_cut_off) == ("failed", False, True)
+    assert leaving.detail == "node 1.1 does not reach node 1.0: the network between the machines is cut"
+
+
+def test_a_node_that_reaches_no_other_says_what_may_keep_it_apart_on_its_provider(bench, make, monkeypatch):
+    first, second = make(2, min=1, max=2)
+    context = second.life.context
+    monkeypatch.setattr(type(context.provider), "cut_network_advice", "a NetworkPolicy may deny it")
+    said = not_reached(context, [first.seat])
+    assert said.endswith("the network between the machines is cut; a NetworkPolicy may deny it")
 
 
 def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_one_before(bench, make):
