@@ -68,7 +68,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         attempt("limit", lambda: _schedules(clients))
     if options.logs == "cloudwatch" and options.log_group is not None:
         group = options.log_group
-        statement = f'add "arn:aws:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
+        statement = f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
         attempt("logs", lambda: _logs(clients, group), f"{statement} in docs/aws")
     return lines.results()
 

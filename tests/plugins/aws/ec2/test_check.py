@@ -76,7 +76,7 @@ def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machine
     (detail, remedy) = failed(cloud.provider(**own))["logs"]
     assert "logs:DescribeLogStreams" in detail
     assert remedy == (
-        'add "arn:aws:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
+        'add "arn:*:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
     )
 
 
