@@ -245,6 +245,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     store_url: str = ""
     """Its InstanceGroup's; empty if the provider cannot tell."""
+    detail: str = ""
+    """One line for people, where the provider says it: why the machine ended, or why it has not started, and
+    what to change. Empty: it says nothing, or all is as usual."""
 
     @property
     def node_name(self) -> str:

@@ -72,8 +72,10 @@ def _certificate(
         ended, reason = left if left <= now else ended, EndReason.SELF
     elif instance is None and owned is not None:  # It ended before we first looked.
         ended = min(ended, last_sign(launch, owned))
+    detail = ""
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = instance.ended_at or ended, instance.end_reason or reason
+        detail = observed.why_ended(instance)
     # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
     started = min(claimed, ended) if launched is None else launched
     return Certify(
@@ -83,4 +85,5 @@ def _certificate(
         started_at=started,
         ended_at=max(started, ended),
         end_reason=reason,
+        detail=detail,
     )

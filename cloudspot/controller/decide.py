@@ -301,8 +301,8 @@ def _why_void(
     if mine and len(given_up) == len(mine):
         return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
     if mine and len(dead) == len(mine):
-        reason = f" ({dead[0].end_reason.value})" if dead[0].end_reason else ""
-        return "voided", f"{dead[0].id} ended before it claimed its seat{reason}"
+        reason = observed.why_ended(dead[0]) or (dead[0].end_reason.value if dead[0].end_reason else "")
+        return "voided", f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
     if any(_boot_seconds(one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
         said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
         said = f"; its console ends with: {said}" if said else ""

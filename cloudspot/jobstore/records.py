@@ -381,6 +381,8 @@ class Certificate(_Written, frozen=True, kw_only=True):
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
+    detail: str = ""
+    """Why it ended, in its provider's words, and the last line of its console; empty: nobody knows more."""
 
 
 class Phase(Dated, frozen=True, kw_only=True):

@@ -201,6 +201,21 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
     assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
 
 
+def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
+    why = "killed for memory; ask for more"
+    ended = records.instance(state="ended", end_reason="unknown", detail=why)
+    words = {"i-1-0": LastWords(line="step 7")}
+    whole = f"{why}; its console ends with: step 7"
+    (certificate,) = certified(
+        records, records.history(records.launch()), records.observed(ended, last_words=words)
+    )
+    assert certificate.detail == whole
+    unclaimed = records.history(records.launch(claimed=False))
+    certificate, void = act(records, unclaimed, records.observed(ended, last_words=words))
+    assert certificate.detail == whole
+    assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
+
+
 @pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
 def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, shift):
     """Where the provider told no end, one a day ahead was billed a day more, and one a day behind nothing."""
