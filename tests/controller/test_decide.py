@@ -216,6 +216,24 @@ def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
     assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
 
 
+@pytest.mark.parametrize(
+    ("reason", "outcome", "cause"),
+    [
+        ("unstartable", "voided", "Client.InternalError: its key"),
+        ("quota", "quota", ""),
+        ("capacity", "capacity", ""),
+        ("lost", "voided", ""),
+    ],
+)
+def test_a_machine_that_never_ran_is_taken_as_the_refusal_that_it_is(records, reason, outcome, cause):
+    """More machines were bought without knowing why: for a reason that they share, two end the job."""
+    history = records.history(records.launch(claimed=False))
+    ended = records.instance(state="ended", end_reason=reason, detail="Client.InternalError: its key")
+    _, void = act(records, history, records.observed(ended))
+    why = "i-1-0 ended before it claimed its seat (Client.InternalError: its key)"
+    assert void == VoidSeat(Seat(1, 0), outcome, why, ("i-1-0",), cause)
+
+
 @pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
 def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, shift):
     """Where the provider told no end, one a day ahead was billed a day more, and one a day behind nothing."""

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 import boto3
 import pytest
 from botocore.client import BaseClient
+from botocore.session import get_session
 from msgspec import structs
 from support.clouds.functionhosttests import NAME, FunctionHostTests, calling_after
 
@@ -143,3 +144,10 @@ class TestLambda(FunctionHostTests):
             monkeypatch.setattr(functionhost, "MAX_UNPACKED_BYTES", 10)
             with pytest.raises(SpecError, match="unpacked; Lambda takes"):
                 host.plan(self.function())
+
+
+def test_lambda_has_each_python_that_cloudspot_runs_on():
+    """Its newest was refused, although Lambda has it since the November after its release."""
+    runtimes = set(get_session().get_service_model("lambda").shape_for("Runtime").enum)
+    assert {f"python{major}.{minor}" for major, minor in functionhost.GLIBC} <= runtimes
+    assert functionhost.GLIBC[3, 14] == (2, 34)  # Amazon Linux 2023

@@ -12,7 +12,8 @@ from pathlib import Path
 from botocore import xform_name
 
 ROOT = Path(__file__).parents[4]
-SUBSTITUTION = re.compile(r"(\w+)=\$\((.*)\)")
+HERE = {"YOU": "ada", "ACCOUNT": "123456789012", "BUCKET": "bucket"}
+"""What a user writes in place of the page's own words."""
 
 
 def documented_commands():
@@ -21,65 +22,43 @@ def documented_commands():
         r"^```sh\n(.*?)^```", (ROOT / "docs" / "aws.md").read_text(), re.DOTALL | re.MULTILINE
     )
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [one for one in lines if re.match(r"(\w+=\$\()?aws ", one)]
+    return [one for one in lines if one.startswith("aws ")]
 
 
-class CommandLine:
-    """Runs ``aws SERVICE OPERATION --option value ...`` with boto3, and keeps variables as a shell does."""
+def filled(text):
+    for word, value in HERE.items():
+        text = re.sub(rf"\b{word}\b", value, text)
+    return text
 
-    def __init__(self, cloud):
-        self.client = cloud.client
-        self.variables = {"YOU": "ada"}
 
-    def run(self, line):
-        assigned = SUBSTITUTION.fullmatch(line)
-        if assigned is not None:
-            self.variables[assigned[1]] = self._call(shlex.split(assigned[2]))
-        else:
-            for name, value in self.variables.items():
-                line = line.replace(f'"${name}"', value).replace(f" {name} ", f" {value} ")
-            self._call(shlex.split(line))
-
-    def _call(self, words):
-        program, service, operation, *rest = words
-        assert program == "aws"
-        if (service, operation) == ("s3", "mb"):
-            self.client("s3").create_bucket(Bucket=rest[0].removeprefix("s3://").lower())
-            return None
-        options = dict(zip(rest[::2], rest[1::2], strict=True))
-        query, output = options.pop("--query", None), options.pop("--output", "json")
-        client = self.client(service)
-        members = client.meta.service_model.operation_model(
-            {xform_name(one, "-"): one for one in client.meta.service_model.operation_names}[operation]
-        ).input_shape.members
-        parameters = {xform_name(one, "-"): one for one in members}
-        values = {}
-        for option, value in options.items():
-            name = parameters[option.removeprefix("--")]
-            path = value.removeprefix("file://")
-            values[name] = value if path == value else (ROOT / path).read_text().replace("BUCKET", "bucket")
-        answer = getattr(client, xform_name(client.meta.method_to_api_mapping[operation.replace("-", "_")]))(
-            **values
-        )
-        if query is None:
-            return None
-        assert output == "text"
-        for part in query.split("."):
-            answer = answer[part]
-        return answer
+def run(cloud, line):
+    """Run ``aws SERVICE OPERATION --option value ...`` with boto3."""
+    _, service, operation, *rest = shlex.split(filled(line))
+    client = cloud.client(service)
+    if (service, operation) == ("s3", "mb"):
+        client.create_bucket(Bucket=rest[0].removeprefix("s3://"))
+        return
+    model = client.meta.service_model
+    (name,) = [one for one in model.operation_names if xform_name(one, "-") == operation]
+    members = {xform_name(one, "-"): one for one in model.operation_model(name).input_shape.members}
+    parameters = {}
+    for option, value in zip(rest[::2], rest[1::2], strict=True):
+        path = value.removeprefix("file://")
+        text = value if path == value else filled((ROOT / path).read_text())
+        parameters[members[option.removeprefix("--")]] = text
+    getattr(client, xform_name(name))(**parameters)
 
 
 def test_the_documented_setup_gives_the_user_and_the_roles_their_policies_within_iams_limits(cloud):
     cloud._iam.reset()
     iam = cloud.client("iam")
     iam.create_user(UserName="ada")
-    shell = CommandLine(cloud)
     for line in documented_commands():
-        shell.run(line)
+        run(cloud, line)
     (attached,) = iam.list_attached_user_policies(UserName="ada")["AttachedPolicies"]
     version = iam.get_policy(PolicyArn=attached["PolicyArn"])["Policy"]["DefaultVersionId"]
     found = iam.get_policy_version(PolicyArn=attached["PolicyArn"], VersionId=version)
-    written = json.loads((ROOT / "docs/aws/policy-submitter.json").read_text().replace("BUCKET", "bucket"))
+    written = json.loads(filled((ROOT / "docs/aws/policy-submitter.json").read_text()))
     assert found["PolicyVersion"]["Document"] == written
     roles = {one["RoleName"] for one in iam.list_roles()["Roles"]}
     assert roles == {"cloudspot-node", "cloudspot-drill", "cloudspot-limit"}
