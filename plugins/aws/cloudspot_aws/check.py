@@ -89,7 +89,7 @@ def _profile(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _image(clients: AwsClients, options: AwsOptions) -> str:
-    """Return which image machines start from, and how old it is: AWS stops to patch those that it publishes."""
+    """Return which image machines start from, and how old it is: AWS does not patch them for ever."""
     image, now = find_image(clients, options), datetime.now(timezone.utc)
     age = "" if image.created_at is None else f", {(now - image.created_at).days} days old"
     old = image.deprecated_at
