@@ -203,7 +203,7 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
 
 
 def oss_domain(bucket: str) -> str | None:
-    """Return the URL of the bucket's own domain (CNAME), as ``CLOUDSPOT_OSS_DOMAINS`` has it; None: not there.
+    """Return the URL of the bucket's own domain (CNAME), by ``CLOUDSPOT_OSS_DOMAINS``; None: it is not there.
 
     Source: OSS user guide, "Access buckets via custom domain names"; since 2025-03-20 it is the only way to
     the objects of new accounts' buckets in mainland China over the internet (checked 2026-11).
@@ -222,7 +222,7 @@ def oss_domain(bucket: str) -> str | None:
 
 
 def is_inside(region: str) -> bool:
-    """Return whether this runs on an ECS machine or in a function of the region, which has a way of its own.
+    """Return whether this runs on an ECS machine or in a function of the region.
 
     Within the region, OSS's internal endpoint costs nothing, and needs no way to the internet.
     """

@@ -32,10 +32,10 @@ from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, 
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
+    OSS_DOMAINS,
     READ_SECONDS,
     USER_AGENT,
     AliyunClients,
-    OSS_DOMAINS,
     is_inside,
     oss_domain,
     oss_endpoint,

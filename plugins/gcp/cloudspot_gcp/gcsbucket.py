@@ -41,8 +41,8 @@ _NO_BUCKET = "bucket does not exist"
 _CHANGED = "match calculated"
 """From Storage's words for a checksum that differs."""
 _NOT_MET = frozenset({"conditionNotMet", "412"})
-"""The one reason for a 412 that is about a write's own condition; another is orgPolicyConstraintFailed. Google's
-storage-testbench and fake-gcs-server give none, and the code is then the status.
+"""The one reason for a 412 that is about a write's own condition; another is orgPolicyConstraintFailed.
+Google's storage-testbench and fake-gcs-server give none, and the code is then the status.
 Source: Cloud Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
 _OBJECT = "size,updated,generation,metadata"
 # An empty listing has its kind and nothing else.

@@ -52,7 +52,7 @@ def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(
     said = jobs.run("attach", job_id).stderr.splitlines()
     assert said[-2:] == [
         f"warning: it is not proven that {machine} has ended, and until then the bill counts it",
-        f"warning: look again with: cloudspot reconcile --job {job_id} --store {jobs.store.url}",
+        f"warning: look again with: cloudspot attach {job_id} --store {jobs.store.url}",
     ]
     assert not any("proven" in line for line in jobs.run("attach", jobs.reclaimed_and_finished()).stderr)
 
