@@ -138,7 +138,7 @@ class OssBucket(Bucket):
             return ObjectMissing
         return super().kind_of(error, verb)
 
-    def translation(self, error: BaseException, what: str) -> CloudspotError:
+    def translation(self, error: Exception, what: str) -> CloudspotError:
         if ERRORS.code_of(error) == "PublicEndpointForbidden":
             return StoreRefused(
                 f"{what}: OSS refuses this account the bucket's public endpoint, as it does to accounts that "
