@@ -236,8 +236,8 @@ class _Follower:
             self._print_progress(tick.history)
         if tick.is_settled and tick.unproven and not self._has_told_of_absence:
             self._has_told_of_absence = True
-            machines = ", ".join(tick.unproven)
-            text = f"making sure that {machines} have ended, which takes half a minute as a rule"
+            machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
+            text = f"making sure that {machines} {has} ended, which takes half a minute as a rule"
             self._screen.print([event_line(Event(EventKind.WAITING, text, self._now()))])
         self._check()
 
