@@ -51,6 +51,12 @@ class EndReason(str, enum.Enum):
     """It shut itself down from the inside."""
     LOST = "lost"
     """The host failed."""
+    CAPACITY = "capacity"
+    """It never ran: there was no room for it after all."""
+    QUOTA = "quota"
+    """It never ran: a quota left no room for what it needs."""
+    UNSTARTABLE = "unstartable"
+    """It never ran, for a reason that the next machine of the same request would meet too."""
     UNKNOWN = "unknown"
 
 

@@ -595,6 +595,23 @@ def test_a_machine_that_vanished_shortly_before_the_end_is_watched_until_its_end
     assert not any(launch.unproven for launch in history.launches)
 
 
+@pytest.mark.full
+def test_a_success_is_over_once_the_machines_that_its_cloud_forgets_at_once_have_provably_ended(house):
+    """It ended by saying that its machines might still be billed, as nobody looked again."""
+    house.cloud.absence_proves_after_seconds = 7200.0
+    controller = house.controller()
+    while not house.history.generations:
+        controller.run_pass()
+        house.run(5)
+    for machine in house.cloud.machines.values():
+        machine.kept_seconds = 0.0
+    history = controller.run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    assert not any(launch.unproven for launch in history.launches)
+    # A machine that has said its last word need not be missed for as long as one that has not.
+    assert (house.world.now() - history.finished.at).total_seconds() < END_LIMIT_SECONDS
+
+
 def test_the_machines_of_a_generation_are_told_of_it_once_by_each_controller_and_again_where_that_failed(
     records,
 ):

@@ -34,7 +34,7 @@ from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.model import LogRecord
 from cloudspot.retrying import doubling, retry
-from cloudspot.story.events import EventKind
+from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def follow(
         has, it = ("has", "it") if len(unproven) == 1 else ("have", "them")
         machines = ", ".join(unproven)
         output.warn(f"it is not proven that {machines} {has} ended, and until then the bill counts {it}")
-        output.warn(f"look again with: {job.command('reconcile --job')}")
+        output.warn(f"look again with: {job.command('attach')}")
     return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
@@ -211,6 +211,7 @@ class _Follower:
         self._in_stack = set[tuple[str, str]]()
         """By stream and source: whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
+        self._has_told_of_absence = False
         self._told_step = 0
         self._told_at = 0.0
 
@@ -233,6 +234,11 @@ class _Follower:
         self.print_new_lines()
         if tick.history is not None and not self._is_live:
             self._print_progress(tick.history)
+        if tick.is_settled and tick.unproven and not self._has_told_of_absence:
+            self._has_told_of_absence = True
+            machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
+            text = f"making sure that {machines} {has} ended, which takes half a minute as a rule"
+            self._screen.print([event_line(Event(EventKind.WAITING, text, self._now()))])
         self._check()
 
     def sleep(self, seconds: float) -> None:

@@ -20,6 +20,7 @@ from cloudspot.cli.screen.lines import in_order_of_time
 from cloudspot.controller import loop
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.store_clock import utc_now
@@ -52,9 +53,20 @@ def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(
     said = jobs.run("attach", job_id).stderr.splitlines()
     assert said[-2:] == [
         f"warning: it is not proven that {machine} has ended, and until then the bill counts it",
-        f"warning: look again with: cloudspot reconcile --job {job_id} --store {jobs.store.url}",
+        f"warning: look again with: cloudspot attach {job_id} --store {jobs.store.url}",
     ]
     assert not any("proven" in line for line in jobs.run("attach", jobs.reclaimed_and_finished()).stderr)
+
+
+def test_whoever_waits_for_the_proof_of_the_last_ends_is_told_so(jobs, monkeypatch):
+    monkeypatch.setattr(loop, "END_LIMIT_SECONDS", -1e9)
+    job_id = jobs.reclaimed_and_finished()
+    newest = HistoryReader(jobs.store, job_id).read().launches[-1]
+    (machine,) = newest.certificates
+    jobs.store.delete(keys.certificate(job_id, newest.number, machine))
+    lines = jobs.run("attach", job_id).stdout.splitlines()
+    told = f"making sure that {machine} has ended, which takes half a minute as a rule"
+    assert [line for line in lines if told in line] == [line for line in lines if "making sure" in line] != []
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])

@@ -374,6 +374,32 @@ def test_an_ended_machine_says_why(kit, reason):
     assert (found.state, found.end_reason) == (InstanceState.ENDED, reason)
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "reason", "advice"),
+    [
+        ("Client.InternalError", "Client error on launch", "unstartable", "encrypted with a key"),
+        (
+            "Client.InvalidSnapshot.NotFound",
+            "The snapshot was not found",
+            "unstartable",
+            "providers.aws.image",
+        ),
+        ("Client.VolumeLimitExceeded", "Volume limit exceeded", "quota", "Service Quotas"),
+        ("Server.InsufficientInstanceCapacity", "There was too little capacity", "capacity", ""),
+        ("Server.InternalError", "Internal error on launch", "lost", ""),
+        ("Client.SomethingNew", "Nobody knows", "unknown", ""),
+    ],
+)
+def test_a_machine_that_died_at_its_launch_says_why_and_what_to_do(kit, code, said, reason, advice):
+    kit.cloud.ec2.machines.launch_failures.append((code, said))
+    (instance,) = kit.launch()
+    assert instance.state is InstanceState.PENDING
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason(reason))
+    assert found.detail.startswith(f"{code}: {said}")
+    assert advice in found.detail
+
+
 def test_an_ended_machine_is_listed_for_an_hour_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
