@@ -13,7 +13,7 @@ import msgspec
 
 from cloudspot.cli.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
 from cloudspot.cli.jobs import new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
 from cloudspot.cli.prospects import (
     Prospects,
     anyway_option,
@@ -81,7 +81,7 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     submission = msgspec.structs.replace(submission, store_id=store.find_id())
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
-    warn_of_lost_work(prepared)
+    warn_of_losses(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission, spec, prospects, inputs))
         return

@@ -12,7 +12,7 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
-from cloudspot.cli.preparedjob import prepare_job, warn_of_lost_work
+from cloudspot.cli.preparedjob import prepare_job, warn_of_losses
 from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text, setup_text
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
@@ -81,7 +81,7 @@ def run(
         for line in (*inputs_text(inputs, offers), *setup_text(offers)):
             output.echo(line)
         output.echo(prospects_text(prospects, prepared.spec))
-    warn_of_lost_work(prepared)  # nothing is launched yet
+    warn_of_losses(prepared)  # nothing is launched yet
     if not detach and not prepared.provider.is_this_computer:
         tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))

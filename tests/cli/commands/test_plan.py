@@ -189,3 +189,12 @@ def test_what_a_gib_of_checkpoints_costs_is_a_column_where_some_offer_is_elsewhe
             "local-a": 0.0,
             "local-b": 0.02,
         }
+
+
+@pytest.mark.parametrize("command", [["plan"], ["run", "--detach"]])
+def test_files_that_the_machines_will_lack_are_named(jobs, command):
+    for number in range(7):
+        (jobs.job_file.parent / f"data{number}").symlink_to("/mnt/data")
+    said = jobs.run(*command, str(jobs.job_file)).stderr.splitlines()
+    assert "warning: not sent to the machines: data0: is a symlink that leads out of the code" in said
+    assert "warning: not sent to the machines: 2 more such files" in said
