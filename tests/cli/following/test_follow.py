@@ -301,6 +301,19 @@ def test_events_are_told_by_their_own_times(jobs):
     assert texts.index("checkpoint at step 40 committed") < texts.index("node 1.0 drained at step 40")
 
 
+def test_the_lines_and_events_of_one_look_are_shown_in_the_order_of_their_times(jobs):
+    job_id = jobs.running()
+    jobs.add_log(job_id, "1-0", ["a line"], minutes=100.75)
+    job, screen = Job(jobs.store, job_id), Screen()
+    interrupts = SimpleNamespace(check=lambda: None)
+    follower = follow_module._Follower(job, interrupts, screen, Feed(), is_new=True)
+    history = job.history()
+    follower.on_tick(loop.Tick(history=history, instances=(), events=diff(None, history)))
+    shown = [line for line in screen.lines if not line.text.startswith("step ")]
+    assert [line.at for line in shown] == sorted(line.at for line in shown)
+    assert 0 < [line.text for line in shown].index("a line") < len(shown) - 1
+
+
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):
     """An attached terminal listed 64 streams a second."""
     follower = follow_module._Follower(Job(jobs.store, jobs.running()), None, None, Feed(), is_new=True)
