@@ -20,6 +20,7 @@ from cloudspot.jobstore.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
+from cloudspot.story.states import TERMINAL_STATES
 
 MAX_STAGED = 3
 """How many nodes have their inputs shown."""
@@ -122,7 +123,7 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
     if max(total, value["nodes_max"]) < 2 or not total:
         return ""
     live = {node["name"] for node in value["nodes"] if node["ended"] is None}
-    if not live:
+    if not live or value["state"] in TERMINAL_STATES:  # whose last machines may not be proven to have ended
         return f"{total} in all"
     members = live.intersection(generations[-1]["nodes"] if generations else ())
     ever = {name for one in generations for name in one["nodes"]}
