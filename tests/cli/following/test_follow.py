@@ -41,7 +41,13 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
         "train[2.0] step 100",
     ]
     block = lines[lines.index("job digits-7k3f succeeded") :]
-    assert block[1:4] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
+    assert [line.split()[0] for line in block[1:5]] == ["steps", "cost", "duration", "next"]
+    where = f"digits-7k3f --store {jobs.store.url}"
+    assert (
+        block[4]
+        == f"  next         get its weights: cloudspot checkpoints export {where} --to weights.safetensors"
+    )
+    assert block[5:8] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
 
 
 def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(jobs, monkeypatch):
