@@ -194,8 +194,9 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     training ends, unless compression made the save before it faster."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number at the end of a name is its step. A link in it is saved if
-    it leads to a file of the same directory, as that file. If left out, the script uses a session."""
+    ``"output/checkpoint-*"``. The number at the end of a name is its step, unless it ends a date such as
+    ``2026-11-20_15-30-53``. A link in it is saved if it leads to a file of the same directory, as that file.
+    If left out, the script uses a session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
     there, the directory is complete; but one that has only lost files since it was complete is being deleted,
@@ -459,6 +460,9 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
     if spec.limits.on_idle == "stop" and spec.limits.idle_after is None:
         raise FieldError(("limits", "on_idle"), "has no effect without limits.idle_after")
+    if "," in (spec.resources.accelerator or ""):
+        found = f'"{spec.resources.accelerator}" names several, and one is possible'
+        raise FieldError(("resources", "accelerator"), found)
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     if (spec.run.entrypoint is None) == (spec.run.command is None):

@@ -656,3 +656,38 @@ def test_a_stored_job_of_any_size_can_still_be_read(load):
     stored = spec_to_json(load(SMALL))
     stored["run"]["env"] = {"GRID": "x" * 200_000}
     assert len(spec_from_json(stored).run.env["GRID"]) == 200_000
+
+
+# --- no TOML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("max_cost = 40 USD", '; text needs quotes: max_cost = "40 USD"'),
+        ("max_runtime = 1h30m # soon", '; text needs quotes: max_runtime = "1h30m"'),
+        ("entrypoint = train.py", '; text needs quotes: entrypoint = "train.py"'),
+        ("api_key = hunter2", "; text needs quotes"),
+        ('a = "x', ""),
+        ("just words", ""),
+    ],
+)
+def test_a_value_without_quotes_is_shown_with_them(fault, line, hint):
+    message = fault(f"{SMALL}[limits]\n{line}\n")
+    assert message.startswith("job.toml: line 6: ")
+    assert "".join(message.partition("; text")[1:]) == hint
+
+
+def test_a_script_in_place_of_a_job_file_is_told_how_to_get_one(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    with pytest.raises(SpecError) as error:
+        load_job(script)
+    assert str(error.value) == (
+        f"{script}: a Python script, no job file; to write one: cloudspot init --entrypoint {script}"
+    )
+    (tmp_path / "job.yaml").write_text("name: digits\n")
+    with pytest.raises(
+        SpecError, match=r"job\.yaml: line 1: .*; a job file is TOML, and cloudspot init writes one$"
+    ):
+        load_job(tmp_path / "job.yaml")

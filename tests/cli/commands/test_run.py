@@ -57,6 +57,16 @@ def test_the_job_file_may_name_the_store_and_the_command_line_another(jobs, tmp_
         (["--json"], 2, "--json needs --dry-run or --detach"),
         (["--dry-run", "--detach"], 2, "give --dry-run or --detach, not both"),
         (["--provider", "moon"], 3, "moon"),
+        (
+            ["--set", 'resources.accelerator=["A100", "H100"]'],
+            2,
+            '"["A100", "H100"]" names several, and one is possible',
+        ),
+        (
+            ["--set", "resources.accelerator=A100,H100"],
+            2,
+            '--set: resources.accelerator: "A100,H100" names several, and one is possible',
+        ),
         (["--name", "Not_A_Label"], 2, "--name must be"),
         (["--set", "nodez=2"], 2, "nodez"),
         (["--set", "run.entrypoint=missing.py"], 2, "missing.py"),
