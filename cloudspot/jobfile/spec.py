@@ -564,7 +564,10 @@ def _check_environment(run: RunSpec) -> None:
 
 def _check_sizes(run: RunSpec) -> None:
     """Refuse what no machine could start; a job that is stored already can still be read."""
-    words = {("run", "setup"): run.setup or "", ("run", "entrypoint"): run.entrypoint or ""}
+    words: dict[FieldPath, str] = {
+        ("run", "setup"): run.setup or "",
+        ("run", "entrypoint"): run.entrypoint or "",
+    }
     words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
     words |= {("run", "args", i): word for i, word in enumerate(run.args)}
     if run.launcher_or_default == "torchrun":  # which reads dollar signs, so that each is doubled for it

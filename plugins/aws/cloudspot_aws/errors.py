@@ -130,7 +130,7 @@ class _AwsErrors(SdkErrors):
         if isinstance(error, (boto.NoRegionError, boto.ProfileNotFound, boto.ParamValidationError)):
             return SpecError(f"{what}: {self.one_line(str(error))}")
         if isinstance(error, (OSError, JSONDecodeError)):
-            why = error.strerror if isinstance(error, OSError) else "it prints no JSON"
+            why = str(error.strerror) if isinstance(error, OSError) else "it prints no JSON"
             return AuthError(f"{what}: the profile's credential_process gives no AWS credentials: {why}")
         return CloudspotError(f"{what}: {self.one_line(str(error))}")
 
