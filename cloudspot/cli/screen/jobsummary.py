@@ -106,7 +106,7 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
     if state == "succeeded":
         target = "weights.safetensors" if job.spec.checkpoint.directory is None else "weights/"
         export = f"get its weights: {job.command('checkpoints export')} --to {target}"
-        return "" if value["last_commit"] is None else export
+        return export if value["last_commit"] is not None else f"see its log: {job.command('logs')}"
     if state == "failed":
         return f"see why: {job.command('logs')}; go on after a change: {job.command('resume')}"
     if state in {"stopped", "suspended"}:

@@ -1,8 +1,10 @@
 """The summary of a job in a few lines."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from cloudspot.cli.screen.jobsummary import _nodes_text, steps_lost_text, weights_text
+from cloudspot.cli.screen.jobsummary import _next_text, _nodes_text, steps_lost_text, weights_text
 
 
 def test_steps_lost_are_told_as_exactly_as_they_are_known():
@@ -23,6 +25,23 @@ def test_steps_lost_are_told_as_exactly_as_they_are_known():
 )
 def test_the_line_of_the_weights_says_why_there_is_no_hash(sha256, are_sharded, text):
     assert weights_text({"weights_sha256": sha256, "are_weights_sharded": are_sharded}) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "commit", "text"),
+    [
+        ("succeeded", {}, "get its weights: cloudspot checkpoints export x --to weights.safetensors"),
+        ("succeeded", None, "see its log: cloudspot logs x"),
+        ("failed", {}, "see why: cloudspot logs x; go on after a change: cloudspot resume x"),
+        ("stopped", {}, "let it go on: cloudspot resume x"),
+        ("suspended", {}, "let it go on: cloudspot resume x"),
+        ("waiting", {}, "follow and drive it: cloudspot attach x"),
+    ],
+)
+def test_the_next_command_fits_the_state(state, commit, text):
+    spec = SimpleNamespace(checkpoint=SimpleNamespace(directory=None))
+    job = SimpleNamespace(command=lambda name: f"cloudspot {name} x", spec=spec)
+    assert _next_text(job, {"state": state, "last_commit": commit}) == text
 
 
 @pytest.mark.parametrize(
