@@ -335,8 +335,8 @@ class PreemptionSource(ABC):
 
     notice_seconds: float
     """How long this provider's notices are, in seconds: the deadline of a notice that states no time, and the
-    longest that a stated time is believed, since the node's clock may be wrong. Set it in the class, or per
-    instance where the job decides."""
+    longest that a stated time is believed, since the node's clock may be wrong (not so
+    ``deadline_monotonic``). Set it in the class, or per instance where the job decides."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 

@@ -67,6 +67,13 @@ def test_torch_is_pinned():
     assert re.search(r"^torch==[\d.]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
+def test_the_constraints_leave_room_for_hydra():
+    """It needs antlr4-python3-runtime 4.9, and nothing here needs another one."""
+    assert not re.search(
+        r"(?m)^(antlr4-python3-runtime|omegaconf|hydra)", (ROOT / "constraints.txt").read_text()
+    )
+
+
 def test_the_distribution_carries_its_version_and_its_types():
     assert metadata.version("cloudspot") == cloudspot.__version__
     assert (Path(cloudspot.__file__).parent / "py.typed").exists()

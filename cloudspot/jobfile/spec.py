@@ -42,6 +42,12 @@ _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
 MAX_LABELS: Final = 16
+MAX_STRING_BYTES: Final = 127 << 10
+"""Of one variable or word. Linux starts no program with one of 128 KiB: a variable's name, which machines may
+prolong, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
+MAX_START_BYTES: Final = 1 << 20
+"""Of all variables and words that the job file gives a program. Linux allows a quarter of the stack's limit,
+2 MiB as systems set it, and the secrets and the machine's own variables come on top (execve(2))."""
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +97,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
     code is what git tracks or would add, elsewhere what ``.gitignore`` does not name. ``.cloudspotignore``,
     written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
-    never sent."""
+    never sent. A checkout that git refuses to list, such as another user's, is refused."""
     setup: str | None = None
     """Shell commands that run once on each machine, in the working directory, before the training. ``python``
     and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
@@ -115,7 +121,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
-    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
+    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved. A
+    variable, like each word of the command or the setup, has at most 127 KiB."""
     python: str | None = None
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in
@@ -195,8 +202,9 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     training ends, unless compression made the save before it faster."""
     directory: str | None = None
     """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number at the end of a name is its step. A link in it is saved if
-    it leads to a file of the same directory, as that file. If left out, the script uses a session."""
+    ``"output/checkpoint-*"``. The number at the end of a name is its step, unless it ends a date such as
+    ``2026-11-20_15-30-53``. A link in it is saved if it leads to a file of the same directory, as that file.
+    If left out, the script uses a session."""
     complete_file: str | None = None
     """A file in such a directory that the script writes last. While it is at least as new as every other file
     there, the directory is complete; but one that has only lost files since it was complete is being deleted,
@@ -322,7 +330,9 @@ def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) ->
     if _registry_of(raw) != registry and not any(key[:2] == ("run", "image_login") for key in changed):
         raw["run"].pop("image_login", None)  # no registry is told the log-in of another one
     try:
-        return _decode(raw)
+        spec = _decode(raw)
+        _check_sizes(spec.run)
+        return spec
     except FieldError as error:
         # The field itself, one inside it, or the table that an override made of a plain field.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
@@ -458,6 +468,9 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
     if spec.limits.on_idle == "stop" and spec.limits.idle_after is None:
         raise FieldError(("limits", "on_idle"), "has no effect without limits.idle_after")
+    if "," in (spec.resources.accelerator or ""):
+        found = f'"{spec.resources.accelerator}" names several, and one is possible'
+        raise FieldError(("resources", "accelerator"), found)
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     if (spec.run.entrypoint is None) == (spec.run.command is None):
@@ -566,6 +579,35 @@ def _check_environment(run: RunSpec) -> None:
                 ("run", "env", name),
                 f'looks like a credential, which anyone could read in the store; use secrets = ["{name}"]',
             )
+
+
+def _check_sizes(run: RunSpec) -> None:
+    """Refuse what no machine could start; a job that is stored already can still be read."""
+    words: dict[FieldPath, str] = {
+        ("run", "setup"): run.setup or "",
+        ("run", "entrypoint"): run.entrypoint or "",
+    }
+    words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
+    words |= {("run", "args", i): word for i, word in enumerate(run.args)}
+    if run.launcher_or_default == "torchrun":  # which reads dollar signs, so that each is doubled for it
+        words = {path: word.replace("$", "$$") for path, word in words.items()}
+    words |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
+    total = 0
+    for path, text in words.items():
+        num_bytes = len(text.encode())
+        total += num_bytes
+        if num_bytes > MAX_STRING_BYTES:
+            raise FieldError(
+                path,
+                f"has {num_bytes} bytes, but Linux starts no program with more than {MAX_STRING_BYTES} in "
+                "one variable or word; put them into a file of run.workdir",
+            )
+    if total > MAX_START_BYTES:
+        raise FieldError(
+            ("run",),
+            f"env, args, command and setup have {total} bytes, but {MAX_START_BYTES} in all are possible; "
+            "put them into a file of run.workdir",
+        )
 
 
 def _check_variable(path: FieldPath, name: str) -> None:

@@ -363,6 +363,18 @@ def test_only_a_living_machine_can_be_reclaimed(host):
 
 
 @pytest.mark.full
+def test_a_machine_that_ends_sooner_takes_no_later_notice(host):
+    """The command said that it gave 5 minutes, and the machine ended after 1."""
+    machine = host.launch(BOOT_ONCE)[0]
+    LocalProvider().preempt(machine.id, notice_seconds=60)
+    host.wait_until(lambda: machine.state().notice_deadline is not None)
+    with pytest.raises(CloudspotError, match=r"has a notice already, and ends at \d\d:\d\d:\d\d UTC"):
+        LocalProvider().preempt(machine.id, notice_seconds=300)
+    LocalProvider().preempt(machine.id, notice_seconds=0)
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
+
+
+@pytest.mark.full
 def test_the_supervisor_holds_the_machines_lock(host):
     machine = host.launch(BOOT_ONCE)[0]
     with try_lock(machine.lock) as is_free:

@@ -30,6 +30,11 @@ KNOWN_SECONDS = 2.0
 RESTLESS_SECONDS = 300.0
 """The user is told of a directory that has not been complete for this long."""
 _STEP = re.compile(r"(\d+)$")
+_DATED = re.compile(
+    r"\d{4}([-_.])[01]\d\1[0-3]\d(?:[-_.T ]+[0-2]\d(?:[-_.:h]?[0-5]\d){1,2})?$"
+    r"|\d{8}[-_.T][0-2]\d(?:[-_.:]?[0-5]\d){1,2}$"
+)
+"""A name such as 2026-11-20_15-30-53, whose last number counts seconds and no steps."""
 
 Fingerprint = tuple[tuple[str, int, int], ...]
 """Path, size and modification time (ns) of each file."""
@@ -330,8 +335,8 @@ def _kinds(directory: CheckpointDirectory) -> frozenset[str]:
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that a directory's name ends with, or None."""
-    match = _STEP.search(name)
+    """Return the number that a directory's name ends with; None if there is none, or a date ends the name."""
+    match = None if _DATED.search(name) else _STEP.search(name)
     return None if match is None else int(match[1])
 
 

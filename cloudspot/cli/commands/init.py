@@ -20,6 +20,7 @@ from cloudspot.cli.commands.schema import shipped_schema_url
 from cloudspot.cli.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.jobstore.bundle import code_files
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
@@ -31,6 +32,10 @@ print(json.dumps(measure(sys.argv[1:])))
 _MEASURE_SECONDS = 60.0
 _WORTH_SECONDS = 1.0
 """How long imports have to take before ``run.preload`` is suggested."""
+MAX_NAMED = 5
+"""How many files that could be the script are named."""
+_FRAMEWORK = re.compile(r"\b(torch|lightning|pytorch_lightning|transformers|accelerate)\b")
+"""A script that mentions none of these trains nothing that cloudspot knows."""
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
@@ -58,8 +63,8 @@ _WITHOUT_SESSION = """\
 def init(directory: Path, entrypoint: str | None, command_line: str | None, force: bool) -> None:
     """Write a job file to start from.
 
-    It goes into DIR, by default the current directory, and fits the training script found there. If there
-    is none, a small working script is written too. A script is never replaced.
+    It goes into DIR, by default the current directory, and fits the training script found there or below.
+    If there is none, a small working script is written too. A script is never replaced.
     """
     if entrypoint is not None and command_line is not None:
         raise SpecError("give --entrypoint or --command, not both")
@@ -97,10 +102,12 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
 def find_script(directory: Path, entrypoint: str | None) -> str | None:
     """Return the training script, relative to the directory; None if there is none.
 
-    Without ``entrypoint`` it is train.py, else the only Python file that mentions torch.
+    Without ``entrypoint`` it is train.py, else the only Python file that mentions a framework: the one in the
+    directory itself, or else the one anywhere in its code, as ``run`` would send it.
 
     Raises:
         SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
+        BundleError: the directory cannot be read.
     """
     if entrypoint is not None:
         root = directory.resolve()
@@ -108,15 +115,28 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
         if not path.is_file() or root not in path.parents:
             raise SpecError(f'--entrypoint: "{entrypoint}" is not a file inside {root}')
         return path.relative_to(root).as_posix()
+    if not directory.is_dir():
+        return None
     if (directory / SCRIPT).is_file():
         return SCRIPT
-    found = sorted(path.name for path in directory.glob("*.py") if "torch" in _read(path))
-    if len(found) > 1:
+    here = [path.name for path in sorted(directory.glob("*.py")) if _FRAMEWORK.search(_read(path))]
+    if not here:
+        below = [Path(name) for name in code_files(directory) if name.endswith(".py")]
+        below = [path for path in below if not any(_is_apart(directory / one) for one in path.parents)]
+        named = [path.as_posix() for path in below if path.name == SCRIPT]
+        here = named or [one.as_posix() for one in below if _FRAMEWORK.search(_read(directory / one))]
+    if len(here) > 1:
+        more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
         raise SpecError(
-            f"{directory.resolve()}: {', '.join(found)} could each be the training script; "
+            f"{directory.resolve()}: {', '.join(here[:MAX_NAMED])}{more} could each be the training script; "
             "name it with --entrypoint"
         )
-    return found[0] if found else None
+    return here[0] if here else None
+
+
+def _is_apart(directory: Path) -> bool:
+    """Return whether the directory holds programs of others: a virtual environment, or what is hidden."""
+    return directory.name.startswith(".") or (directory / "pyvenv.cfg").is_file()
 
 
 def slow_imports(script: Path) -> dict[str, float]:

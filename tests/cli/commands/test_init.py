@@ -76,6 +76,37 @@ def test_which_of_several_scripts_is_asked(project):
     assert load_job(project / "job.toml").run.entrypoint == "b.py"
 
 
+def test_a_script_below_the_top_is_found_and_no_other_is_written(project):
+    """A repository with src/train.py got a toy script in its root."""
+    for name in ("src/train.py", "src/net.py", ".hidden/train.py", "env/lib/train.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("import torch\n")
+    (project / "env/pyvenv.cfg").touch()
+    (project / "setup.py").write_text("import setuptools\n")
+    assert init().stdout.splitlines()[0] == "wrote job.toml for src/train.py"
+    assert load_job(project / "job.toml").run.entrypoint == "src/train.py"
+    assert not (project / "train.py").exists()
+
+
+def test_the_only_file_below_that_mentions_a_framework_is_found(project):
+    (project / "pkg").mkdir()
+    (project / "pkg/finetune.py").write_text("from transformers import Trainer\n")
+    (project / "pkg/plot.py").write_text("import matplotlib\n")
+    assert "wrote job.toml for pkg/finetune.py" in init().stdout
+
+
+def test_which_of_several_scripts_below_is_asked(project):
+    for number in range(7):
+        (project / f"exp{number}").mkdir()
+        (project / f"exp{number}/train.py").write_text("import torch\n")
+    message = init(status=2).stderr
+    assert (
+        "exp0/train.py, exp1/train.py, exp2/train.py, exp3/train.py, exp4/train.py and 2 more could"
+        in message
+    )
+    assert not (project / "train.py").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "command"),
     [

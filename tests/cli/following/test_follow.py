@@ -42,7 +42,13 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
         "train[2.0] step 100",
     ]
     block = lines[lines.index("job digits-7k3f succeeded") :]
-    assert block[1:4] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
+    assert [line.split()[0] for line in block[1:5]] == ["steps", "cost", "duration", "next"]
+    where = f"digits-7k3f --store {jobs.store.url}"
+    assert (
+        block[4]
+        == f"  next         get its weights: cloudspot checkpoints export {where} --to weights.safetensors"
+    )
+    assert block[5:8] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
 
 
 def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(jobs, monkeypatch):
@@ -311,6 +317,19 @@ def test_events_are_told_by_their_own_times(jobs):
         "job",
     ]
     assert texts.index("checkpoint at step 40 committed") < texts.index("node 1.0 drained at step 40")
+
+
+def test_the_lines_and_events_of_one_look_are_shown_in_the_order_of_their_times(jobs):
+    job_id = jobs.running()
+    jobs.add_log(job_id, "1-0", ["a line"], minutes=100.75)
+    job, screen = Job(jobs.store, job_id), Screen()
+    interrupts = SimpleNamespace(check=lambda: None)
+    follower = follow_module._Follower(job, interrupts, screen, Feed(), is_new=True)
+    history = job.history()
+    follower.on_tick(loop.Tick(history=history, instances=(), events=diff(None, history)))
+    shown = [line for line in screen.lines if not line.text.startswith("step ")]
+    assert [line.at for line in shown] == sorted(line.at for line in shown)
+    assert 0 < [line.text for line in shown].index("a line") < len(shown) - 1
 
 
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):
