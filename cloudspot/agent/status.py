@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 
 from cloudspot.decoding import Metrics, convert
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.access.store_clock import utc_now
+from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Failed,
     Idle,
@@ -24,7 +25,6 @@ from cloudspot.jobstore.records import (
     Transfer,
     TransferKind,
 )
-from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.train import handoff as files
 
 MAX_METRICS_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from cloudspot.agent.delivery.framework_checkpoints import INCOMPLETE_FILE, look
 from cloudspot.decoding import decode
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import CheckpointSpec
-from cloudspot.jobstore.records import File
+from cloudspot.jobstore.layout.records import File
 
 _log = logging.getLogger(__name__)
 

@@ -22,13 +22,14 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore import keys, manifests, parts
-from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Commit, SaveId
-from cloudspot.jobstore.stored_records import find_meta
-from cloudspot.jobstore.submission import code_key
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.checkpoints import manifests, parts
+from cloudspot.jobstore.checkpoints.compression import Compression
+from cloudspot.jobstore.code.extraction import extract_bundle
+from cloudspot.jobstore.jobs.submission import code_key
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Commit, SaveId
 
 _log = logging.getLogger(__name__)
 
