@@ -89,9 +89,10 @@ class Teller:
             return
         if not self._is_listed:
             yield "list what was told"
-            prefix = keys.told_prefix(self._job_id)
             marks = {
-                one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
+                match[1]: one.modified_at
+                for one in self._store.list_objects(keys.told_prefix(self._job_id))
+                if (match := keys.told.match(one.key)) is not None
             }
             newest = max((marks[key] for key in marks.keys() - self._told), default=None)
             self._told.update(marks)

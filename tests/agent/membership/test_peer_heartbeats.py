@@ -279,8 +279,8 @@ def test_nothing_is_listed_of_the_launches_whose_nodes_are_all_left_out(make_nod
     nodes.peers[1]._pass()
     prefix = keys.nodes_prefix("digits-1")
     assert [after for listed_prefix, after in listed if listed_prefix == prefix] == [
-        f"{prefix}000001",
-        f"{prefix}000003",
+        f"{prefix}000001/",
+        f"{prefix}000003/",
     ]
     assert nodes.peers[1].others == {Seat(3, 0)}
 

@@ -67,7 +67,7 @@ def is_there(store, job_id):
 def test_the_newest_jobs_come_first_and_nothing_else_is_listed(store):
     for number, job_id in enumerate(("b", "a-1", "c")):
         milliseconds = int((AT + timedelta(milliseconds=number)).timestamp() * 1000)
-        store.put(keys.recent(job_id, milliseconds=milliseconds), b"")
+        store.put(keys.recent(milliseconds, job_id), b"")
     store.put("recent/.DS_Store", b"")
     store.put("recent/0000000000001-Not A Job", b"")
     assert list_recent(store) == (("c", "a-1", "b"), True)

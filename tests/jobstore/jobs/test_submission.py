@@ -101,7 +101,7 @@ def test_a_submitted_job_is_all_that_a_controller_and_a_node_need(store, spec, w
             keys.code(submission.code_sha256),
             keys.index("digits-1"),
             keys.live("digits-1", submission.writer),
-            keys.recent("digits-1", milliseconds=int(submission.at.timestamp() * 1000)),
+            keys.recent(int(submission.at.timestamp() * 1000), "digits-1"),
             keys.secrets("digits-1", 0),
             keys.spec("digits-1"),
         ]
