@@ -18,6 +18,7 @@ from cloudspot.jobfile.quantities import Duration, Size
 from cloudspot.jobfile.spec import (
     JobSpec,
     Nodes,
+    PositiveCount,
     check_files,
     decode_options,
     load_job,
@@ -546,10 +547,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     notice: Duration = 10.0
     disks: tuple[Disk, ...] = ()
     api_key: str | None = None
+    seats: dict[str, PositiveCount] = {}
+    port: int | str = 1
 
     def __post_init__(self):
-        if self.region == "mars":
-            raise ValueError("region must be on earth")
+        if self.region in ("mars", "moon"):
+            raise ValueError(f"region must be on earth - at `$.{self.region}`")
 
 
 def options(load, table):
@@ -568,7 +571,7 @@ def test_a_plugin_decodes_its_own_table_with_quantities(load):
         ("regoin = 'a'", "providers.here.regoin: unknown field; did you mean providers.here.region?"),
         (
             "size = 1",
-            "providers.here.size: unknown field; the fields here are region, notice, disks, api_key",
+            "providers.here.size: unknown field; the fields here are region, notice, disks, api_key, seats, port",
         ),
         (
             "region = 'a'\ndisks = [{ szie = 1 }]",
@@ -579,7 +582,9 @@ def test_a_plugin_decodes_its_own_table_with_quantities(load):
             'providers.here.disks[1].size: expected a size such as "50GiB" or "500MB", got "x"',
         ),
         ("region = 3", "providers.here.region: expected a string, got 3"),
-        ("region = 'mars'", "providers.here: region must be on earth"),
+        ("region = 'mars'", "providers.here: region must be on earth - at `$.mars`"),
+        ("region = 'a'\nseats = { a = 1, b = 0 }", "providers.here.seats.b: expected an integer >= 1, got 0"),
+        ("region = 'a'\nport = 1.5", "providers.here.port: expected an integer or a string, got 1.5"),
         ("region = 'a'\napi_key = 4242", "providers.here.api_key: expected a string, got an integer"),
     ],
 )
