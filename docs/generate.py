@@ -420,7 +420,7 @@ def _kind(node: inspect.Type, path: str) -> str:
         kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers", inspect.IntType: "integers"}
         if isinstance(bare.value_type, inspect.AnyType):
             return "table"
-        return f"table of {kinds.get(type(bare.value_type), 'tables')}"
+        return f"table of {kinds.get(type(_bare(bare.value_type)), 'tables')}"
     names = {
         inspect.StrType: "string",
         inspect.IntType: "integer",

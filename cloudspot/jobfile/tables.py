@@ -151,6 +151,9 @@ class _Reader:
             value = _quantity(value, extra["quantity"], word, path)
         if not _is_of_type(value, node):
             raise _wrong_type(value, node, path)
+        if isinstance(node, inspect.StrType) and node.pattern and not re.fullmatch(node.pattern, value):
+            wrong = extra["wrong"](value) if "wrong" in extra else f"does not fit {node.pattern}"
+            raise FieldError(path, wrong)
         for name, (holds, sign) in _BOUNDS.items():
             bound = getattr(node, name, None)
             if bound is not None and not holds(value, bound):
@@ -158,8 +161,15 @@ class _Reader:
         if isinstance(node, inspect.StructType):
             return self._read_struct(value, node, path)
         if isinstance(node, inspect.DictType):
-            return {name: self.read(item, node.value_type, (*path, name)) for name, item in value.items()}
+            if node.max_length is not None and len(value) > node.max_length:
+                raise FieldError(path, f"at most {node.max_length} are possible, got {len(value)}")
+            return {
+                self.read(name, node.key_type, path): self.read(item, node.value_type, (*path, name))
+                for name, item in value.items()
+            }
         if isinstance(node, _LISTS):
+            if "once" in extra and (twice := [one for i, one in enumerate(value) if one in value[:i]]):
+                raise FieldError(path, f"names {twice[0]} twice")
             return [self.read(item, node.item_type, (*path, i)) for i, item in enumerate(value)]
         return value
 
@@ -176,10 +186,15 @@ class _Reader:
             if field.required and name not in read:
                 raise FieldError((*path, name), "missing; it has no default")
         try:
-            return decoding.convert(read, node.cls)
+            table = decoding.convert(read, node.cls)
         except msgspec.ValidationError as error:  # by the struct's own check
             text = str(error)
             raise FieldError(path, f"{text[:1].lower()}{text[1:]}") from None
+        for rule in getattr(node.cls, "rules", ()):
+            problem = rule.problem(table, show_path(path))
+            if problem is not None:
+                raise FieldError((*path, problem[0]) if problem[0] else path, problem[1])
+        return table
 
     def nearest(self, name: str, path: Path, siblings: Sequence[str]) -> str:
         """Return advice for an unknown name: a similar sibling, a field elsewhere, or the whole list."""

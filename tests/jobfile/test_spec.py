@@ -337,6 +337,16 @@ def with_run(line):
             SMALL + "[limits]\non_idle = 'stop'",
             "job.toml: limits.on_idle: has no effect without limits.idle_after",
         ),
+        (
+            SMALL + "[resources]\naccelerator = 'A100,H100'",
+            'job.toml: resources.accelerator: "A100,H100" names several, and one is possible',
+        ),
+        (SMALL + 'args = ["\\u0000"]', "job.toml: run.args[0]: must not hold a zero byte"),
+        (SMALL + 'env = { A = "\\u0000" }', "job.toml: run.env.A: must not hold a zero byte"),
+        (
+            SMALL + "[data.a]\nurl = 'file:///data/'\npath = './.'",
+            'job.toml: data.a.path: "./." must be a path below the working directory',
+        ),
         (SMALL + "[limits]\nmax_cost = 0", "job.toml: limits.max_cost: expected a number > 0, got 0"),
         (SMALL + "[providers]\nlocal = 3", "job.toml: providers.local: expected a table, got 3"),
         (
@@ -353,7 +363,7 @@ def with_run(line):
         ),
         (
             "store = '/data'\n" + SMALL,
-            'job.toml: store: "/data" is not a store URL; expected one such as file:///',
+            'job.toml: store: "/data" is not a URL; expected one such as file:///',
         ),
     ],
 )
@@ -427,7 +437,7 @@ def test_at_most_so_many_labels_are_possible(load, fault):
 @pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/x", "https://hunter2@host/x"])
 def test_credentials_in_the_store_url_are_refused_and_not_shown(fault, store):
     message = fault(f'store = "{store}"\n{SMALL}')
-    assert message == "job.toml: store: must not hold credentials; the provider finds them itself"
+    assert message == "job.toml: store: must not hold credentials; each machine that uses it finds its own"
 
 
 def test_a_secret_is_not_also_a_plain_variable(fault):
