@@ -14,16 +14,18 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
+from typing import Any
 
 from cloudspot.agent.membership.open_seats import OpenSeats
 from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.access.stored_records import find_meta, find_record, read_record
+from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Exit, Heartbeat, Notice, Seat
 from cloudspot.jobstore.nodes.delivering import DRAIN_SECONDS
 from cloudspot.jobstore.nodes.heartbeat_size import change_count
+from cloudspot.jobstore.nodes.node_records import find_node_record
 
 _log = logging.getLogger(__name__)
 
@@ -165,8 +167,8 @@ class PeerHeartbeats:
 
     def read_beat(self, seat: Seat) -> Heartbeat | None:
         """Read a node's newest heartbeat from the store; None: it has none."""
-        context = self._context
-        return find_record(context.store, keys.heartbeat(context.job_id, *seat), Heartbeat)
+        beat: Heartbeat | None = self._find(keys.heartbeat, seat)
+        return beat
 
     # --- what is known; none of it asks the store --------------------------------------------------
 
@@ -302,7 +304,9 @@ class PeerHeartbeats:
                 for seat in listed[keys.notice].keys() - self._deadlines.keys():
                     self._read_notice(seat)
                 for seat in listed[keys.exit_record].keys() - self._exits.keys():
-                    self._read_exit(seat)
+                    exit_record = self._find(keys.exit_record, seat)
+                    if exit_record is not None:
+                        self._exits[seat] = exit_record
             except CloudspotError:
                 with self._lock:
                     self._clock.hear(time.monotonic(), None)
@@ -360,11 +364,12 @@ class PeerHeartbeats:
         return [seat for _, seat in sorted(changed)]
 
     def _read_notice(self, seat: Seat) -> None:
-        notice = read_record(self._context.store, keys.notice(self._context.job_id, *seat), Notice)
+        notice: Notice | None = self._find(keys.notice, seat)
+        if notice is None:
+            return
         # Both moments are by the other node's clock; how long ago it wrote them nobody knows here.
         left = (notice.deadline - notice.at).total_seconds()
         self._deadlines[seat] = time.monotonic() + left
 
-    def _read_exit(self, seat: Seat) -> None:
-        key = keys.exit_record(self._context.job_id, *seat)
-        self._exits[seat] = read_record(self._context.store, key, Exit)
+    def _find(self, form: keys.Form, seat: Seat) -> Any:
+        return find_node_record(self._context.store, form, self._context.job_id, *seat)

@@ -16,47 +16,34 @@ from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.access.patience import patient
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import read_first_submission, read_submission_of, submission_key
-from cloudspot.jobstore.journal.consistency import check_place
 from cloudspot.jobstore.journal.history import History, LaunchHistory, turns_of
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import (
-    Certificate,
     Commit,
-    Exit,
     Finished,
-    Heartbeat,
     Intent,
     JournalRecord,
     Moved,
-    Notice,
     Repriced,
     Resumed,
-    Slot,
     StopRequest,
     Submission,
     Summary,
     Turn,
 )
 from cloudspot.jobstore.nodes.heartbeat_size import change_count
+from cloudspot.jobstore.nodes.node_records import TYPES, find_node_record
 from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import ObjectMeta
 
-_TYPES: dict[keys.Form, Any] = {
-    keys.slot: Slot,
-    keys.certificate: Certificate,
-    keys.heartbeat: Heartbeat,
-    keys.notice: Notice,
-    keys.exit_record: Exit,
-}
-"""What the nodes write, and controllers about them: all of it is of a launch, and of a rank or a machine."""
 MAX_REREADS = 8
 """How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
 
 
 class _Place(NamedTuple):
-    """Where a record of ``_TYPES`` is."""
+    """Where a record of ``TYPES`` is."""
 
     form: keys.Form
     launch: int
@@ -130,7 +117,7 @@ class HistoryReader:
         """The first, and those with which the job was resumed, each with its hash."""
         self._stop: StopRequest | None = None
         self._records: dict[keys.Form, defaultdict[int, dict[Any, Any]]]
-        self._records = {form: defaultdict(dict) for form in _TYPES}
+        self._records = {form: defaultdict(dict) for form in TYPES}
         """By form and launch; then by rank, certificates by machine."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
         """By launch and rank: when the newest heartbeat was put, and its size."""
@@ -329,7 +316,7 @@ class HistoryReader:
         new: list[_Place] = []
         beating: list[_Place] = []
         for meta in found:
-            form, (_, launch, name) = keys.recognize(meta.key, _TYPES) or (None, (None, 0, 0))
+            form, (_, launch, name) = keys.recognize(meta.key, TYPES) or (None, (None, 0, 0))
             most = num_nodes.get(launch, 0)
             if form is None or most == 0 or (form is not keys.certificate and name >= most):
                 continue  # Not ours, or of a launch that began since the journal was read.
@@ -346,16 +333,14 @@ class HistoryReader:
         return new, sorted(beating, key=lambda place: self._beats_read[place.key])
 
     def _read_places(self, places: Sequence[_Place]) -> None:
-        for place, record in zip(places, each(self._read_place, places), strict=True):
+        def read(place: _Place) -> Any:
+            return find_node_record(self._store, place.form, self._job_id, place.launch, place.name)
+
+        for place, record in zip(places, each(read, places), strict=True):
             if record is not None:
                 self._records[place.form][place.launch][place.name] = record
                 if place.form is keys.heartbeat:
                     self._beats_read[place.key] = place.version
-
-    def _read_place(self, place: _Place) -> Any:
-        record = find_record(self._store, place.key, _TYPES[place.form])
-        check_place(record, place.launch, place.name, place.key)
-        return record
 
     def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
         launch = intent.launch
