@@ -189,8 +189,6 @@ def test_what_is_wrong_on_this_side_is_found_before_anything_is_stored(store, sp
     for job_id in ("", "Digits", "-a", "a-", "a_b", "a/b", "a" * 64, "a\n"):
         with pytest.raises(SpecError, match="job id"):
             do(store, spec, work, job_id=job_id)
-    with pytest.raises(BundleError, match="largest"):
-        do(store, spec, work, max_bundle_bytes=3)
     (work / "train.py").unlink()
     with pytest.raises(BundleError, match=r"run\.entrypoint"):
         do(store, spec, work)
