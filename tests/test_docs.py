@@ -124,6 +124,18 @@ def test_the_links_of_a_page_lead_somewhere(page):
             assert anchor in slugs, f"{page.name}: {link}"
 
 
+def test_the_files_of_code_that_pages_name_by_their_paths_exist():
+    roots = (ROOT, ROOT / "cloudspot", ROOT / "tests")
+    missing = [
+        f"{page.name}: {path}"
+        for page in PAGES
+        if page.name != "CHANGELOG.md"  # which tells of files that are gone
+        for path in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh))`", page.read_text())
+        if not any((root / path).is_file() for root in roots)
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_row_of_a_table_has_the_cells_of_its_head(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
