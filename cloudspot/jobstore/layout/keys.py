@@ -53,6 +53,7 @@ class Key(Generic[Values]):
         self.fields = tuple(texts[1::2])
         self._texts = texts[::2]
         self._kinds = [_FIELDS[name] for name in self.fields]
+        self._reads = [(i, kind.read) for i, kind in enumerate(self._kinds) if kind.read is not str]
         patterns = ["", *(f"({kind.pattern})" for kind in self._kinds)]
         parts = zip(patterns, self._texts, strict=True)
         self._pattern = re.compile("".join(field + re.escape(text) for field, text in parts))
@@ -67,10 +68,13 @@ class Key(Generic[Values]):
         found = self._pattern.fullmatch(key)
         if found is None:
             return None
+        values: list[Any] = list(found.groups())
         try:
-            return tuple([kind.read(text) for kind, text in zip(self._kinds, found.groups(), strict=True)])
+            for i, read in self._reads:
+                values[i] = read(values[i])
         except ValueError:
             return None
+        return tuple(values)
 
 
 def _number(num_digits: int, type_: Any) -> _Field:
