@@ -136,7 +136,7 @@ _FIELDS = {
     "shared": _text(SharedKey)._replace(pattern=r"(?:code|agents)/[0-9a-f]{64}"),
     "remover": _Field(rf"{JOB_ID.pattern}|{re.escape(REAPER)}[0-9a-f]{{8}}"),
     "provider": _Field(r"[^/]+"),
-    "driver": _Field(r"[A-Za-z0-9-]+"),
+    "driver": _Field(r"[A-Za-z0-9-]{1,64}"),
     "event": _Field(r"[^/]+"),
     "input": _Field(r"[a-z][a-z0-9_-]*"),
     "newest_first": _Field(
