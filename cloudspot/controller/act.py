@@ -20,6 +20,7 @@ from cloudspot.controller.actions import (
     VoidSeat,
     Wait,
 )
+from cloudspot.controller.assessment import Assessment
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.launchrequest import launch_token, render_launch
 from cloudspot.controller.memory import Memory
@@ -34,7 +35,6 @@ from cloudspot.errors import (
     QuotaError,
 )
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.stored_records import create_record, find_meta
 from cloudspot.jobstore.checkpoints.manifests import complete
 from cloudspot.jobstore.jobs.job_lists import mark_live
@@ -54,7 +54,6 @@ from cloudspot.jobstore.layout.records import (
 )
 from cloudspot.jobstore.nodes.launches import void_slot
 from cloudspot.story.events import Event, EventKind
-from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
@@ -88,7 +87,7 @@ class Actor:
         self._is_clean = False
         self._is_released = False
 
-    def act(self, action: Action, spec: JobSpec, history: History, events: list[Event]) -> bool:
+    def act(self, action: Action, assessed: Assessment, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
         If a journal record finds its number taken, the race is lost, and that is no error: whoever was
@@ -99,6 +98,7 @@ class Actor:
             CloudspotError: a machine of the job would not take this store for the job's.
             TransientError: the outcome is unknown; the next tick finds out.
         """
+        history = assessed.history
         if isinstance(action, Wait):
             self._wait(action, events)
             return False
@@ -109,7 +109,7 @@ class Actor:
             self._check_store(history.submission)
             # No machine without a mark: whoever drives the live jobs finds this one.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
-            self._journal.append(self._intent(action, spec, history), action.number)
+            self._journal.append(self._intent(action, assessed), action.number)
         elif isinstance(action, Certify):
             certificate = self._certificate(action)
             key = keys.certificate(self._job_id, action.launch, action.instance_id)
@@ -180,10 +180,10 @@ class Actor:
                 f"{keys.STORE_ID} is {wanted}), so no machine would serve it; stop it and resume it here"
             )
 
-    def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
-        now = self._clock.now()
+    def _intent(self, action: OpenLaunch, assessed: Assessment) -> Intent:
+        now, history = self._clock.now(), assessed.history
         request = render_launch(
-            spec,
+            assessed.spec,
             self._provider,
             history.submission,
             self._store.url,
@@ -194,7 +194,7 @@ class Actor:
             min_nodes=action.min_nodes,
             label=self._label,
             decided_at=now,
-            run_seconds=bill(history, now).run_seconds,
+            run_seconds=assessed.ledger.run_seconds,
         )
         return Intent(
             launch=action.launch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -24,6 +24,7 @@ from cloudspot.controller.actions import (
     Terminate,
     Wait,
 )
+from cloudspot.controller.assessment import Assessment
 from cloudspot.controller.between_passes import BetweenPasses
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.consoles import Consoles
@@ -39,7 +40,7 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.patience import patient
 from cloudspot.jobstore.jobs.job_lists import resumed_writer, unmark_live
-from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.jobs.suspicions import delete_suspicions
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Summary
@@ -289,11 +290,8 @@ class Controller:
 
         The next tick creates its machines. Raises as ``tick`` does.
         """
-        self._check_submission(history)
-        check_adopted(self._store, self._provider, history)
-        spec = self._spec
-        assert spec is not None, "the submission was just read"
-        self._actor.act(action, spec, history, [])
+        assessed = self._assess(history, None)
+        self._actor.act(action, assessed, [])
         found = self._reader.read().launches[action.launch - 1 : action.launch]
         return any(
             launch.intent.offer == action.offer and launch.intent.why == action.why for launch in found
@@ -313,26 +311,24 @@ class Controller:
         # After the listing, so that the intent of every machine that is listed is among the records.
         yield "read history"
         history, instances = self._read_history(listing, problems)
-        if history is not None and self._num_glances and self._has_to_act(history):
+        assessed = None if history is None else self._assess(history, instances)
+        if assessed is not None and self._num_glances and self._has_to_act(assessed):
             self._num_glances = MAX_GLANCES
             yield "read history"
             history, instances = self._read_history(listing, problems)
-        if history is not None:
-            self._check_submission(history)
-            check_adopted(self._store, self._provider, history)
+            assessed = None if history is None else self._assess(history, instances)
+        if history is not None and assessed is not None:
             events += self._news_of_clock()
             events += diff(self._last, history)
             self._last = history
-            spec = self._spec
-            assert spec is not None, "the job file is read before the history"
             yield from self._read_consoles(history, instances, events)
             for launch in self._old_prices(history):
                 yield "fetch the price"
                 self._fetch_price(launch, problems)
-            actions = self._decide(spec, history, None)
+            actions = self._decide(assessed, None)
             if any(isinstance(action, FetchOffers) for action in actions):
                 yield "fetch offers"
-                offers = self._fetch_offers(spec, problems)
+                offers = self._fetch_offers(assessed.spec, problems)
                 if self._provider.name not in self._experiences:
                     yield "read experience"
                     found = read_experience(self._store, self._provider.name)
@@ -340,14 +336,14 @@ class Controller:
                     if found.problem:
                         events.append(Event(EventKind.WARNED, found.problem))
                 if offers is not None:
-                    actions = self._decide(spec, history, offers)
+                    actions = self._decide(assessed, offers)
             if history.finished is not None:
                 # Before the secrets are deleted that its URLs may hold.
-                yield from self._teller.steps(spec.notify, history, events)
-            acted = yield from self._act(actions, spec, history, events, problems)
+                yield from self._teller.steps(assessed, events)
+            acted = yield from self._act(actions, assessed, events, problems)
             if history.finished is None:
-                yield from self._teller.steps(spec.notify, history, events)
-            yield from self._tell(history, instances, problems)
+                yield from self._teller.steps(assessed, events)
+            yield from self._tell(assessed, problems)
             yield from self._copy_settled(history, problems)
         self._is_quiet = not (acted or problems or events) and instances == self._seen
         self._seen = instances
@@ -436,7 +432,7 @@ class Controller:
             )
         self._memory.note_listing(instances, listing.asked, answered=listing.answered)
         self._memory.note_history(history, asked, answered=answered)
-        return history, instances
+        return history, self._memory.instances
 
     def _read_consoles(
         self, history: History, instances: tuple[Instance, ...] | None, events: list[Event]
@@ -453,19 +449,21 @@ class Controller:
             if news is not None:
                 events.append(Event(EventKind.WARNED, news))
 
-    def _has_to_act(self, history: History) -> bool:
+    def _has_to_act(self, assessed: Assessment) -> bool:
         """Return whether there is anything to do or to ask, as far as a glance tells."""
-        assert self._spec is not None, "the job file is read before the first glance"
-        if any(True for _ in self._old_prices(history)):
+        if any(True for _ in self._old_prices(assessed.history)):
             return True
-        actions = self._decide(self._spec, history, None)
+        actions = self._decide(assessed, None)
         return any(not isinstance(action, Announce | Wait) for action in actions)
 
-    def _check_submission(self, history: History) -> None:
+    def _assess(self, history: History, instances: Sequence[Instance] | None) -> Assessment:
+        """Return what is known of the job now, if this controller may drive it."""
         self._submission_sha256 = self._submission_sha256 or history.submission_sha256
         if history.submission_sha256 != self._submission_sha256:
             raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
-        self._spec = self._spec or job_file_of(history.submission)
+        check_adopted(self._store, self._provider, history)
+        self._spec = self._spec or history.job_file
+        return Assessment(self._spec, history, self._clock.now(), instances)
 
     def _news_of_clock(self) -> tuple[Event, ...]:
         """Tell once that this computer's clock is wrong, which no decision suffers from."""
@@ -515,10 +513,8 @@ class Controller:
             problems.append(str(error))
             return None
 
-    def _decide(
-        self, spec: JobSpec, history: History, offers: tuple[Offer, ...] | None
-    ) -> tuple[Action, ...]:
-        now = self._clock.now()
+    def _decide(self, assessed: Assessment, offers: tuple[Offer, ...] | None) -> tuple[Action, ...]:
+        history, now = assessed.history, assessed.now
         observed = self._memory.observed(
             history,
             now=now,
@@ -531,7 +527,7 @@ class Controller:
             last_words=self._consoles.words,
             prices=self._new_prices(history),
         )
-        return decide(spec, history, observed, now)
+        return decide(assessed, observed)
 
     def _knowledge(self, history: History, now: datetime) -> Knowledge:
         """Return what earlier jobs and this one have seen of the spot market."""
@@ -543,8 +539,7 @@ class Controller:
     def _act(
         self,
         actions: tuple[Action, ...],
-        spec: JobSpec,
-        history: History,
+        assessed: Assessment,
         events: list[Event],
         problems: list[str],
     ) -> Generator[str, None, bool]:
@@ -554,7 +549,7 @@ class Controller:
                 break  # The provider did not answer.
             yield type(action).__name__
             try:
-                acted = self._actor.act(action, spec, history, events) or acted
+                acted = self._actor.act(action, assessed, events) or acted
             except TransientError as error:
                 problems.append(str(error))
                 if not isinstance(action, Terminate | Create):
@@ -563,15 +558,14 @@ class Controller:
                 break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 
-    def _tell(
-        self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
-    ) -> Generator[str, None, None]:
+    def _tell(self, assessed: Assessment, problems: list[str]) -> Generator[str, None, None]:
         """Write the summary for ``ps``; the protocol does not need it."""
-        now = self._clock.now()
         summary = msgspec.structs.replace(
-            summarise(history, now, instances=instances), driven_by=self._driver, driven_at=now
+            summarise(assessed.history, assessed.now, ledger=assessed.ledger),
+            driven_by=self._driver,
+            driven_at=assessed.now,
         )
-        if self._is_due(summary, is_last=history.finished is not None):
+        if self._is_due(summary, is_last=assessed.history.finished is not None):
             yield "write summary"
             try:
                 write_summary(self._store, summary)

@@ -72,6 +72,11 @@ class Memory:
     _ended: dict[Ending, float] = field(default_factory=dict)
     _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
 
+    @property
+    def instances(self) -> tuple[Instance, ...] | None:
+        """Return the newest listing, with the starts that earlier ones told; None: it failed."""
+        return self._instances
+
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
         """Take in what earlier passes have seen, up to ``moment`` of the store's clock.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from datetime import datetime, timedelta, tzinfo
+from datetime import timedelta, tzinfo
 
+from cloudspot.controller.assessment import Assessment
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import own_notify_urls
@@ -22,7 +23,7 @@ from cloudspot.jobstore.layout.records import new_nonce
 from cloudspot.model import Message, Severity, ToldEvent
 from cloudspot.registry import notifier_class
 from cloudspot.story.events import Event, EventKind
-from cloudspot.story.ledger import bill
+from cloudspot.story.ledger import Ledger
 from cloudspot.story.news import News, news
 from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.states import job_state
@@ -63,14 +64,14 @@ class Teller:
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
-    def steps(self, notify: NotifySpec, history: History, events: list[Event]) -> Generator[str, None, None]:
+    def steps(self, assessed: Assessment, events: list[Event]) -> Generator[str, None, None]:
         """Tell what is new, stopping before each request; what goes wrong is a warning, and no error."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
-        if not notify.is_wanted:
+        if not assessed.spec.notify.is_wanted:
             return
         try:
-            yield from self._steps(notify, history)
+            yield from self._steps(assessed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
             why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
             line = f"notify: {why}"
@@ -78,7 +79,8 @@ class Teller:
                 self._warned.add(line)
                 events.append(Event(EventKind.WARNED, line))
 
-    def _steps(self, notify: NotifySpec, history: History) -> Generator[str, None, None]:
+    def _steps(self, assessed: Assessment) -> Generator[str, None, None]:
+        notify, history = assessed.spec.notify, assessed.history
         if self._secrets is None:
             # At once: whoever drives the job at its end deletes them.
             if notify.secret_names:
@@ -125,7 +127,7 @@ class Teller:
                 break
             won.append(one)
         if won:
-            message = message_of(won, history, self._clock.now(), notify.zone)
+            message = message_of(won, history, assessed.ledger, notify.zone)
             own = own_notify_urls(self._store, self._job_id, notify, self._secrets)
             self._outbox.put(notify.through, message, urls, own=own)
         if problem is not None:
@@ -150,7 +152,7 @@ class Teller:
         return [one for one in found if one.kind in kinds and one.key not in self._told]
 
 
-def message_of(told: Sequence[News], history: History, now: datetime, zone: tzinfo) -> Message:
+def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:
     """Return one message about all of these, with the state of the job and what it has cost so far."""
     gravity = list(NewsKind)
     kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
@@ -162,7 +164,7 @@ def message_of(told: Sequence[News], history: History, now: datetime, zone: tzin
     lines = [f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {one.text}" for one in events if one.text]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES:] = [f"... and {len(lines) - MAX_LINES} more"]
-    ledger, total = bill(history, now), steps_total(history)
+    total = steps_total(history)
     step = f"step {newest_step(history):,}" + ("" if total is None else f" of {total:,}")
     cost = cost_text(ledger.spent, ledger.on_demand_equivalent, ledger.currency, ledger.others)
     lines.append(f"Now: {job_state(history)}, {step}, {cost} so far")

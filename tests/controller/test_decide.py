@@ -26,7 +26,7 @@ from cloudspot.model import Billing, EndReason
 
 def act(records, history, observed=None, *, at=100.0, **tables):
     observed = records.observed() if observed is None else observed
-    actions = decide(records.spec(**tables), history, observed, records.at(at))
+    actions = decide(records.assess(history, observed.instances, at=at, **tables), observed)
     return tuple(one for one in actions if not isinstance(one, Announce))  # test_announcing.py has those
 
 
@@ -110,8 +110,9 @@ def test_nothing_is_created_once_a_stop_is_requested_or_a_limit_is_reached(recor
     launches, generation = (records.launch(), coming), records.generation(1)
     for stop, limits in ((records.stop(), {}), (None, {"max_runtime": "50s"})):
         history = records.history(*launches, generations=(generation,), stop=stop)
-        spec = records.spec(nodes={"min": 1, "max": 2}, limits=limits)
-        actions = decide(spec, history, records.observed(records.instance()), records.at(100))
+        actions = act(
+            records, history, records.observed(records.instance()), nodes={"min": 1, "max": 2}, limits=limits
+        )
         assert not any(isinstance(one, Create) for one in actions)
 
 
@@ -119,8 +120,8 @@ def test_only_what_the_job_needs_is_bought_on_demand_where_spot_is_wanted(record
     on_demand = records.offer(market="on-demand", price=3.0)
     observed = records.observed(offers=(on_demand,))
     for policy, num_nodes in (("spot-then-on-demand", 2), ("on-demand", 4)):
-        spec = records.spec(nodes={"min": 2, "max": 4}, spot={"policy": policy})
-        [opened] = decide(spec, records.history(), observed, records.at(10))
+        spot = {"policy": policy}
+        [opened] = act(records, records.history(), observed, at=10, nodes={"min": 2, "max": 4}, spot=spot)
         assert (opened.offer, opened.num_nodes, opened.min_nodes) == (on_demand, num_nodes, 2)
     # It trains with one node, and would gain by more.
     beat = records.heartbeat(step=60, generation=1)
@@ -128,8 +129,8 @@ def test_only_what_the_job_needs_is_bought_on_demand_where_spot_is_wanted(record
     history = records.history(launch, generations=(records.generation(1),), commits=(records.commit(),))
     observed = records.observed(records.instance(), offers=(on_demand,))
     for policy, is_bought in (("spot-then-on-demand", False), ("on-demand", True)):
-        spec = records.spec(nodes={"min": 1, "max": 3}, spot={"policy": policy})
-        actions = decide(spec, history, observed, records.at(3000))
+        spot = {"policy": policy}
+        actions = act(records, history, observed, at=3000, nodes={"min": 1, "max": 3}, spot=spot)
         assert any(isinstance(one, OpenLaunch) for one in actions) == is_bought
 
 

@@ -43,6 +43,7 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Commit, Finished, Generation, Intent, Resumed, Submission
 from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
+from cloudspot.story import ledger
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import launch_end
@@ -414,6 +415,36 @@ def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
     assert len(house.history.launches) == 1
 
 
+def test_a_look_that_decides_twice_makes_the_bill_once_and_bills_again_only_what_runs(records, monkeypatch):
+    house = House(records, limits={"max_cost": 1000.0})
+    controller = house.controller()
+    while not house.history.launches or not house.history.launches[0].claimed:
+        controller.tick()
+        house.run(5)
+    house.cloud.end(house.machine(), EndReason.RECLAIMED)
+    while not house.history.launches[0].is_settled:
+        controller.tick()
+        house.run(5)
+    billed, real = [], ledger._lines
+
+    def counted(launch, *args):
+        billed.append(launch.number)
+        return real(launch, *args)
+
+    monkeypatch.setattr(ledger, "_lines", counted)
+    tick = house.controller().tick()
+    assert types(tick.actions) == [OpenLaunch]
+    assert billed == [1]
+    billed.clear()
+    assert types(house.controller().tick().actions) == [Create]
+    while not house.history.launches[1].claimed:
+        controller.tick()
+        house.run(5)
+    billed.clear()
+    controller.tick()
+    assert sorted(billed) == [1, 2, 2], "what runs has a bill for now, and one for when a stop has ended it"
+
+
 def test_two_controllers_that_decide_the_same_write_it_once(house):
     one, other = house.controller().steps(), house.controller().steps()
     for steps in (one, other):
@@ -711,10 +742,10 @@ def test_waiting_for_capacity_is_told_once(house):
 
 def test_a_wait_is_told_once_however_often_the_machines_are_announced_meanwhile(house, records):
     """A job that held on several nodes told at each look that it waits."""
-    controller, events, spec = house.controller(), [], records.spec()
+    controller, events = house.controller(), []
     controller.tick()
     for action in [Wait(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
-        controller._actor.act(action, spec, house.history, events)
+        controller._actor.act(action, records.assess(house.history), events)
     assert kinds(events) == [EventKind.WAITING]
 
 

@@ -43,7 +43,7 @@ def one_of_two_lost(records, east):
 
 def launched(records, history, *offers, nodes, at=100.0, machines=(), **tables):
     seen = records.observed(*machines, offers=offers)
-    actions = decide(records.spec(nodes=nodes, **tables), history, seen, records.at(at))
+    actions = decide(records.assess(history, seen.instances, at=at, nodes=nodes, **tables), seen)
     return next((one for one in actions if isinstance(one, OpenLaunch | Wait)), None)
 
 

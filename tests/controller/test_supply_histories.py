@@ -20,7 +20,7 @@ from support.worlds.few_or_many import few_or_many
 from support.worlds.launch_histories import first_violation, play, violation_of
 from support.worlds.simnodes import Script
 
-from cloudspot.controller import deaths, limits, loop, reap
+from cloudspot.controller import assessment, deaths, limits, loop, reap
 from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import Create, OpenLaunch, VoidSeat
 from cloudspot.controller.decide import decide
@@ -157,7 +157,7 @@ def change_seats(monkeypatch):
     """Return a function that puts other ``seats_of`` in the place of the real ones, for decisions alone."""
 
     def change(new):
-        monkeypatch.setattr(decide_module, "seats_of", lambda *args: new(seats_of(*args), *args))
+        monkeypatch.setattr(assessment, "seats_of", lambda *args: new(seats_of(*args), *args))
 
     return change
 
@@ -167,8 +167,8 @@ def test_if_unclaimed_seats_do_not_count_too_many_machines_come(change_seats, ch
         taken = {Seat(one.number, rank) for one in launches for rank in one.claimed}
         return dataclasses.replace(seats, live=seats.live & taken)
 
-    def create_first(actions, spec, history, observed, now):
-        waiting = [one.number for one in history.live_launches if not observed.machines_of(one)]
+    def create_first(actions, assessed, observed):
+        waiting = [one.number for one in assessed.history.live_launches if not observed.machines_of(one)]
         kept = [one for one in actions if not isinstance(one, OpenLaunch)]
         return (*kept, *map(Create, waiting)) if waiting else actions
 
@@ -247,12 +247,14 @@ def test_if_seats_are_not_read_user_code_runs_twice_in_one():
 @pytest.mark.full
 def test_if_a_node_with_a_stand_in_may_get_another_too_many_machines_come(monkeypatch):
     monkeypatch.setattr("cloudspot.controller.moving.room", lambda spec, seats, **_: 9)
-    monkeypatch.setattr("cloudspot.controller.moving.seats_of", without_principals)
+    monkeypatch.setattr("cloudspot.controller.moving.Assessment", WithoutPrincipals)
     assert first_violation("more machines than twice nodes.max", known=(5,), moves=6) is not None
 
 
-def without_principals(*args):
-    return dataclasses.replace(seats_of(*args), principals={})
+class WithoutPrincipals(assessment.Assessment):
+    @property
+    def seats(self):
+        return dataclasses.replace(super().seats, principals={})
 
 
 @pytest.mark.full
@@ -285,9 +287,8 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
 
 @pytest.mark.full
 def test_with_seats_a_token_of_any_age_gives_one_machine_of_each(change_decisions):
-    def replay_for_ever(actions, spec, history, observed, now):
-        young = dataclasses.replace(observed, intent_seconds={})
-        return decide(spec, history, young, now)
+    def replay_for_ever(actions, assessed, observed):
+        return decide(assessed, dataclasses.replace(observed, intent_seconds={}))
 
     change_decisions(replay_for_ever)
     violations = [str(one) for seed in range(100) if (one := violation_of(seed)) is not None]

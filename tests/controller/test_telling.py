@@ -63,10 +63,14 @@ class Desk:
         store = patient(self.store, sleep=lambda seconds: None)
         return Teller(store, JOB, self.box, clock=clock)
 
+    def assess(self, history, notify=ALL):
+        spec = self.records.change(self.records.spec(), notify=notify)
+        return self.records.assess(history, at=self.seconds, spec=spec)
+
     def tell(self, teller, history, notify=ALL):
         """Let one driver look once; return its warnings."""
         events = []
-        list(teller.steps(notify, history, events))
+        list(teller.steps(self.assess(history, notify), events))
         assert all(one.kind is EventKind.WARNED for one in events)
         return [one.text for one in events]
 
@@ -115,7 +119,7 @@ def test_of_three_drivers_each_event_is_told_once_and_together_however_they_inte
     looks = {}
     for _ in range(400):
         teller = rng.choice(tellers)
-        looks.setdefault(teller, teller.steps(ALL, history, []))
+        looks.setdefault(teller, teller.steps(desk.assess(history), []))
         if next(looks[teller], None) is None:
             del looks[teller]
     lines = desk.box.lines
@@ -127,7 +131,7 @@ def test_of_three_drivers_each_event_is_told_once_and_together_however_they_inte
 @pytest.mark.parametrize("seed", range(30))
 def test_a_driver_that_is_killed_loses_what_it_has_marked_and_nothing_is_told_twice(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
-    killed = desk.teller().steps(ALL, history, [])
+    killed = desk.teller().steps(desk.assess(history), [])
     for _ in range(rng.randrange(12)):
         next(killed, None)
     del killed
@@ -303,7 +307,7 @@ def test_the_end_of_a_job_is_told_at_night_too_with_all_that_was_held_back(desk,
 def test_a_message_stays_short_and_times_are_those_of_the_zone(records):
     zone = NotifySpec(timezone="Asia/Shanghai").zone
     many = [News(NewsKind.RECLAIMED, str(n), "x" * 1000, records.at(n)) for n in range(MAX_LINES + 5)]
-    message = message_of(many, records.history(), records.at(100), zone)
+    message = message_of(many, records.history(), records.assess(records.history()).ledger, zone)
     lines = message.body.splitlines()
     assert len(lines) == MAX_LINES + 2
     assert lines[0].startswith("2026-01-01 08:00 CST: xxx")

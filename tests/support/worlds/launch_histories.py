@@ -13,7 +13,7 @@ from support.worlds.simulation import START, Odds, SimStore, Violation, World
 from cloudspot.controller import loop
 from cloudspot.controller.decide import decide
 from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
-from cloudspot.controller.limits import Budget, budget_of
+from cloudspot.controller.limits import Budget
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
@@ -174,12 +174,11 @@ class Purse:
     world: World
     seen: list[tuple[float, Budget]] = field(default_factory=list)
 
-    def decide(self, spec, history, observed, now):
+    def decide(self, assessed, observed):
         """Decide, and note what was thought while the job went on."""
-        if history.stop is None and history.finished is None:
-            budget = budget_of(spec, history, now, instances=observed.instances or ())
-            self.seen.append((self.world.time, budget))
-        return decide(spec, history, observed, now)
+        if assessed.history.stop is None and assessed.history.finished is None:
+            self.seen.append((self.world.time, assessed.budget))
+        return decide(assessed, observed)
 
     def check(self, cloud):
         """No more than the limit is spent, but for what the last look that saw it kept could not know.
