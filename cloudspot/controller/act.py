@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
 
 from cloudspot.controller.actions import (
     Action,
     Announce,
+    Append,
     Certify,
     CleanUp,
     Create,
-    Finish,
     OpenLaunch,
     Release,
-    Reprice,
     RequestStop,
-    Suspend,
     Terminate,
     VoidSeat,
     Wait,
@@ -58,6 +59,8 @@ from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
 """A machine that was told to end and still runs is told again after this long."""
+
+Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced)
 
 
 class Actor:
@@ -111,24 +114,14 @@ class Actor:
             mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, assessed), action.number)
         elif isinstance(action, Certify):
-            certificate = self._certificate(action)
-            key = keys.certificate(self._job_id, action.launch, action.instance_id)
-            create_record(self._store, key, certificate)
-        elif isinstance(action, Finish):
-            if action.outcome != "succeeded":
+            found = action.certificate
+            key = keys.certificate(self._job_id, found.launch, found.instance_id)
+            create_record(self._store, key, self._signed(found))
+        elif isinstance(action, Append):
+            if isinstance(action.record, Finished) and action.record.outcome != "succeeded":
                 # What was uploaded whole and not committed, as its node was lost: nobody will after the end.
                 complete(self._store, self._journal, self._job_id)
-            self._journal.append(self._finished(action), action.number)
-        elif isinstance(action, Suspend):
-            self._journal.append(self._suspended(action), action.number)
-        elif isinstance(action, Reprice):
-            record = Repriced(
-                launch=action.launch,
-                price_per_hour=action.price_per_hour,
-                at=self._clock.now(),
-                writer=new_nonce(),
-            )
-            self._journal.append(record, action.number)
+            self._journal.append(self._signed(action.record), action.number)
         elif isinstance(action, VoidSeat):
             detail = void_detail(action.outcome, action.detail)
             void_slot(
@@ -209,30 +202,9 @@ class Actor:
             writer=new_nonce(),
         )
 
-    def _certificate(self, action: Certify) -> Certificate:
-        return Certificate(
-            launch=action.launch,
-            rank=action.rank,
-            instance_id=action.instance_id,
-            started_at=action.started_at,
-            ended_at=action.ended_at,
-            end_reason=action.end_reason,
-            detail=action.detail,
-            at=self._clock.now(),
-            writer=new_nonce(),
-        )
-
-    def _finished(self, action: Finish) -> Finished:
-        return Finished(
-            outcome=action.outcome,
-            detail=action.detail,
-            exit_code=action.exit_code,
-            at=self._clock.now(),
-            writer=new_nonce(),
-        )
-
-    def _suspended(self, action: Suspend) -> Suspended:
-        return Suspended(detail=action.detail, at=self._clock.now(), writer=new_nonce())
+    def _signed(self, record: Record) -> Record:
+        """Return the record as it is written now."""
+        return msgspec.structs.replace(record, at=self._clock.now(), writer=new_nonce())
 
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
         """Send the intent's own bytes; the request is never rendered again."""

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
+    UNSIGNED,
     Action,
+    Append,
     CleanUp,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
     Release,
-    Reprice,
     RequestStop,
-    Suspend,
     VoidSeat,
     Wait,
 )
@@ -37,7 +36,7 @@ from cloudspot.controller.supply import may_replace, movable, need
 from cloudspot.controller.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobstore.journal.history import History, LaunchHistory
-from cloudspot.jobstore.layout.records import Seat, VoidOutcome
+from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes
@@ -67,13 +66,13 @@ def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if history.finished is not None:
         return (*tidy, CleanUp(), *_release(observed))
     step = _step(assessed, observed)
-    if any(isinstance(action, OpenLaunch | Finish | Suspend) for action in step):
+    if any(isinstance(action, OpenLaunch | Append) for action in step):
         return (*tidy, *step)
     limits = _enforce_limits(assessed)
     voided = {action.seat.launch for action in tidy if isinstance(action, VoidSeat)}
     is_ending = bool(limits) or history.stop is not None
     creates = () if is_ending else (one for one in _creates(history, observed) if one.launch not in voided)
-    prices = _new_prices(history, observed)
+    prices = _new_prices(history, observed, assessed.now)
     return (*tidy, *limits, *creates, *prices, *announcement(history, observed), *step)
 
 
@@ -92,11 +91,11 @@ def _enforce_limits(assessed: Assessment) -> tuple[Action, ...]:
     return () if reached is None else (RequestStop(reached.reason, reached.detail),)
 
 
-def _new_prices(history: History, observed: Observed) -> tuple[Reprice, ...]:
+def _new_prices(history: History, observed: Observed, now: datetime) -> tuple[Append, ...]:
     """Return the first price that is worth a record."""
     number = history.num_records + 1
     return tuple(
-        Reprice(number, launch.number, price)
+        Append(number, Repriced(launch=launch.number, price_per_hour=price, at=now, writer=UNSIGNED))
         for launch in history.live_launches
         if (price := observed.prices.get(launch.number)) is not None
         and abs(price - launch.price_per_hour) > MIN_PRICE_CHANGE * launch.price_per_hour
@@ -109,7 +108,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     number = history.num_records + 1
     end = end_by_nodes(history)
     if end is not None:
-        return (_finish(number, end),)
+        return (_finish(number, end, now),)
     if history.stop is not None or assessed.reached is not None:
         return ()
     lacks = need(spec, history, seats, now)
@@ -120,7 +119,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if isinstance(verdict, End):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
-        return (_finish(number, verdict),)
+        return (_finish(number, verdict, now),)
     if isinstance(verdict, Wait):
         return (verdict,)
     if observed.instances is None:
@@ -150,10 +149,10 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if isinstance(offer, GiveUp):
         if seats.live:
             return _buys_nothing(offer.why) if is_needed else ()
-        return (Finish(number, "failed", offer.why, 1),)
+        return (_finish(number, End("failed", offer.why, 1), now),)
     if isinstance(offer, Wait):
         if offer.suspends is not None and history.suspended is None and not seats.live:
-            return (Suspend(number, offer.suspends),)
+            return (Append(number, Suspended(detail=offer.suspends, at=now, writer=UNSIGNED)),)
         return (offer,) if is_needed else ()
     num_nodes = count_within(budget, lacks, offer)
     if offer.market is Market.ON_DEMAND and spec.spot.policy == "spot-then-on-demand":
@@ -220,8 +219,11 @@ def _buys_nothing(why: str) -> tuple[Action, ...]:
     return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
-def _finish(number: int, end: End) -> Finish:
-    return Finish(number, end.outcome, end.detail, end.exit_code)
+def _finish(number: int, end: End, now: datetime) -> Append:
+    record = Finished(
+        outcome=end.outcome, detail=end.detail, exit_code=end.exit_code, at=now, writer=UNSIGNED
+    )
+    return Append(number, record)
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:

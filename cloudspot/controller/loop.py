@@ -15,12 +15,11 @@ from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
     Announce,
+    Append,
     Certify,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
-    Suspend,
     Terminate,
     Wait,
 )
@@ -554,7 +553,7 @@ class Controller:
                 problems.append(str(error))
                 if not isinstance(action, Terminate | Create):
                     break
-            if isinstance(action, OpenLaunch | Finish | Suspend):
+            if isinstance(action, OpenLaunch | Append):
                 break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 

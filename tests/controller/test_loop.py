@@ -13,7 +13,7 @@ from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
 
 from cloudspot.controller import act
-from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait
+from cloudspot.controller.actions import Announce, Append, Create, OpenLaunch, Terminate, VoidSeat, Wait
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import (
     COPY_SECONDS,
@@ -818,7 +818,7 @@ def test_a_launch_made_void_by_a_stop_ends_the_job(house):
     controller.run_pass()
     request_stop(house.store, JOB, "user", resumption=0)
     tick = controller.tick()
-    assert types(tick.actions) == [VoidSeat, Finish]
+    assert types(tick.actions) == [VoidSeat, Append]
     assert types(controller.tick().actions)[0] is Terminate
     assert controller.run_until_finished().finished.outcome == "stopped"
 

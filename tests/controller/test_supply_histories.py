@@ -105,7 +105,7 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         before = repr(args)
         assert decide(*args) == actions
         assert repr(args) == before
-        seen.update(type(action).__name__ for action in actions)
+        seen.update(type(getattr(action, "record", action)).__name__ for action in actions)
         return actions
 
     change_decisions(decide_twice)
@@ -118,11 +118,11 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         "Announce",
         "VoidSeat",
         "Certify",
-        "Finish",
+        "Finished",
         "Terminate",
         "CleanUp",
         "Release",
-        "Reprice",
+        "Repriced",
         "Wait",
     }
 
