@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta, tzinfo
 
 from cloudspot.controller.assessment import Assessment
@@ -64,14 +64,14 @@ class Teller:
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
-    def steps(self, assessed: Assessment, events: list[Event]) -> Generator[str, None, None]:
-        """Tell what is new, stopping before each request; what goes wrong is a warning, and no error."""
+    def tell(self, assessed: Assessment, events: list[Event]) -> None:
+        """Tell what is new; what goes wrong is a warning, and no error."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
         if not assessed.spec.notify.is_wanted:
             return
         try:
-            yield from self._steps(assessed)
+            self._tell(assessed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
             why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
             line = f"notify: {why}"
@@ -79,18 +79,15 @@ class Teller:
                 self._warned.add(line)
                 events.append(Event(EventKind.WARNED, line))
 
-    def _steps(self, assessed: Assessment) -> Generator[str, None, None]:
+    def _tell(self, assessed: Assessment) -> None:
         notify, history = assessed.spec.notify, assessed.history
         if self._secrets is None:
             # At once: whoever drives the job at its end deletes them.
-            if notify.secret_names:
-                yield "read secrets"
             self._secrets = self._read_secrets(notify, history)
         due = self._due(notify, history)
         if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
             return
         if not self._is_listed:
-            yield "list what was told"
             prefix = keys.told_prefix(self._job_id)
             marks = {
                 one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
@@ -109,13 +106,11 @@ class Teller:
         # Whoever cannot send leaves it to others.
         urls = notify.resolved(self._secrets)
         notifier_class(notify.through)
-        yield "look whether the job is there"
         if find_meta(self._store, keys.spec(self._job_id)) is None:
             return
         won: list[News] = []
         problem: CloudspotError | None = None
         for one in due:
-            yield "mark as told"
             try:
                 is_ours = create(self._store, keys.told(self._job_id, one.key), self._writer) is None
             except CloudspotError as error:

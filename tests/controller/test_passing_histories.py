@@ -88,8 +88,8 @@ def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypat
     # Its time is the store's own too; but the listing is as old by then as the pass was suspended.
     real = Controller._decide
 
-    def decide(self, spec, history, offers):
-        mine = self._memory.suspicions(history, self._clock.now())
+    def decide(self, assessed, offers):
+        mine = self._memory.suspicions(assessed.history, self._clock.now())
         if mine is not None:
             with suppress(TransientError, ObjectMissing):
                 write_suspicions(self._store, JOB, mine)
@@ -98,7 +98,7 @@ def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypat
                     is_timed = one.absent is not None and one.absent.until is not None
                     if is_timed and one.instance_id in self._memory._absent:
                         self._memory._absent[one.instance_id] = lengthened(one.absent, moment).seconds
-        return real(self, spec, history, offers)
+        return real(self, assessed, offers)
 
     monkeypatch.setattr(Controller, "_decide", decide)
     assert first_violation("are there to stay", known=(467, 512), **LAGGING) is not None

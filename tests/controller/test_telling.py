@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from support.records.own_notes import note
 from support.stores.memorystore import InMemoryStore
+from support.worlds.stopped_calls import Stops
 
 from cloudspot.controller import telling
 from cloudspot.controller.clock import Clock
@@ -58,10 +59,16 @@ class Desk:
         self.store.put(keys.spec(JOB), b"{}")
         self.box = Box()
 
-    def teller(self):
+    def teller(self, store=None):
         clock = Clock(now=lambda: self.records.at(self.seconds), monotonic=lambda: self.seconds)
-        store = patient(self.store, sleep=lambda seconds: None)
+        store = patient(store or self.store, sleep=lambda seconds: None)
         return Teller(store, JOB, self.box, clock=clock)
+
+    def look(self, history):
+        """Return the requests of one look of a new driver, before each is made."""
+        stops = Stops(self.store)
+        teller = self.teller(stops.store)
+        return stops.steps(lambda: teller.tell(self.assess(history), []))
 
     def assess(self, history, notify=ALL):
         spec = self.records.change(self.records.spec(), notify=notify)
@@ -70,7 +77,7 @@ class Desk:
     def tell(self, teller, history, notify=ALL):
         """Let one driver look once; return its warnings."""
         events = []
-        list(teller.steps(self.assess(history, notify), events))
+        teller.tell(self.assess(history, notify), events)
         assert all(one.kind is EventKind.WARNED for one in events)
         return [one.text for one in events]
 
@@ -115,13 +122,16 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
 @pytest.mark.parametrize("seed", range(30))
 def test_of_three_drivers_each_event_is_told_once_and_together_however_they_interleave(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
-    tellers = [desk.teller() for _ in range(3)]
+    drivers = [Stops(desk.store) for _ in range(3)]
+    tellers = {one: desk.teller(one.store) for one in drivers}
     looks = {}
     for _ in range(400):
-        teller = rng.choice(tellers)
-        looks.setdefault(teller, teller.steps(desk.assess(history), []))
-        if next(looks[teller], None) is None:
-            del looks[teller]
+        driver = rng.choice(drivers)
+        teller = tellers[driver]
+        if driver not in looks:
+            looks[driver] = driver.steps(lambda teller=teller: teller.tell(desk.assess(history), []))
+        if next(looks[driver], None) is None:
+            del looks[driver]
     lines = desk.box.lines
     assert len(lines) == 7
     assert len(set(lines)) == 7
@@ -131,10 +141,10 @@ def test_of_three_drivers_each_event_is_told_once_and_together_however_they_inte
 @pytest.mark.parametrize("seed", range(30))
 def test_a_driver_that_is_killed_loses_what_it_has_marked_and_nothing_is_told_twice(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
-    killed = desk.teller().steps(desk.assess(history), [])
+    killed = desk.look(history)
     for _ in range(rng.randrange(12)):
         next(killed, None)
-    del killed
+    killed.close()
     for _ in range(3):
         desk.seconds += LEAVE_SECONDS
         desk.tell(desk.teller(), history)
