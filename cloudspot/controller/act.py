@@ -21,11 +21,11 @@ from cloudspot.controller.actions import (
     VoidSeat,
     Wait,
 )
-from cloudspot.controller.assessment import Assessment
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.memory import Memory
+from cloudspot.controller.assess.observed import CreateFailure
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.launchrequest import launch_token, render_launch
-from cloudspot.controller.memory import Memory
-from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import (
     CapacityError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from cloudspot.controller.actions import UNSIGNED, Certify
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Certificate
 from cloudspot.model import EndReason, Instance, InstanceState

@@ -25,15 +25,15 @@ from cloudspot.controller.actions import (
     Wait,
 )
 from cloudspot.controller.announcing import announcement
-from cloudspot.controller.assessment import Assessment
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
-from cloudspot.controller.observed import Observed
-from cloudspot.controller.policy import GiveUp, Wish, choose_offer, offer_instead
 from cloudspot.controller.reap import reapable
-from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS
-from cloudspot.controller.restarts import judge
-from cloudspot.controller.supply import may_replace, movable, need
-from cloudspot.controller.within_budget import TooDear, already_too_dear, choose_within, count_within
+from cloudspot.controller.supply.policy import GiveUp, Wish, choose_offer, offer_instead
+from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS
+from cloudspot.controller.supply.restarts import judge
+from cloudspot.controller.supply.supply import may_replace, movable, need
+from cloudspot.controller.supply.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome

@@ -23,15 +23,15 @@ from cloudspot.controller.actions import (
     Terminate,
     Wait,
 )
-from cloudspot.controller.assessment import Assessment
-from cloudspot.controller.between_passes import BetweenPasses
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.between_passes import BetweenPasses
+from cloudspot.controller.assess.consoles import Consoles
+from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
-from cloudspot.controller.consoles import Consoles
 from cloudspot.controller.decide import decide
-from cloudspot.controller.experience import Experience, leave_experience, read_experience
-from cloudspot.controller.memory import Memory
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
+from cloudspot.controller.supply.experience import Experience, leave_experience, read_experience
 from cloudspot.controller.telling import Teller
 from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.controller.actions import OpenLaunch
-from cloudspot.controller.assessment import Assessment
-from cloudspot.controller.refusals import cool_until
-from cloudspot.controller.supply import may_replace, room
-from cloudspot.controller.transfer import price_with_transfer, traffic_of
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.supply.refusals import cool_until
+from cloudspot.controller.supply.supply import may_replace, room
+from cloudspot.controller.supply.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta, tzinfo
 
-from cloudspot.controller.assessment import Assessment
+from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import own_notify_urls

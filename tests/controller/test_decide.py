@@ -17,9 +17,9 @@ from cloudspot.controller.actions import (
     VoidSeat,
     Wait,
 )
+from cloudspot.controller.assess.observed import CreateFailure, LastWords
 from cloudspot.controller.deaths import certificates
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
-from cloudspot.controller.observed import CreateFailure, LastWords
 from cloudspot.jobstore.layout.records import Ending, Finished, Repriced, Seat
 from cloudspot.model import Billing, EndReason
 

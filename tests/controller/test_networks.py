@@ -8,7 +8,7 @@ from cloudspot.controller import moving
 from cloudspot.controller.actions import OpenLaunch, Wait
 from cloudspot.controller.decide import decide
 from cloudspot.controller.moving import Target, plan_move
-from cloudspot.controller.policy import Wish
+from cloudspot.controller.supply.policy import Wish
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Market
 

@@ -20,9 +20,10 @@ from support.worlds.few_or_many import few_or_many
 from support.worlds.launch_histories import first_violation, play, violation_of
 from support.worlds.simnodes import Script
 
-from cloudspot.controller import assessment, deaths, limits, loop, reap
+from cloudspot.controller import deaths, loop, reap
 from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import Create, OpenLaunch, VoidSeat
+from cloudspot.controller.assess import assessment, limits
 from cloudspot.controller.decide import decide
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.journal.journal import Journal

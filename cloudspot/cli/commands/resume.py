@@ -21,10 +21,10 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
 from cloudspot.cli.stored.moving import confirm_move, find_resumable, leave_provider, move
 from cloudspot.cli.stored.trust import check_trusted, noting, trust_option
-from cloudspot.controller.assessment import Assessment
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.limits import check_affordable
+from cloudspot.controller.assess.measured import seconds_to_end, start_seconds
 from cloudspot.controller.launchrequest import allowed_offers
-from cloudspot.controller.limits import check_affordable
-from cloudspot.controller.measured import seconds_to_end, start_seconds
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.amounts import money_text

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 
-from cloudspot.controller.assessment import Assessment
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (

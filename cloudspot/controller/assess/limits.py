@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cloudspot.controller.measured import DEFAULT_START_SECONDS, start_seconds
+from cloudspot.controller.assess.measured import DEFAULT_START_SECONDS, start_seconds
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec

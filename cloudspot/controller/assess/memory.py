@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.observed import CreateFailure, LastWords, Observed, end_of, stop_of
+from cloudspot.controller.assess.lasting import BEGUN, lengthened, looks_still
+from cloudspot.controller.assess.observed import CreateFailure, LastWords, Observed, end_of, stop_of
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (
     Ending,

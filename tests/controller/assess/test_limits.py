@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.controller.limits import (
+from cloudspot.controller.assess.limits import (
     DEFAULT_STOP_SECONDS,
     Reached,
     check_affordable,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from cloudspot.controller.limits import Budget, Reached, budget_of, reached_limit
+from cloudspot.controller.assess.limits import Budget, Reached, budget_of, reached_limit
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.nodes.seats import Seats, seats_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.limits import Budget
-from cloudspot.controller.policy import GiveUp
-from cloudspot.controller.supply import Need
+from cloudspot.controller.assess.limits import Budget
+from cloudspot.controller.supply.policy import GiveUp
+from cloudspot.controller.supply.supply import Need
 from cloudspot.jobstore.journal.history import History
 from cloudspot.model import Offer
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from cloudspot.controller.measured import start_seconds
+from cloudspot.controller.assess.measured import start_seconds
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
