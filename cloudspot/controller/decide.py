@@ -12,40 +12,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
+    UNSIGNED,
     Action,
+    Append,
     CleanUp,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
     Release,
-    Reprice,
     RequestStop,
-    Suspend,
     VoidSeat,
     Wait,
 )
 from cloudspot.controller.announcing import announcement
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
-from cloudspot.controller.limits import (
-    TooDear,
-    already_too_dear,
-    budget_of,
-    choose_within,
-    count_within,
-    reached_limit,
-)
-from cloudspot.controller.observed import Observed
-from cloudspot.controller.policy import GiveUp, Wish, choose_offer, offer_instead
 from cloudspot.controller.reap import reapable
-from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS
-from cloudspot.controller.restarts import judge
-from cloudspot.controller.supply import may_replace, movable, need
+from cloudspot.controller.supply.policy import GiveUp, Wish, choose_offer, offer_instead
+from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS
+from cloudspot.controller.supply.restarts import judge
+from cloudspot.controller.supply.supply import may_replace, movable, need
+from cloudspot.controller.supply.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
-from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
-from cloudspot.jobstore.layout.records import Seat, VoidOutcome
-from cloudspot.jobstore.nodes.seats import Seats, seats_of
+from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome
+from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes, launched_at
 
@@ -62,24 +54,24 @@ BOOT_LIMIT_SECONDS = 20 * 60.0
 """A seat that nobody has claimed after this long is made void: its machine hangs, or will never come."""
 
 
-def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
+def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return what to do now, in order; the same arguments give the same actions."""
-    seats = seats_of(history.launches, history.generations)
+    history = assessed.history
     tidy: tuple[Action, ...] = (
-        *reapable(history, seats, observed),
-        *certificates(history, observed, now),
-        *_voids(history, observed, now),
+        *reapable(history, assessed.seats, observed),
+        *certificates(history, observed, assessed.now),
+        *_voids(history, observed, assessed.now),
     )
     if history.finished is not None:
         return (*tidy, CleanUp(), *_release(observed))
-    step = _step(spec, history, seats, observed, now)
-    if any(isinstance(action, OpenLaunch | Finish | Suspend) for action in step):
+    step = _step(assessed, observed)
+    if any(isinstance(action, OpenLaunch | Append) for action in step):
         return (*tidy, *step)
-    limits = _enforce_limits(spec, history, observed, now)
+    limits = _enforce_limits(assessed)
     voided = {action.seat.launch for action in tidy if isinstance(action, VoidSeat)}
     is_ending = bool(limits) or history.stop is not None
     creates = () if is_ending else (one for one in _creates(history, observed) if one.launch not in voided)
-    prices = _new_prices(history, observed)
+    prices = _new_prices(history, observed, assessed.now)
     return (*tidy, *limits, *creates, *prices, *announcement(history, observed), *step)
 
 
@@ -91,51 +83,48 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
-    if history.stop is not None:
+def _enforce_limits(assessed: Assessment) -> tuple[Action, ...]:
+    if assessed.history.stop is not None:
         return ()
-    reached = reached_limit(spec, history, now, instances=observed.instances)
+    reached = assessed.reached
     return () if reached is None else (RequestStop(reached.reason, reached.detail),)
 
 
-def _new_prices(history: History, observed: Observed) -> tuple[Reprice, ...]:
+def _new_prices(history: History, observed: Observed, now: datetime) -> tuple[Append, ...]:
     """Return the first price that is worth a record."""
     number = history.num_records + 1
     return tuple(
-        Reprice(number, launch.number, price)
+        Append(number, Repriced(launch=launch.number, price_per_hour=price, at=now, writer=UNSIGNED))
         for launch in history.live_launches
         if (price := observed.prices.get(launch.number)) is not None
         and abs(price - launch.price_per_hour) > MIN_PRICE_CHANGE * launch.price_per_hour
     )[:1]
 
 
-def _step(
-    spec: JobSpec, history: History, seats: Seats, observed: Observed, now: datetime
-) -> tuple[Action, ...]:
+def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return the next record of the journal, if one is due, or what it waits for."""
+    spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     number = history.num_records + 1
     end = end_by_nodes(history)
     if end is not None:
-        return (_finish(number, end),)
-    if history.stop is not None:
-        return ()
-    if reached_limit(spec, history, now, instances=observed.instances) is not None:
+        return (_finish(number, end, now),)
+    if history.stop is not None or assessed.reached is not None:
         return ()
     lacks = need(spec, history, seats, now)
     if lacks is None:
-        return _market_move(spec, history, seats, observed, now)
+        return _market_move(assessed, observed)
     verdict = judge(spec, history, now)
     is_needed = len(seats.staying) < spec.nodes.min
     if isinstance(verdict, End):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
-        return (_finish(number, verdict),)
+        return (_finish(number, verdict, now),)
     if isinstance(verdict, Wait):
         return (verdict,)
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()
-    budget = budget_of(spec, history, now, instances=observed.instances)
+    budget = assessed.budget
     too_dear = already_too_dear(budget, lacks, history)
     if too_dear is not None:
         return _passes_max_cost(too_dear, seats)
@@ -159,10 +148,10 @@ def _step(
     if isinstance(offer, GiveUp):
         if seats.live:
             return _buys_nothing(offer.why) if is_needed else ()
-        return (Finish(number, "failed", offer.why, 1),)
+        return (_finish(number, End("failed", offer.why, 1), now),)
     if isinstance(offer, Wait):
         if offer.suspends is not None and history.suspended is None and not seats.live:
-            return (Suspend(number, offer.suspends),)
+            return (Append(number, Suspended(detail=offer.suspends, at=now, writer=UNSIGNED)),)
         return (offer,) if is_needed else ()
     num_nodes = count_within(budget, lacks, offer)
     if offer.market is Market.ON_DEMAND and spec.spot.policy == "spot-then-on-demand":
@@ -181,10 +170,9 @@ def _step(
     )
 
 
-def _market_move(
-    spec: JobSpec, history: History, seats: Seats, observed: Observed, now: datetime
-) -> tuple[Action, ...]:
+def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return the launch of stand-ins in another market, if running there is better by the job's policy."""
+    spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     moving = movable(spec, history, seats, now)
     if not moving or observed.instances is None:
         return ()
@@ -201,7 +189,7 @@ def _market_move(
         found = offer_instead(spec, history, held, offers, now, observed.knowledge)
     except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
         return _buys_nothing(str(error))
-    budget = budget_of(spec, history, now, instances=observed.instances)
+    budget = assessed.budget
     if found is None or (budget is not None and not budget.affords(found[0], len(moving))):
         return ()
     return (
@@ -230,8 +218,11 @@ def _buys_nothing(why: str) -> tuple[Action, ...]:
     return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
-def _finish(number: int, end: End) -> Finish:
-    return Finish(number, end.outcome, end.detail, end.exit_code)
+def _finish(number: int, end: End, now: datetime) -> Append:
+    record = Finished(
+        outcome=end.outcome, detail=end.detail, exit_code=end.exit_code, at=now, writer=UNSIGNED
+    )
+    return Append(number, record)
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:

@@ -8,7 +8,7 @@ from cloudspot.controller import moving
 from cloudspot.controller.actions import OpenLaunch, Wait
 from cloudspot.controller.decide import decide
 from cloudspot.controller.moving import Target, plan_move
-from cloudspot.controller.policy import Wish
+from cloudspot.controller.supply.policy import Wish
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Market
 
@@ -43,7 +43,7 @@ def one_of_two_lost(records, east):
 
 def launched(records, history, *offers, nodes, at=100.0, machines=(), **tables):
     seen = records.observed(*machines, offers=offers)
-    actions = decide(records.spec(nodes=nodes, **tables), history, seen, records.at(at))
+    actions = decide(records.assess(history, seen.instances, at=at, nodes=nodes, **tables), seen)
     return next((one for one in actions if isinstance(one, OpenLaunch | Wait)), None)
 
 

@@ -18,8 +18,8 @@ from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.actions import OpenLaunch
+from cloudspot.controller.assess.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.loop import Controller
-from cloudspot.controller.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text

@@ -27,7 +27,7 @@ from cloudspot.agent.membership.peers import (
     verdict,
 )
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.restarts import judge
+from cloudspot.controller.supply.restarts import judge
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create

@@ -3,8 +3,8 @@
 import pytest
 
 from cloudspot.controller.moving import Target, plan_move
-from cloudspot.controller.policy import choose_offer, offer_instead
-from cloudspot.controller.transfer import NO_TRAFFIC, Traffic, price_with_transfer, traffic_of
+from cloudspot.controller.supply.policy import choose_offer, offer_instead
+from cloudspot.controller.supply.transfer import NO_TRAFFIC, Traffic, price_with_transfer, traffic_of
 from cloudspot.market.knowledge import NOTHING_KNOWN
 from cloudspot.model import Market
 

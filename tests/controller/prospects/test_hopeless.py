@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cloudspot.controller.hopeless import MAX_TRIES, never_saved, past_deadline, past_max_cost
+from cloudspot.controller.prospects.hopeless import MAX_TRIES, never_saved, past_deadline, past_max_cost
 from cloudspot.market.hazards import NUM_AGES, Hazards, Tally
 from cloudspot.market.knowledge import Knowledge
 

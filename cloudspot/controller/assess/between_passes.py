@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock
-from cloudspot.controller.memory import Memory
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.jobs.job_lists import mark_live

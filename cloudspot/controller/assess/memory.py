@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.observed import CreateFailure, LastWords, Observed, end_of, stop_of
+from cloudspot.controller.assess.lasting import BEGUN, lengthened, looks_still
+from cloudspot.controller.assess.observed import CreateFailure, LastWords, Observed, end_of, stop_of
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (
     Ending,
@@ -71,6 +71,11 @@ class Memory:
     _left_silent: dict[Seat, tuple[int, Lasting]] = field(default_factory=dict)
     _ended: dict[Ending, float] = field(default_factory=dict)
     _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
+
+    @property
+    def instances(self) -> tuple[Instance, ...] | None:
+        """Return the newest listing, with the starts that earlier ones told; None: it failed."""
+        return self._instances
 
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
         """Take in what earlier passes have seen, up to ``moment`` of the store's clock.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.controller.measured import restart_seconds, seconds_to_end, start_seconds
-from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS, MAX_CAPACITY_COOL_SECONDS, refusal
+from cloudspot.controller.assess.measured import restart_seconds, seconds_to_end, start_seconds
+from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS, MAX_CAPACITY_COOL_SECONDS, refusal
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cloudspot.controller.expected_losses import expected_offers
+from cloudspot.controller.supply.expected_losses import expected_offers
 from cloudspot.market.hazards import NUM_AGES, Hazards, Tally
 from cloudspot.market.knowledge import Knowledge
 

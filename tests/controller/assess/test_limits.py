@@ -2,13 +2,11 @@
 
 import pytest
 
-from cloudspot.controller.limits import (
+from cloudspot.controller.assess.limits import (
     DEFAULT_STOP_SECONDS,
     Reached,
-    budget_of,
     check_affordable,
     new_budget,
-    reached_limit,
     stop_seconds,
 )
 from cloudspot.errors import SpecError
@@ -20,6 +18,10 @@ BY_THE_HOUR = Billing(minimum_seconds=3600.0, increment_seconds=3600.0)
 
 def spec_of(records, max_cost=10.0, **limits):
     return records.spec(limits={"max_cost": max_cost, **limits})
+
+
+def assess(records, history, at, instances=None, **limits):
+    return records.assess(history, instances, at=at, spec=spec_of(records, **limits))
 
 
 def trained(records, *, steps=10, seconds=100.0, **changes):
@@ -94,7 +96,7 @@ def test_the_longest_save_and_the_longest_end_that_were_seen_count(records):
 
 
 def test_without_a_limit_there_is_no_budget(records):
-    assert budget_of(records.spec(), records.history(), records.at(0)) is None
+    assert records.assess(records.history()).budget is None
     assert new_budget(records.spec(), "USD") is None
 
 
@@ -102,34 +104,33 @@ def test_a_stop_costs_what_the_machines_that_live_cost_until_they_have_ended(rec
     proof = {"i-1-1": records.certificate("i-1-1", rank=1, started=0.0, ended=360.0)}
     launch = records.launch(intent=records.intent(num_nodes=2), certificates=proof)
     listed = (records.instance(launched=0.0),)
-    found = budget_of(spec_of(records), records.history(launch), records.at(3600), instances=listed)
+    found = assess(records, records.history(launch), 3600, listed).budget
     assert (found.spent, found.stop_cost) == pytest.approx((1.1, 300 / 3600))
 
 
 def test_an_hour_that_has_begun_is_spent_and_the_stop_within_it_is_free(records):
     launch = records.launch(intent=records.intent(offer=records.offer(billing=BY_THE_HOUR)))
     listed, history = (records.instance(launched=0.0),), records.history(launch)
-    early = budget_of(spec_of(records), history, records.at(600), instances=listed)
-    late = budget_of(spec_of(records), history, records.at(3400), instances=listed)
+    early = assess(records, history, 600, listed).budget
+    late = assess(records, history, 3400, listed).budget
     assert (early.spent, early.stop_cost, late.spent, late.stop_cost) == (1.0, 0.0, 1.0, 1.0)
 
 
 def test_machines_that_may_come_count_with_what_they_may_have_run_by_now(records):
     launch = records.launch(claimed=False, intent=records.intent(num_nodes=2, at=0.0))
     history = records.history(launch)
-    found = budget_of(spec_of(records), history, records.at(60))
+    found = assess(records, history, 60).budget
     assert (found.spent, found.stop_cost) == pytest.approx((0.0, 2 * 360 / 3600))
-    seen = budget_of(spec_of(records), history, records.at(60), instances=(records.instance(launched=60.0),))
+    seen = assess(records, history, 60, (records.instance(launched=60.0),)).budget
     assert (seen.spent, seen.stop_cost) == pytest.approx((0.0, (360 + 300) / 3600))
-    never = budget_of(spec_of(records), history, records.at(9999))
+    never = assess(records, history, 9999).budget
     assert never.stop_cost == pytest.approx(2 * 600 / 3600)  # no more than was reckoned when they were bought
 
 
 def test_the_limit_is_reached_where_the_stop_would_pass_it(records):
     history, listed = records.history(records.launch()), (records.instance(launched=0.0),)
-    spec = spec_of(records, max_cost=1.0)
-    assert reached_limit(spec, history, records.at(3299), instances=listed) is None
-    reached = reached_limit(spec, history, records.at(3300), instances=listed)
+    assert assess(records, history, 3299, listed, max_cost=1.0).reached is None
+    reached = assess(records, history, 3300, listed, max_cost=1.0).reached
     assert reached == Reached(
         "max_cost",
         "0.9167 USD of 1.0000 USD spent, and the stop, which takes up to 300 s, may cost 0.0833 USD",
@@ -138,8 +139,8 @@ def test_the_limit_is_reached_where_the_stop_would_pass_it(records):
 
 def test_where_nothing_runs_a_stop_costs_nothing(records):
     history = records.history(records.launch(outcome="reclaimed", ended=3605.0))
-    assert reached_limit(spec_of(records, max_cost=1.01), history, records.at(9999)) is None
-    found = reached_limit(spec_of(records, max_cost=1.0), history, records.at(9999))
+    assert assess(records, history, 9999, max_cost=1.01).reached is None
+    found = assess(records, history, 9999, max_cost=1.0).reached
     assert found == Reached("max_cost", "1.0000 USD of 1.0000 USD spent")
 
 
@@ -148,9 +149,7 @@ def test_another_save_away_from_the_bucket_counts_as_part_of_the_stop(records):
     beat = records.heartbeat(moved_bytes=25 * 2**30)
     launch = records.launch(intent=records.intent(offer=away), heartbeats={0: beat})
     history = records.history(launch, commits=(records.commit(size=5 * 2**30),))
-    found = budget_of(
-        spec_of(records), history, records.at(3600), instances=(records.instance(launched=0.0),)
-    )
+    found = assess(records, history, 3600, (records.instance(launched=0.0),)).budget
     assert (found.spent, found.stop_cost) == pytest.approx((1.5, found.stop_seconds / 3600 + 0.1))
     for_time = found.start_seconds + found.stop_seconds
     assert found.cost_of(away, 2) == pytest.approx(2 * for_time / 3600 + 3 * 0.1), "two restores and a save"
@@ -160,9 +159,9 @@ def test_another_save_away_from_the_bucket_counts_as_part_of_the_stop(records):
 def test_only_the_currency_of_the_limit_counts(records):
     intent = records.intent(offer=records.offer(currency="CNY"))
     history, listed = records.history(records.launch(intent=intent)), (records.instance(launched=0.0),)
-    other = budget_of(spec_of(records, currency="USD"), history, records.at(3600), instances=listed)
+    other = assess(records, history, 3600, listed, currency="USD").budget
     assert (other.spent, other.stop_cost, other.currency) == (0.0, 0.0, "USD")
-    own = budget_of(spec_of(records), history, records.at(3600), instances=listed)
+    own = assess(records, history, 3600, listed).budget
     assert (own.spent, own.stop_cost, own.currency) == (1.0, pytest.approx(300 / 3600), "CNY")
 
 
@@ -182,6 +181,6 @@ def test_a_job_that_cannot_start_and_stop_below_its_limit_is_refused_before_ther
 
 def test_a_job_that_is_resumed_is_told_what_it_has_spent(records):
     history = records.history(records.launch(outcome="stopped", ended=3605.0))
-    budget = budget_of(spec_of(records, 1.1), history, records.at(9999))
+    budget = assess(records, history, 9999, max_cost=1.1).budget
     with pytest.raises(SpecError, match=r"cost 0\.1667 USD, and 1\.0000 USD is spent; raise it with"):
         check_affordable(budget, [records.offer()], 1)

@@ -1,4 +1,4 @@
-"""Whether a job has reached a limit, and what may still be bought below ``limits.max_cost``; pure.
+"""Whether a job has reached a limit, and what it may still spend below ``limits.max_cost``; pure.
 
 A stop costs money too: the machines that live run until they have saved and ended. So the job stops when
 what is spent and what a stop costs from now reach the limit together, and a machine is bought only if it
@@ -7,23 +7,18 @@ could start and stop again below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import msgspec
-
-from cloudspot.controller.actions import Wait
-from cloudspot.controller.measured import DEFAULT_START_SECONDS, start_seconds
-from cloudspot.controller.policy import GiveUp
-from cloudspot.controller.supply import Need
+from cloudspot.controller.assess.measured import DEFAULT_START_SECONDS, start_seconds
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Heartbeat, StopReason
 from cloudspot.model import GIB, Instance, Offer
-from cloudspot.story.ledger import Ledger, bill, spent_in
+from cloudspot.story.ledger import Ledger, cost_until, spent_in
 from cloudspot.story.outcomes import last_sign, own_beat
 from cloudspot.story.stretches import OVER
 
@@ -47,12 +42,8 @@ class Reached:
     """The figures, for people."""
 
 
-def reached_limit(
-    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] | None = None
-) -> Reached | None:
+def reached_limit(spec: JobSpec, ledger: Ledger, budget: Budget | None) -> Reached | None:
     """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
-    ledger = bill(history, now, instances=instances)
-    budget = _budget(spec, history, ledger, now, instances)
     if budget is not None and budget.spent + budget.stop_cost >= budget.limit:
         return Reached("max_cost", budget.text)
     limit = spec.limits.max_runtime
@@ -108,10 +99,37 @@ class Budget:
 
 
 def budget_of(
-    spec: JobSpec, history: History, now: datetime, *, instances: Sequence[Instance] | None = None
+    spec: JobSpec,
+    history: History,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    instances: Sequence[Instance] | None = None,
 ) -> Budget | None:
-    """Return what the job may still buy; None: it has no ``limits.max_cost``."""
-    return _budget(spec, history, bill(history, now, instances=instances), now, instances)
+    """Return what the job may still buy at ``now``, when ``ledger`` is its bill.
+
+    None: it has no ``limits.max_cost``.
+    """
+    limits = spec.limits
+    if limits.max_cost is None:
+        return None
+    start, seconds = start_seconds(history), stop_seconds(history)
+    currency = limits.currency or ledger.currency
+    ends = now + timedelta(seconds=seconds)
+    later = cost_until(history, ledger, now, ends, currency, instances=instances)
+    live = [one for one in history.live_launches if one.intent.offer.currency == currency]
+    unseen = sum(_unseen_cost(launch, now, start, seconds, instances or ()) for launch in live)
+    checkpoint_bytes = history.commits[-1].size if history.commits else 0
+    last_save = max((_transfer_cost(one.intent.offer, checkpoint_bytes) for one in live), default=0.0)
+    return Budget(
+        limit=limits.max_cost,
+        currency=currency,
+        spent=spent_in(ledger, limits.currency),
+        stop_cost=max(0.0, later) + unseen + last_save,
+        stop_seconds=seconds,
+        start_seconds=start,
+        checkpoint_bytes=checkpoint_bytes,
+    )
 
 
 def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: int) -> None:
@@ -133,57 +151,6 @@ def new_budget(spec: JobSpec, currency: str) -> Budget | None:
     if limits.max_cost is None:
         return None
     return Budget(limit=limits.max_cost, currency=limits.currency or currency, spent=0.0)
-
-
-@dataclass(frozen=True)
-class TooDear:
-    """Nothing is bought, since it would pass ``limits.max_cost``."""
-
-    why: str
-    detail: str
-    """The figures."""
-
-
-def already_too_dear(budget: Budget | None, lacks: Need, history: History) -> TooDear | None:
-    """Return that no node is bought for those that live, at the price of the cheapest of them; None: perhaps.
-
-    So nobody asks for offers at each look, for as long as the job trains on.
-    """
-    known = [
-        msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)
-        for launch in history.live_launches
-        if launch.claimed
-    ]
-    if budget is None or not known:
-        return None
-    cheapest = min(known, key=lambda offer: offer.price_per_hour)
-    if budget.affords(cheapest, lacks.min_nodes):
-        return None
-    return TooDear(budget.why_not(cheapest, lacks.min_nodes), budget.text)
-
-
-def choose_within(
-    budget: Budget | None,
-    lacks: Need,
-    offers: Sequence[Offer],
-    choose: Callable[[Sequence[Offer]], Offer | Wait | GiveUp],
-) -> Offer | Wait | GiveUp | TooDear:
-    """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
-    found = choose(offers)
-    if budget is None or not isinstance(found, Offer) or budget.affords(found, lacks.min_nodes):
-        return found
-    other = choose([one for one in offers if budget.affords(one, lacks.min_nodes)])
-    if isinstance(other, GiveUp):
-        return TooDear(budget.why_not(found, lacks.min_nodes), budget.text)
-    return other
-
-
-def count_within(budget: Budget | None, lacks: Need, offer: Offer) -> int:
-    """Return how many of the nodes that a job lacks it may buy, if the least number of them is affordable."""
-    counts = range(lacks.num_nodes, lacks.min_nodes, -1)
-    return next(
-        (count for count in counts if budget is None or budget.affords(offer, count)), lacks.min_nodes
-    )
 
 
 def stop_seconds(history: History) -> float:
@@ -230,31 +197,6 @@ def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
         # Without the provider's word for its end, a certificate repeats the node's.
         if certificate is not None and certificate.ended_at > left:
             yield (certificate.ended_at - left).total_seconds()
-
-
-def _budget(
-    spec: JobSpec, history: History, ledger: Ledger, now: datetime, instances: Sequence[Instance] | None
-) -> Budget | None:
-    limits = spec.limits
-    if limits.max_cost is None:
-        return None
-    start, seconds = start_seconds(history), stop_seconds(history)
-    spent = spent_in(ledger, limits.currency)
-    later = bill(history, now + timedelta(seconds=seconds), instances=instances)
-    currency = limits.currency or ledger.currency
-    live = [one for one in history.live_launches if one.intent.offer.currency == currency]
-    unseen = sum(_unseen_cost(launch, now, start, seconds, instances or ()) for launch in live)
-    checkpoint_bytes = history.commits[-1].size if history.commits else 0
-    last_save = max((_transfer_cost(one.intent.offer, checkpoint_bytes) for one in live), default=0.0)
-    return Budget(
-        limit=limits.max_cost,
-        currency=currency,
-        spent=spent,
-        stop_cost=max(0.0, spent_in(later, limits.currency) - spent) + unseen + last_save,
-        stop_seconds=seconds,
-        start_seconds=start,
-        checkpoint_bytes=checkpoint_bytes,
-    )
 
 
 def _transfer_cost(offer: Offer, num_bytes: int) -> float:

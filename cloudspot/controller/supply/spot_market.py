@@ -8,8 +8,13 @@ from datetime import datetime
 
 import numpy as np
 
-from cloudspot.controller.measured import assumed_seconds_to_go, doubt_seconds, restart_seconds, start_seconds
-from cloudspot.controller.refusals import cool_until, refusal, waiting_since
+from cloudspot.controller.assess.measured import (
+    assumed_seconds_to_go,
+    doubt_seconds,
+    restart_seconds,
+    start_seconds,
+)
+from cloudspot.controller.supply.refusals import cool_until, refusal, waiting_since
 from cloudspot.jobfile.spec import JobSpec, SpotSpec
 from cloudspot.jobstore.journal.history import History
 from cloudspot.market.hazards import usual_elsewhere

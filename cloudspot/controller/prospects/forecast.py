@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from cloudspot.controller.expected_losses import expected_offers
-from cloudspot.controller.spot_market import policy_of
+from cloudspot.controller.supply.expected_losses import expected_offers
+from cloudspot.controller.supply.spot_market import policy_of
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.market.forecast import Ranges, Zone, play
 from cloudspot.market.knowledge import Knowledge, pool

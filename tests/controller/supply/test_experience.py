@@ -7,8 +7,8 @@ from support.worlds.simcloud import SimCloud, SimProvider
 from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
 
-from cloudspot.controller.experience import leave_experience, read_experience
 from cloudspot.controller.loop import Controller
+from cloudspot.controller.supply.experience import leave_experience, read_experience
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.jobs.job_lists import list_live
 from cloudspot.jobstore.jobs.removal import remove_job
@@ -132,7 +132,7 @@ def test_a_store_that_does_not_take_it_costs_a_warning_and_the_job_is_settled(ho
 
 @pytest.mark.full
 def test_not_even_a_bug_in_it_keeps_a_job_from_being_settled(house, monkeypatch):
-    monkeypatch.setattr("cloudspot.controller.experience.to_record", lambda seen, now: 1 / 0)
+    monkeypatch.setattr("cloudspot.controller.supply.experience.to_record", lambda seen, now: 1 / 0)
     _, warned = house.finish()
     assert "ZeroDivisionError" in warned[0]
     assert list_live(house.store) == {}

@@ -2,7 +2,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.controller.lasting import (
+from cloudspot.controller.assess.lasting import (
     BEGUN,
     MAX_PASS_GAP_SECONDS,
     STAMP_SECONDS,

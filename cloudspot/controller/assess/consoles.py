@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from cloudspot.controller.observed import LastWords
+from cloudspot.controller.assess.observed import LastWords
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.interfaces import Provisioner
 from cloudspot.jobstore.journal.history import History, LaunchHistory

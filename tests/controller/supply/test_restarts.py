@@ -1,7 +1,7 @@
 import pytest
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, Go, judge, made_progress
+from cloudspot.controller.supply.restarts import FREE_RECLAIMS, MAX_DELAY_SECONDS, Go, judge, made_progress
 from cloudspot.story.outcomes import End
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.controller.measured import doubt_seconds, seconds_to_go
+from cloudspot.controller.assess.measured import doubt_seconds, seconds_to_go
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cloudspot.controller.expected_losses import hours_until_loss
-from cloudspot.controller.measured import MAX_INTERVALS
+from cloudspot.controller.assess.measured import MAX_INTERVALS
+from cloudspot.controller.supply.expected_losses import hours_until_loss
 from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import Knowledge
 from cloudspot.model import GIB, Offer

@@ -1,8 +1,8 @@
 import pytest
 
-from cloudspot.controller.lasting import BEGUN
-from cloudspot.controller.memory import MAX_GAP_SECONDS, Memory
-from cloudspot.controller.observed import CreateFailure
+from cloudspot.controller.assess.lasting import BEGUN
+from cloudspot.controller.assess.memory import MAX_GAP_SECONDS, Memory
+from cloudspot.controller.assess.observed import CreateFailure
 from cloudspot.jobstore.layout.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions
 from cloudspot.model import InstanceState
 

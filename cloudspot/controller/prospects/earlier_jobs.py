@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from cloudspot.controller.measured import start_seconds
+from cloudspot.controller.assess.measured import start_seconds
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.jobs.job_lists import list_recent
-from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of, read_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.progress import first_step, steps_total
@@ -77,7 +77,7 @@ def jobs_of_name(store: ObjectStore, name: str) -> Iterator[str]:
 
 def _tell(store: ObjectStore, job_id: str, spec: JobSpec, provider: str, now: datetime) -> EarlierJob | None:
     history = HistoryReader(store, job_id).read()
-    before = job_file_of(history.submission)
+    before = history.job_file
     if history.submission.provider != provider or _machines(before) != _machines(spec):
         return None
     length = length_seconds(history, now)

@@ -10,7 +10,7 @@ from math import isfinite
 from operator import attrgetter
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.refusals import (
+from cloudspot.controller.supply.refusals import (
     CAPACITY_COOL_SECONDS,
     cool_until,
     cooling,
@@ -18,8 +18,8 @@ from cloudspot.controller.refusals import (
     refused_offers,
     waiting_since,
 )
-from cloudspot.controller.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
-from cloudspot.controller.transfer import price_with_transfer, traffic_of
+from cloudspot.controller.supply.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
+from cloudspot.controller.supply.transfer import price_with_transfer, traffic_of
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge

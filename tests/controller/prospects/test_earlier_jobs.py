@@ -6,8 +6,13 @@ import msgspec
 import pytest
 from support.stores.memorystore import InMemoryStore
 
-from cloudspot.controller import earlier_jobs
-from cloudspot.controller.earlier_jobs import MAX_HISTORIES, MAX_SUMMARIES, find_earlier, length_seconds
+from cloudspot.controller.prospects import earlier_jobs
+from cloudspot.controller.prospects.earlier_jobs import (
+    MAX_HISTORIES,
+    MAX_SUMMARIES,
+    find_earlier,
+    length_seconds,
+)
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.spec import spec_to_json
 from cloudspot.jobstore.jobs.job_lists import note_recent

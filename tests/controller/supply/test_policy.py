@@ -1,19 +1,19 @@
 import pytest
 
 from cloudspot.controller.actions import Wait
-from cloudspot.controller.policy import (
+from cloudspot.controller.supply.policy import (
     MAX_REFUSALS_IN_A_ROW,
     GiveUp,
     choose_offer,
     in_order,
     offer_instead,
 )
-from cloudspot.controller.refusals import (
+from cloudspot.controller.supply.refusals import (
     CAPACITY_COOL_SECONDS,
     MAX_CAPACITY_COOL_SECONDS,
     QUOTA_COOL_SECONDS,
 )
-from cloudspot.controller.spot_market import DEFAULT_MAX_WAIT_SECONDS
+from cloudspot.controller.supply.spot_market import DEFAULT_MAX_WAIT_SECONDS
 
 
 def choose(records, history, *offers, at=0.0, **spot):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cloudspot.controller.forecast import forecast
+from cloudspot.controller.prospects.forecast import forecast
 from cloudspot.market.hazards import NUM_AGES, Hazards, Tally
 from cloudspot.market.knowledge import Knowledge
 

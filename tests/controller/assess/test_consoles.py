@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudspot.controller.consoles import MAX_CHARS, Consoles, last_words
-from cloudspot.controller.observed import LastWords
+from cloudspot.controller.assess.consoles import MAX_CHARS, Consoles, last_words
+from cloudspot.controller.assess.observed import LastWords
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 
 GIVEN_UP = "cloudspot: this machine cannot serve its job: the image has no python3"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from cloudspot.controller.expected_losses import expected_offers
+from cloudspot.controller.supply.expected_losses import expected_offers
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.market.hazards import changes_within
