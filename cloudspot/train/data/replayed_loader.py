@@ -73,11 +73,18 @@ class ReplayedLoader:
             "random": randomness.capture(),
             "generators": generator_states(self._loader),
             "keeps_workers": sample_order.keeps_workers(self._loader),
+            "batch_size": batch_size_of(self._loader),
         }
         self._moments = []
         yield from self._fetch(iter(self._loader))
 
     def _resume(self, resumed: dict[str, Any]) -> Iterator[Any]:
+        size = batch_size_of(self._loader)
+        if resumed.get("batch_size", size) != size:
+            raise SessionError(
+                f"the checkpoint was saved in the middle of an epoch with batches of {resumed['batch_size']}"
+                f" samples, and now the loader's have {size}: set the batch size that a search has found"
+            )
         with _randomness_kept():
             if resumed["keeps_workers"]:
                 rank = int(os.environ.get("RANK", "0"))
@@ -85,7 +92,7 @@ class ReplayedLoader:
                 iter(self._loader)  # start the workers, so that the epoch draws no seed for them
             randomness.restore(resumed["random"])
             restore_generators(self._loader, resumed["generators"])
-            self._start = {name: resumed[name] for name in ("random", "generators", "keeps_workers")}
+            self._start = {name: each for name, each in resumed.items() if name not in {"used", "moments"}}
             self._num_fetched, self._moments = 0, []
             iterator = iter(self._loader)
             for _ in range(resumed["used"]):
@@ -189,6 +196,12 @@ class _InitialSeed:
 
     def set_state(self, state: int) -> None:
         self._sampler.initial_seed = state
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return how many samples a loader's batches have, None if it does not know."""
+    found = getattr(loader, "batch_size", None)
+    return found if found is not None else getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -339,6 +339,13 @@ class Session:
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
         return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
 
+    def begin_again(self) -> bool:
+        """Let a framework begin a loop in place of one that has failed; return whether that is possible.
+
+        It is if neither the session was resumed nor a step was made: otherwise checkpoints are of that loop.
+        """
+        return self._restored is None and self._loop.begin_again()
+
     # --- resuming -------------------------------------------------------------------------------
 
     def _resume_loader(self, loader: Any) -> ResumedLoader | None:
