@@ -147,8 +147,8 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             size = self._trainer._train_batch_size  # noqa: SLF001 - nothing public has it
             raise SessionError(
                 f"a batch has not fitted into memory at step {self.run.step}, and auto_find_batch_size would"
-                f" begin the training anew, with batches of {size}: set per_device_train_batch_size to that or"
-                " less, and submit it as a new job"
+                f" begin the training anew, with batches of {size}: set per_device_train_batch_size to that"
+                " or less, and submit it as a new job"
             )
         self._states.begin_again()
         self._place.begin_again()
@@ -339,7 +339,9 @@ class _Place:
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self._epoch,
-            "loader": None if self.is_epoch_over else self.loader.state_dict(num_used=self._num_used),
+            "loader": self.loader.state_between()
+            if self.is_epoch_over
+            else self.loader.state_dict(num_used=self._num_used),
             "random": capture_randomness(),
             "switches": self.switches,
             "is_epoch_over": self.is_epoch_over,
@@ -352,8 +354,9 @@ class _Place:
         self.switches, self._random = state["switches"], state["random"]
         self.is_epoch_over, self.is_epoch_end = state["is_epoch_over"], state["is_epoch_end"]
         self._epoch = state["epoch"]
-        if state["loader"] is not None:
+        if state["loader"] is not None:  # as an earlier version has it
             self.loader.load_state_dict(state["loader"])
+        if not self.is_epoch_over:
             self._epoch -= 1  # the Trainer begins it again
         for name, value in state["sums"].items():
             if value is not None:

@@ -252,7 +252,9 @@ class Session:
         epochs_loop.has_batches = True
         self._warn_of_schedule(epochs_loop)
         epoch = epochs_loop.number
-        feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
+        feed = self._feed
+        if feed is None or not feed.extend(loader, first=epoch, epochs=epoch + 1):
+            feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
         if epochs_loop.is_resuming and self._restored is not None:
             self._restored.resume_feed(feed)
             self._restore_randomness()
