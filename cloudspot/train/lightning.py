@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, callbacks
-from lightning.pytorch.callbacks import BaseFinetuning, Callback, Checkpoint, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer import call
 
@@ -33,6 +40,9 @@ _FETCHED_AHEAD = 3
 """The batch of a step, and what Lightning may fetch before it is used."""
 _REFUSED = (BaseFinetuning, *filter(None, [getattr(callbacks, "WeightAveraging", None)]))
 """They add groups of parameters on the way, or keep weights that only Lightning's own checkpoints have."""
+
+_FINDERS = (BatchSizeFinder, LearningRateFinder)
+"""They train, and put back what they have changed, before the training begins."""
 
 
 class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
@@ -60,11 +70,23 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Have the loaders of the training tracked.
 
         Raises:
-            SessionError: the training is to be resumed from a checkpoint of Lightning's own, or a callback
-                has state that cannot be saved.
+            SessionError: it is the second training, or to be resumed from a checkpoint of Lightning's own, or
+                a callback has state that cannot be saved.
         """
-        if stage != "fit" or not has_agent():
+        finders = [each for each in trainer.callbacks if isinstance(each, _FINDERS)]
+        # A Tuner's own callback ends that ``fit`` before ``on_fit_start`` comes here.
+        if stage != "fit" or not has_agent() or any(each._early_exit for each in finders):  # noqa: SLF001
             return
+        if self.run is not None:
+            raise SessionError(
+                "trainer.fit() was called a second time, and a job is one training, which cloudspot resumes:"
+                " submit the second one as a job of its own, or leave SpotCallback out of it"
+            )
+        if finders:
+            raise SessionError(
+                f"SpotCallback cannot resume a training with {type(finders[0]).__name__}: search with"
+                " lightning.pytorch.tuner.Tuner(trainer) before trainer.fit() instead"
+            )
         if trainer.ckpt_path is not None:
             raise SessionError(
                 "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"

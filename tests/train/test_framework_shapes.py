@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,6 +198,62 @@ def test_a_step_that_early_stopping_left_out_is_not_counted(compare, tmp_path):
     assert (final["step"], final["left_early"], final["planned"]) == (6, True, 7)
 
 
+def too_large(monkeypatch, *, steps):
+    """Have the collation of batches of more than three run out of memory, in these steps of the process."""
+    import transformers
+
+    calls = 0
+    compute = transformers.Trainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        nonlocal calls
+        if model.training:
+            calls += 1
+            if len(inputs["input_ids"]) > 3 and calls in steps:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return compute(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", compute_loss)
+
+
+def test_a_batch_size_that_is_found_on_the_way_is_that_of_the_resumed_training(
+    compare, courier, tmp_path, monkeypatch
+):
+    too_large(monkeypatch, steps=range(1000))
+    monkeypatch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=int))  # of all tests' garbage
+    main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_on_start=True, num_train_epochs=2)
+    final = compare(main, hooks, [14, 36])
+    assert (final["step"], final["left_early"]) == (30, False)  # 44 samples in batches of 3
+
+
+def test_smaller_batches_that_would_undo_steps_are_refused(framework_training, tmp_path, monkeypatch):
+    from cloudspot.train.errors import SessionError
+
+    too_large(monkeypatch, steps={4})
+    main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_strategy="no")
+    with pytest.raises(SessionError, match="at step 3, and .* batches of 3: set per_device_train_batch_size"):
+        framework_training(hooks).run(main)
+
+
+def test_a_second_training_of_a_trainer_is_refused_by_name(framework_training, tmp_path, monkeypatch):
+    import transformers
+
+    from cloudspot.train.errors import SessionError
+
+    main, hooks = hf_main(tmp_path, max_steps=2, eval_strategy="no")
+    trained = []
+    train = transformers.Trainer.train
+    monkeypatch.setattr(
+        transformers.Trainer, "train", lambda self, *args: trained.append(self) or train(self, *args)
+    )
+    training = framework_training(hooks)
+    assert training.run(main)
+    with pytest.raises(SessionError, match=r"trainer.train\(\) was called a second time"):
+        trained[0].train()
+    with pytest.raises(SessionError, match="submit each trial as a job of its own"):
+        trained[0].train(trial={"learning_rate": 1e-3})
+
+
 def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, tmp_path):
     import transformers
 
@@ -229,6 +286,7 @@ def lightning_main(
     own=list,
     begins_epoch=lambda _net: None,
     loaders=None,
+    tunes=lambda _trainer, _model, _loader: None,
     **arguments,
 ):
     import lightning
@@ -239,6 +297,7 @@ def lightning_main(
         def __init__(self):
             super().__init__()
             self.net = net()
+            self.lr = 0.05
 
         def loss(self, batch):
             return (self.net(batch[0]) - batch[1]).square().mean()
@@ -259,7 +318,7 @@ def lightning_main(
             self.log("validation", self.loss(batch))
 
         def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.parameters(), 0.05)
+            optimizer = torch.optim.AdamW(self.parameters(), self.lr)
             if plateau is None:
                 return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7)
@@ -278,6 +337,7 @@ def lightning_main(
             **{"max_epochs": 3, "enable_progress_bar": False, **arguments},
         )
         given = loaders() if loaders else DataLoader(data(), 4, shuffle=data is Noisy)
+        given = tunes(trainer, model, given) or given
         trainer.fit(model, given, DataLoader(Noisy(), 8))
         return weights_sha256(model), float(trainer.callback_metrics["validation"]), trainer.global_step
 
@@ -310,6 +370,76 @@ def averaging():
     from lightning.pytorch.callbacks import StochasticWeightAveraging
 
     return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)]
+
+
+class Data:
+    """Makes ``LightningDataModule``s whose batch size a search may set."""
+
+    def __new__(cls):
+        import lightning
+
+        class Module(lightning.LightningDataModule):
+            batch_size = 2
+
+            def train_dataloader(self):
+                return DataLoader(Noisy(), self.batch_size, shuffle=True)
+
+            def val_dataloader(self):
+                return DataLoader(Noisy(), 22)
+
+        return Module()
+
+
+def tune(trainer, model, loader, *, max_val=8):
+    from lightning.pytorch.tuner import Tuner
+
+    tuner = Tuner(trainer)
+    assert tuner.lr_find(model, loader, num_training=20).suggestion() is not None
+    data = Data()
+    tuner.scale_batch_size(model, datamodule=data, max_trials=4, max_val=max_val, steps_per_trial=1)
+    assert data.batch_size == max_val
+    return data.train_dataloader()
+
+
+def test_a_training_that_a_tuner_has_prepared_is_resumed(compare, tmp_path):
+    compare(*lightning_main(tunes=tune, max_epochs=4, default_root_dir=tmp_path), [9, 16])
+
+
+def test_another_batch_size_than_that_of_the_checkpoint_is_refused(framework_training, courier):
+    from cloudspot.train.errors import SessionError
+
+    sizes = iter((8, 4))
+    main, hooks = lightning_main(tunes=lambda *_: DataLoader(Noisy(), next(sizes)))
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=3)
+    with pytest.raises(SessionError, match="batches of 8 samples, and now the loader's have 4"):
+        training.run(main, restore=courier.carry(courier.drained()["step"]))
+
+
+def test_a_second_fit_is_refused_by_name(framework_training):
+    from cloudspot.train.errors import SessionError
+
+    again = []
+
+    def main_twice():
+        main()
+        trainer, model, loader = again
+        trainer.fit(model, loader)
+
+    main, hooks = lightning_main(tunes=lambda *given: again.extend(given), max_epochs=1)
+    with pytest.raises(SessionError, match=r"trainer.fit\(\) was called a second time"):
+        framework_training(hooks).run(main_twice)
+
+
+def test_a_search_by_a_callback_is_refused_by_name(framework_training):
+    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+
+    from cloudspot.train.errors import SessionError
+
+    for finder in (BatchSizeFinder(), LearningRateFinder()):
+        main, hooks = lightning_main(own=lambda finder=finder: [finder])
+        with pytest.raises(SessionError, match=f"with {type(finder).__name__}: search with .*Tuner"):
+            framework_training(hooks).run(main)
 
 
 def progress():
