@@ -15,11 +15,11 @@ from cloudspot.controller.actions import (
     CleanUp,
     Create,
     OpenLaunch,
+    Postpone,
     Release,
     RequestStop,
     Terminate,
     VoidSeat,
-    Wait,
 )
 from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.memory import Memory
@@ -84,7 +84,7 @@ class Actor:
         self._memory = memory
         self._clock = clock
         self._journal = journal
-        self._told: dict[str, float] = {}
+        self._terminated_at: dict[str, float] = {}
         self._announced: tuple[list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
         self._is_clean = False
@@ -102,7 +102,7 @@ class Actor:
             TransientError: the outcome is unknown; the next tick finds out.
         """
         history = assessed.history
-        if isinstance(action, Wait):
+        if isinstance(action, Postpone):
             self._wait(action, events)
             return False
         if not isinstance(action, Announce | Terminate | CleanUp | Release):
@@ -234,7 +234,7 @@ class Actor:
         due = [
             one
             for one in action.instance_ids
-            if one not in self._told or monotonic - self._told[one] >= REPEAT_SECONDS
+            if one not in self._terminated_at or monotonic - self._terminated_at[one] >= REPEAT_SECONDS
         ]
         if not due:
             return
@@ -242,9 +242,9 @@ class Actor:
         self._is_released = False
         self._provisioner.terminate(due)
         for one in due:
-            if one not in self._told:
+            if one not in self._terminated_at:
                 events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
-            self._told[one] = monotonic
+            self._terminated_at[one] = monotonic
 
     def _clean_up(self, history: History) -> None:
         if not self._is_clean:
@@ -258,7 +258,7 @@ class Actor:
             self._provisioner.release(self._job_id, store_url=self._label)
             self._is_released = True
 
-    def _wait(self, action: Wait, events: list[Event]) -> None:
+    def _wait(self, action: Postpone, events: list[Event]) -> None:
         if action.why != self._waiting_for:
             text = f"waiting up to {action.seconds:.0f} s: {action.why}"
             events.append(Event(EventKind.WAITING, text))

@@ -116,7 +116,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Postpone:
     """Nothing to do for the next launch until ``seconds`` have passed."""
 
     seconds: float
@@ -137,5 +137,5 @@ Action = (
     | RequestStop
     | CleanUp
     | Release
-    | Wait
+    | Postpone
 )

@@ -19,19 +19,19 @@ from cloudspot.controller.actions import (
     Create,
     FetchOffers,
     OpenLaunch,
+    Postpone,
     Release,
     RequestStop,
     VoidSeat,
-    Wait,
 )
 from cloudspot.controller.announcing import announcement
 from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
 from cloudspot.controller.reap import reapable
-from cloudspot.controller.supply.policy import GiveUp, Wish, choose_offer, offer_instead
+from cloudspot.controller.supply.policy import NoOffer, Wish, choose_offer, offer_instead
 from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS
-from cloudspot.controller.supply.restarts import judge
+from cloudspot.controller.supply.restarts import after_losses
 from cloudspot.controller.supply.supply import may_replace, movable, need
 from cloudspot.controller.supply.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
@@ -110,34 +110,34 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
         return (_finish(number, end, now),)
     if history.stop is not None or assessed.reached is not None:
         return ()
-    lacks = need(spec, history, seats, now)
-    if lacks is None:
+    needed = need(spec, history, seats, now)
+    if needed is None:
         return _market_move(assessed, observed)
-    verdict = judge(spec, history, now)
+    verdict = after_losses(spec, history, now)
     is_needed = len(seats.staying) < spec.nodes.min
     if isinstance(verdict, End):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
         return (_finish(number, verdict, now),)
-    if isinstance(verdict, Wait):
+    if isinstance(verdict, Postpone):
         return (verdict,)
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()
     budget = assessed.budget
-    too_dear = already_too_dear(budget, lacks, history)
+    too_dear = already_too_dear(budget, needed, history)
     if too_dear is not None:
         return _passes_max_cost(too_dear, seats)
     if observed.offers is None:
         return (FetchOffers(),)
-    why = verdict.why if lacks.why == "lost" else lacks.why
-    risky = {history.launches[seat.launch - 1].intent.offer.key for seat in lacks.stands_in_for}
+    why = verdict.why if needed.why == "lost" else needed.why
+    risky = {history.launches[seat.launch - 1].intent.offer.key for seat in needed.stands_in_for}
     offers = [one for one in observed.offers if one.key not in risky]
     wish = _wish(history, seats, why, is_needed=is_needed)
     try:
         offer = choose_within(
             budget,
-            lacks,
+            needed,
             offers,
             lambda some: choose_offer(spec, history, some, now, wish, observed.knowledge),
         )
@@ -145,27 +145,27 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
         return _buys_nothing(str(error))
     if isinstance(offer, TooDear):
         return _passes_max_cost(offer, seats)
-    if isinstance(offer, GiveUp):
+    if isinstance(offer, NoOffer):
         if seats.live:
             return _buys_nothing(offer.why) if is_needed else ()
         return (_finish(number, End("failed", offer.why, 1), now),)
-    if isinstance(offer, Wait):
+    if isinstance(offer, Postpone):
         if offer.suspends is not None and history.suspended is None and not seats.live:
             return (Append(number, Suspended(detail=offer.suspends, at=now, writer=UNSIGNED)),)
         return (offer,) if is_needed else ()
-    num_nodes = count_within(budget, lacks, offer)
+    num_nodes = count_within(budget, needed, offer)
     if offer.market is Market.ON_DEMAND and spec.spot.policy == "spot-then-on-demand":
-        num_nodes = lacks.min_nodes
+        num_nodes = needed.min_nodes
     return (
         OpenLaunch(
             number=number,
             launch=len(history.launches) + 1,
             offer=offer,
             num_nodes=num_nodes,
-            min_nodes=lacks.min_nodes,
-            stands_in_for=lacks.stands_in_for[:num_nodes],
+            min_nodes=needed.min_nodes,
+            stands_in_for=needed.stands_in_for[:num_nodes],
             why=why,
-            detail=lacks.detail,
+            detail=needed.detail,
         ),
     )
 
@@ -215,7 +215,7 @@ def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
 
 def _buys_nothing(why: str) -> tuple[Action, ...]:
     """Return that nothing is bought for now: nodes that are too few hold for a while, and then leave."""
-    return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
+    return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
 def _finish(number: int, end: End, now: datetime) -> Append:
@@ -253,8 +253,8 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
 
 
 def _cause(machines: Sequence[str], observed: Observed) -> str:
-    """Return why the machines could not run the agent, in their words or their provider's."""
-    said = [observed.last_words[one].cause for one in machines if one in observed.last_words]
+    """Return why the machines could not run the agent, in their own words or their provider's."""
+    said = [observed.console_tails[one].cause for one in machines if one in observed.console_tails]
     known = [find_instance(one, observed) for one in machines]
     told = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
     return next(filter(None, [*said, *told]), "")
@@ -295,7 +295,7 @@ def _why_void(
         return None
     mine = _machines_for(launch, rank, observed)
     dead = [one for one in mine if provider_proves_death(one.id, observed)]
-    given_up = [words.cause for one in mine if (words := observed.last_words.get(one.id)) and words.cause]
+    given_up = [tail.cause for one in mine if (tail := observed.console_tails.get(one.id)) and tail.cause]
     if mine and len(given_up) == len(mine):
         return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
     if mine and len(dead) == len(mine):
@@ -303,7 +303,7 @@ def _why_void(
         outcome = _NEVER_RAN.get(dead[0].end_reason, "voided")
         return outcome, f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
     if any(_boot_seconds(launch, one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
-        said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
+        said = next((tail.line for one in mine if (tail := observed.console_tails.get(one.id))), "")
         said = f"; its console ends with: {said}" if said else ""
         return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{said}"
     if mine:

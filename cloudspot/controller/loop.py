@@ -20,8 +20,8 @@ from cloudspot.controller.actions import (
     Create,
     FetchOffers,
     OpenLaunch,
+    Postpone,
     Terminate,
-    Wait,
 )
 from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.between_passes import BetweenPasses
@@ -223,7 +223,7 @@ class Controller:
         assessed = self._look(problems)
         if assessed is not None:
             history, is_finished = assessed.history, assessed.history.finished is not None
-            events += self._news_of_clock()
+            events += self._clock_warnings()
             events += diff(self._last, history)
             self._last = history
             self._read_consoles(assessed, events)
@@ -326,7 +326,7 @@ class Controller:
         if tick.history is not None:
             problem = self._between_passes.leave(tick.history) or problem
         problems = [] if problem is None else [problem]
-        events += [Event(EventKind.WARNED, one) for one in self._between_passes.news_of(problems)]
+        events += [Event(EventKind.WARNED, one) for one in self._between_passes.new_problems(problems)]
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def open_launch(self, action: OpenLaunch, history: History) -> bool:
@@ -444,7 +444,7 @@ class Controller:
         if any(True for _ in self._old_prices(assessed.history)):
             return True
         actions = self._decide(assessed, None)
-        return any(not isinstance(action, Announce | Wait) for action in actions)
+        return any(not isinstance(action, Announce | Postpone) for action in actions)
 
     def _assess(self, history: History) -> Assessment:
         """Return what is known of the job now, if this controller may drive it."""
@@ -455,7 +455,7 @@ class Controller:
         self._spec = self._spec or history.job_file
         return Assessment(self._spec, history, self._clock.now(), self._memory.instances)
 
-    def _news_of_clock(self) -> tuple[Event, ...]:
+    def _clock_warnings(self) -> tuple[Event, ...]:
         """Tell once that this computer's clock is wrong, which no decision suffers from."""
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
@@ -514,7 +514,7 @@ class Controller:
             offers=offers,
             offers_seconds=self._clock.monotonic() - self._offers_at,
             knowledge=self._knowledge(history, now) if offers is not None else NOTHING_KNOWN,
-            last_words=self._consoles.words,
+            console_tails=self._consoles.tails,
             prices=self._new_prices(history),
         )
         return decide(assessed, observed)

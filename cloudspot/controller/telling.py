@@ -56,9 +56,9 @@ class Teller:
         self._outbox = outbox
         self._clock = clock
         self._writer = new_nonce().encode()
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._is_listed = False
-        """Whether ``_told`` has what others had told when this driver first had something to tell."""
+        """Whether ``_sent`` has what others had told when this driver first had something to tell."""
         self._left_until = -math.inf
         """Monotonic."""
         self._secrets: Mapping[str, str] | None = None
@@ -93,8 +93,8 @@ class Teller:
                 for one in self._store.list_objects(keys.told_prefix(self._job_id))
                 if (match := keys.told.match(one.key)) is not None
             }
-            newest = max((marks[key] for key in marks.keys() - self._told), default=None)
-            self._told.update(marks)
+            newest = max((marks[key] for key in marks.keys() - self._sent), default=None)
+            self._sent.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
             # The store's clock and this one may differ by any time: then it is told at once.
@@ -117,7 +117,7 @@ class Teller:
             except CloudspotError as error:
                 problem = error
                 break
-            self._told.add(one.key)
+            self._sent.add(one.key)
             if not is_ours:
                 self._leave_to_other()
                 break
@@ -145,7 +145,7 @@ class Teller:
         if history.finished is None and notify.is_quiet(now):
             kinds &= URGENT
         found = news(history, now, notify.zone)
-        return [one for one in found if one.kind in kinds and one.key not in self._told]
+        return [one for one in found if one.kind in kinds and one.key not in self._sent]
 
 
 def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:

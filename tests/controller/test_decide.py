@@ -11,13 +11,13 @@ from cloudspot.controller.actions import (
     Create,
     FetchOffers,
     OpenLaunch,
+    Postpone,
     Release,
     RequestStop,
     Terminate,
     VoidSeat,
-    Wait,
 )
-from cloudspot.controller.assess.observed import CreateFailure, LastWords
+from cloudspot.controller.assess.observed import ConsoleTail, CreateFailure
 from cloudspot.controller.deaths import certificates
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
 from cloudspot.jobstore.layout.records import Ending, Finished, Repriced, Seat
@@ -212,23 +212,23 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
 def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
     why = "killed for memory; ask for more"
     ended = records.instance(state="ended", end_reason="unknown", detail=why)
-    words = {"i-1-0": LastWords(line="step 7", is_final=True)}
+    words = {"i-1-0": ConsoleTail(line="step 7", is_final=True)}
     whole = f"{why}; its console ends with: step 7"
     (certificate,) = certified(
-        records, records.history(records.launch()), records.observed(ended, last_words=words)
+        records, records.history(records.launch()), records.observed(ended, console_tails=words)
     )
     assert certificate.detail == whole
     unclaimed = records.history(records.launch(claimed=False))
-    proof, void = act(records, unclaimed, records.observed(ended, last_words=words))
+    proof, void = act(records, unclaimed, records.observed(ended, console_tails=words))
     assert proof.certificate.detail == whole
     assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
 
 
 def test_a_line_that_a_console_showed_before_its_machine_ended_does_not_say_why(records):
     ended = records.instance(state="ended", end_reason="reclaimed")
-    words = {"i-1-0": LastWords(line="waiting for the network")}
+    words = {"i-1-0": ConsoleTail(line="waiting for the network")}
     (certificate,) = certified(
-        records, records.history(records.launch()), records.observed(ended, last_words=words)
+        records, records.history(records.launch()), records.observed(ended, console_tails=words)
     )
     assert certificate.detail == ""
     assert how_it_ended(records.certificate(end_reason="reclaimed")) == "ended: reclaimed"
@@ -271,8 +271,8 @@ def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, sh
 def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(records):
     """It was paid for until it had ended itself, and nobody learned why."""
     history = records.history(records.launch(claimed=False))
-    said = {"i-1-0": LastWords(cause="the image has no python3", line="this machine cannot serve its job")}
-    (void,) = act(records, history, records.observed(records.instance(), last_words=said))
+    said = {"i-1-0": ConsoleTail(cause="the image has no python3", line="this machine cannot serve its job")}
+    (void,) = act(records, history, records.observed(records.instance(), console_tails=said))
     assert void == VoidSeat(
         Seat(1, 0),
         "voided",
@@ -284,8 +284,8 @@ def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(recor
 
 def test_a_machine_that_hangs_is_given_up_with_the_last_line_of_its_console(records):
     history = records.history(records.launch(claimed=False))
-    said = {"i-1-0": LastWords(line="Starting network...")}
-    known = {"known_seconds": {"i-1-0": 1200.0}, "last_words": said}
+    said = {"i-1-0": ConsoleTail(line="Starting network...")}
+    known = {"known_seconds": {"i-1-0": 1200.0}, "console_tails": said}
     (void,) = act(records, history, records.observed(records.instance(), **known))
     why = "the machine did not come up within 20 minutes; its console ends with: Starting network..."
     assert (void.detail, void.cause) == (why, "")
@@ -552,7 +552,7 @@ def test_a_reclaimed_job_is_launched_again_at_once(records):
 
 def test_a_failed_job_waits_before_it_is_launched_again(records):
     history = records.history(records.launch(outcome="failed", detail="exit status 1"))
-    assert act(records, history, at=101.0) == (Wait(9.0, "failed; trying again"),)
+    assert act(records, history, at=101.0) == (Postpone(9.0, "failed; trying again"),)
     assert act(records, history, at=110.0) == (opened(records, 2, 2, "failed"),)
 
 
@@ -577,7 +577,7 @@ def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(records):
     history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
     machines = (records.instance(), records.instance("i-1-1", rank=1))
     (wait,) = act(records, history, records.observed(*machines, offers=()), nodes=2)
-    assert (type(wait), wait.why.partition(":")[0]) == (Wait, "no machine is bought")
+    assert (type(wait), wait.why.partition(":")[0]) == (Postpone, "no machine is bought")
     enough = {"min": 1, "max": 2}
     assert act(records, history, records.observed(*machines, offers=()), nodes=enough) == ()
 
@@ -599,7 +599,7 @@ def test_a_job_that_failed_too_often_ends_only_when_its_last_nodes_have_left(rec
     limits = {"limits": {"max_restarts": 0}, "nodes": 2}
     machines = (records.instance(), records.instance("i-1-1", rank=1))
     (wait,) = act(records, history, records.observed(*machines), **limits)
-    assert (type(wait), wait.why) == (Wait, "no machine is bought: failed 1 times in a row: failed")
+    assert (type(wait), wait.why) == (Postpone, "no machine is bought: failed 1 times in a row: failed")
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -642,7 +642,7 @@ def test_a_dearer_offer_is_not_bought_where_a_cheaper_one_is_only_cooling_down(r
     observed = records.observed(offers=(cheap, dear))
     assert act(records, history, observed)[0].offer == dear
     (wait,) = act(records, history, observed, limits={"max_cost": 1.0})
-    assert (type(wait), wait.why) == (Wait, "no offer has capacity now")
+    assert (type(wait), wait.why) == (Postpone, "no offer has capacity now")
 
 
 def test_as_many_nodes_are_bought_as_the_limit_has_room_for(records):
@@ -659,7 +659,7 @@ def test_those_that_hold_are_told_that_the_limit_has_no_room_for_another(records
     observed = records.observed(records.instance(), offers=None)
     assert act(records, history, observed, nodes=2, limits={"max_cost": 0.4}) == (FetchOffers(),)
     (wait,) = act(records, history, observed, nodes=2, limits={"max_cost": 0.2})
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, Postpone)
     assert wait.why == (
         "no machine is bought: limits.max_cost of 0.2000 USD has no room for 1 x big (spot), of which the "
         "start and the stop alone cost 0.0889 USD"

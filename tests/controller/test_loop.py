@@ -14,7 +14,7 @@ from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.controller import act
-from cloudspot.controller.actions import Announce, Append, Create, OpenLaunch, Terminate, VoidSeat, Wait
+from cloudspot.controller.actions import Announce, Append, Create, OpenLaunch, Postpone, Terminate, VoidSeat
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import (
     COPY_SECONDS,
@@ -754,7 +754,7 @@ def test_a_wait_is_told_once_however_often_the_machines_are_announced_meanwhile(
     """A job that held on several nodes told at each look that it waits."""
     controller, events = house.controller(), []
     controller.tick()
-    for action in [Wait(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
+    for action in [Postpone(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
         controller._actor.act(action, records.assess(house.history), events)
     assert kinds(events) == [EventKind.WAITING]
 

@@ -101,4 +101,4 @@ def test_counting_up_to_the_passes_own_write_takes_the_living_for_dead(monkeypat
         return real(self, assessed, offers)
 
     monkeypatch.setattr(Controller, "_decide", decide)
-    assert first_violation("are there to stay", known=(467, 512), **LAGGING) is not None
+    assert first_violation("are there to stay", known=(11,), **LAGGING) is not None

@@ -124,7 +124,7 @@ def test_decide_is_pure_in_whatever_histories_bring(change_decisions):
         "CleanUp",
         "Release",
         "Repriced",
-        "Wait",
+        "Postpone",
     }
 
 

@@ -75,7 +75,7 @@ class BetweenPasses:
         self._has_left = True
         return None
 
-    def news_of(self, problems: list[str]) -> list[str]:
+    def new_problems(self, problems: list[str]) -> list[str]:
         """Return the problems of this pass that the one before did not have."""
         before, self._warned = self._warned, frozenset(problems)
         return [one for one in problems if one not in before]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from cloudspot.controller.assess.observed import LastWords
+from cloudspot.controller.assess.observed import ConsoleTail
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.interfaces import Provisioner
 from cloudspot.jobstore.journal.history import History, LaunchHistory
@@ -21,16 +21,16 @@ REPEAT_SECONDS = 15.0
 """Consoles are read no more often than this, apart from the last look at a machine that has ended."""
 MAX_CHARS = 300
 _CAUSE = re.compile(r"cloudspot: this machine cannot serve its job: (.+)")
-"""The last words of the boot script and of the agent; the console may put its own before them."""
+"""The last line of the boot script and of the agent; the console may put its own before them."""
 _LINE = re.compile(r"cloudspot: (.+)")
 _UNEXPLAINED = frozenset({None, EndReason.UNKNOWN, EndReason.LOST})
 
 
-def last_words(console: str) -> LastWords:
+def tail_of(console: str) -> ConsoleTail:
     """Return what the console's text ends with, in printable characters."""
     causes, lines = _CAUSE.findall(console), _LINE.findall(console)
     line = lines[-1] if lines else console.strip().rpartition("\n")[2]
-    return LastWords(cause=_clean(causes[-1]) if causes else "", line=_clean(line))
+    return ConsoleTail(cause=_clean(causes[-1]) if causes else "", line=_clean(line))
 
 
 def _clean(text: str) -> str:
@@ -47,9 +47,9 @@ class Consoles:
         self._closed: set[str] = set()
         """The machines that had ended when they were read, so that nothing more will come."""
         self._is_denied = False
-        self.words: dict[str, LastWords] = {}
+        self.tails: dict[str, ConsoleTail] = {}
         """By machine: what was read last."""
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def next_due(
         self, history: History, instances: Sequence[Instance], *, now: datetime, monotonic: float
@@ -78,7 +78,7 @@ class Consoles:
                 if one.state is InstanceState.ENDED:
                     return one
                 if not (
-                    (is_young and not one.detail) or is_pause or self.words.get(one.id, LastWords()).cause
+                    (is_young and not one.detail) or is_pause or self.tails.get(one.id, ConsoleTail()).cause
                 ):
                     due.append(one)
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
@@ -92,8 +92,8 @@ class Consoles:
         if instance.state is InstanceState.ENDED:
             self._closed.add(instance.id)
         try:
-            words = replace(
-                last_words(self._provisioner.console(instance)),
+            tail = replace(
+                tail_of(self._provisioner.console(instance)),
                 is_final=instance.state is InstanceState.ENDED,
             )
         except AuthError as error:
@@ -101,16 +101,16 @@ class Consoles:
             return f"what {instance.id} says at its boot cannot be read: {error}"
         except CloudspotError:
             return None
-        if not words.line or words == self.words.get(instance.id):
+        if not tail.line or tail == self.tails.get(instance.id):
             return None
-        self.words[instance.id] = words
-        if instance.state is InstanceState.ENDED or words.cause:
+        self.tails[instance.id] = tail
+        if instance.state is InstanceState.ENDED or tail.cause:
             return None  # the record of its end says it
         # A provider may say one thing and another by turns, as of an image that it tries to pull.
-        if (instance.id, words.line) in self._told:
+        if (instance.id, tail.line) in self._reported:
             return None
-        self._told.add((instance.id, words.line))
-        return f"{instance.id} says at its boot: {words.line}"
+        self._reported.add((instance.id, tail.line))
+        return f"{instance.id} says at its boot: {tail.line}"
 
 
 def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from cloudspot.controller.assess.lasting import BEGUN, lengthened, looks_still
-from cloudspot.controller.assess.observed import CreateFailure, LastWords, Observed, end_of, stop_of
+from cloudspot.controller.assess.observed import ConsoleTail, CreateFailure, Observed, end_of, stop_of
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (
     Ending,
@@ -208,7 +208,7 @@ class Memory:
         offers: Sequence[Offer] | None = None,
         offers_seconds: float = math.inf,
         knowledge: Knowledge = NOTHING_KNOWN,
-        last_words: Mapping[str, LastWords] = MappingProxyType({}),
+        console_tails: Mapping[str, ConsoleTail] = MappingProxyType({}),
         prices: Mapping[int, float] | None = None,
     ) -> Observed:
         """Return what ``decide`` may know."""
@@ -232,7 +232,7 @@ class Memory:
             knowledge=knowledge,
             prices=dict(prices or {}),
             create_failures=dict(self._failures),
-            last_words=dict(last_words),
+            console_tails=dict(console_tails),
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:

@@ -32,7 +32,7 @@ class CreateFailure:
 
 
 @dataclass(frozen=True)
-class LastWords:
+class ConsoleTail:
     """The end of a machine's console."""
 
     cause: str = ""
@@ -88,13 +88,13 @@ class Observed:
     """By launch: what one of its nodes costs an hour now, where the provider was asked and has told."""
     create_failures: Mapping[int, CreateFailure] = field(default_factory=dict)
     """By launch: the refusals that this controller has seen."""
-    last_words: Mapping[str, LastWords] = field(default_factory=dict)
+    console_tails: Mapping[str, ConsoleTail] = field(default_factory=dict)
     """By machine: what its console said when this controller read it."""
 
     def why_ended(self, instance: Instance) -> str:
         """Return why the machine ended, as far as its provider and its console tell; empty: they do not."""
-        words = self.last_words.get(instance.id, LastWords())
-        said = words.cause or (words.line if words.is_final else "")
+        tail = self.console_tails.get(instance.id, ConsoleTail())
+        said = tail.cause or (tail.line if tail.is_final else "")
         return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))
 
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from math import isfinite
 from operator import attrgetter
 
-from cloudspot.controller.actions import Wait
+from cloudspot.controller.actions import Postpone
 from cloudspot.controller.supply.refusals import (
     CAPACITY_COOL_SECONDS,
     cool_until,
@@ -32,7 +32,7 @@ MAX_REFUSALS_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class NoOffer:
     """No offer will ever do, so the job fails."""
 
     why: str
@@ -68,7 +68,7 @@ def choose_offer(
     now: datetime,
     wish: Wish = Wish(),
     knowledge: Knowledge = NOTHING_KNOWN,
-) -> Offer | Wait | GiveUp:
+) -> Offer | Postpone | NoOffer:
     """Return the offer for the next launch, or how long to wait for one.
 
     The job's market policy chooses. The zones of the nodes that stay come first. An offer that was just
@@ -79,13 +79,13 @@ def choose_offer(
     refused = refused_offers(history)
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
     if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
-        return GiveUp(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
+        return NoOffer(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
     fitting = filter(wish.fits, offers)
     hourly = _hourly(history, knowledge)
     usable = [offer for offer in in_order(spec, fitting, hourly) if offer.key not in refused]
     if not usable:
         why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
-        return GiveUp(f"every offer was refused: {newest_refusal(history)}" if refused else why)
+        return NoOffer(f"every offer was refused: {newest_refusal(history)}" if refused else why)
     stall = _Stall(history, now, wish)
     spot = [one for one in usable if one.market is Market.SPOT]
     on_demand = [one for one in usable if one.market is Market.ON_DEMAND]
@@ -116,7 +116,7 @@ def choose_offer(
     return _wait(spec, stall, spot, wish)
 
 
-def _wait(spec: JobSpec, stall: _Stall, spot: Sequence[Offer], wish: Wish) -> Wait:
+def _wait(spec: JobSpec, stall: _Stall, spot: Sequence[Offer], wish: Wish) -> Postpone:
     """Return how long to wait for spot, and whether the job is suspended meanwhile."""
     over_in = _wait_left(spec, stall)
     if spec.spot.policy == "spot" and over_in is not None and over_in <= 0 and wish.is_needed:
@@ -222,7 +222,7 @@ class _Stall:
         ready = [one for one in offers if self.is_ready(one)]
         return min(ready, key=lambda one: one.zone not in self.wish.zones, default=None)
 
-    def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Wait:
+    def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Postpone:
         """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
         refused = [
             found for one in offers if (found := cooling(one, self.history, self.wish.why)) is not None
@@ -231,4 +231,4 @@ class _Stall:
         seconds = [*also, *(one for one in left if one > 0)]
         is_quota = bool(refused) and all(outcome == "quota" for outcome, _ in refused)
         why = "a quota is reached" if is_quota else "no offer has capacity now"
-        return Wait(min(seconds, default=CAPACITY_COOL_SECONDS), why)
+        return Postpone(min(seconds, default=CAPACITY_COOL_SECONDS), why)

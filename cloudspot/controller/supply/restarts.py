@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.controller.actions import Wait
+from cloudspot.controller.actions import Postpone
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.retrying import doubled
@@ -24,7 +24,7 @@ _WITH_DIGIT = re.compile(r"\S*\d\S*")
 
 
 @dataclass(frozen=True)
-class Go:
+class Buy:
     """Buy now."""
 
     why: str
@@ -38,7 +38,7 @@ class _Loss:
     end: LaunchEnd
 
 
-def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
+def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpone | End:
     """Return what follows the newest loss of a job that lacks nodes.
 
     A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
@@ -51,9 +51,9 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     losses = _losses(history)
     if not losses and history.current_launches:
         # A launch got some of its machines.
-        return Go(void_outcome(history.current_launches[-1])[0])
+        return Buy(void_outcome(history.current_launches[-1])[0])
     if not losses:
-        return Go("resumed" if history.launches else "first")
+        return Buy("resumed" if history.launches else "first")
     failures = _in_a_row(history, losses, _is_failure)
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
@@ -68,8 +68,8 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
         left = delay - (now - cause.end.at).total_seconds()
         if left > 0:
             # A writer whose clock runs ahead must not stretch the delay.
-            return Wait(min(left, delay), f"{cause.end.outcome}; trying again")
-    return Go(losses[0].end.outcome)
+            return Postpone(min(left, delay), f"{cause.end.outcome}; trying again")
+    return Buy(losses[0].end.outcome)
 
 
 def _losses(history: History) -> list[_Loss]:

@@ -56,10 +56,10 @@ def need(spec: JobSpec, history: History, seats: Seats, now: datetime) -> Need |
     """
     if _is_ending(history, seats):
         return None
-    return _lack(spec, history, seats, now) or _stand_ins(spec, history, seats, now)
+    return _missing(spec, history, seats, now) or _stand_ins(spec, history, seats, now)
 
 
-def _lack(spec: JobSpec, history: History, seats: Seats, now: datetime) -> Need | None:
+def _missing(spec: JobSpec, history: History, seats: Seats, now: datetime) -> Need | None:
     num_nodes = room(spec, seats)
     if num_nodes == 0:
         return None

@@ -1,4 +1,4 @@
-"""What of the nodes that a job lacks is bought below ``limits.max_cost``; pure."""
+"""How much of a needed launch is bought below ``limits.max_cost``; pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cloudspot.controller.actions import Wait
+from cloudspot.controller.actions import Postpone
 from cloudspot.controller.assess.limits import Budget
-from cloudspot.controller.supply.policy import GiveUp
+from cloudspot.controller.supply.policy import NoOffer
 from cloudspot.controller.supply.supply import Need
 from cloudspot.jobstore.journal.history import History
 from cloudspot.model import Offer
@@ -24,7 +24,7 @@ class TooDear:
     """The figures."""
 
 
-def already_too_dear(budget: Budget | None, lacks: Need, history: History) -> TooDear | None:
+def already_too_dear(budget: Budget | None, needed: Need, history: History) -> TooDear | None:
     """Return that no node is bought for those that live, at the price of the cheapest of them; None: perhaps.
 
     So nobody asks for offers at each look, for as long as the job trains on.
@@ -37,30 +37,30 @@ def already_too_dear(budget: Budget | None, lacks: Need, history: History) -> To
     if budget is None or not known:
         return None
     cheapest = min(known, key=lambda offer: offer.price_per_hour)
-    if budget.affords(cheapest, lacks.min_nodes):
+    if budget.affords(cheapest, needed.min_nodes):
         return None
-    return TooDear(budget.why_not(cheapest, lacks.min_nodes), budget.text)
+    return TooDear(budget.why_not(cheapest, needed.min_nodes), budget.text)
 
 
 def choose_within(
     budget: Budget | None,
-    lacks: Need,
+    needed: Need,
     offers: Sequence[Offer],
-    choose: Callable[[Sequence[Offer]], Offer | Wait | GiveUp],
-) -> Offer | Wait | GiveUp | TooDear:
+    choose: Callable[[Sequence[Offer]], Offer | Postpone | NoOffer],
+) -> Offer | Postpone | NoOffer | TooDear:
     """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
     found = choose(offers)
-    if budget is None or not isinstance(found, Offer) or budget.affords(found, lacks.min_nodes):
+    if budget is None or not isinstance(found, Offer) or budget.affords(found, needed.min_nodes):
         return found
-    other = choose([one for one in offers if budget.affords(one, lacks.min_nodes)])
-    if isinstance(other, GiveUp):
-        return TooDear(budget.why_not(found, lacks.min_nodes), budget.text)
+    other = choose([one for one in offers if budget.affords(one, needed.min_nodes)])
+    if isinstance(other, NoOffer):
+        return TooDear(budget.why_not(found, needed.min_nodes), budget.text)
     return other
 
 
-def count_within(budget: Budget | None, lacks: Need, offer: Offer) -> int:
-    """Return how many of the nodes that a job lacks it may buy, if the least number of them is affordable."""
-    counts = range(lacks.num_nodes, lacks.min_nodes, -1)
+def count_within(budget: Budget | None, needed: Need, offer: Offer) -> int:
+    """Return how many nodes of the needed launch may be bought, if its least number is affordable."""
+    counts = range(needed.num_nodes, needed.min_nodes, -1)
     return next(
-        (count for count in counts if budget is None or budget.affords(offer, count)), lacks.min_nodes
+        (count for count in counts if budget is None or budget.affords(offer, count)), needed.min_nodes
     )

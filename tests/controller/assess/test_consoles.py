@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudspot.controller.assess.consoles import MAX_CHARS, Consoles, last_words
-from cloudspot.controller.assess.observed import LastWords
+from cloudspot.controller.assess.consoles import MAX_CHARS, Consoles, tail_of
+from cloudspot.controller.assess.observed import ConsoleTail
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 
 GIVEN_UP = "cloudspot: this machine cannot serve its job: the image has no python3"
@@ -29,7 +29,7 @@ GIVEN_UP = "cloudspot: this machine cannot serve its job: the image has no pytho
 )
 def test_the_last_words_are_those_of_the_boot_script_wherever_they_stand(console, cause, line):
     expected = f"this machine cannot serve its job: {cause}" if line is None else line
-    assert last_words(console) == LastWords(cause, expected)
+    assert tail_of(console) == ConsoleTail(cause, expected)
 
 
 class Provisioner:
@@ -91,7 +91,7 @@ def test_machines_that_have_ended_are_read_at_once_each_once(records):
     for at in (1.0, 2.0, 60.0):
         watch.look(at)
     assert watch.provisioner.asked == ["i-1-0", "i-1-1"]
-    assert watch.consoles.words["i-1-1"].cause == "the image has no python3"
+    assert watch.consoles.tails["i-1-1"].cause == "the image has no python3"
 
 
 def test_an_owner_that_ended_without_a_word_is_read_once_at_once_unless_its_end_is_known(records):
@@ -103,7 +103,7 @@ def test_an_owner_that_ended_without_a_word_is_read_once_at_once_unless_its_end_
     ]
     assert [watch.look(at) for at in (1.0, 60.0)] == [[], []]
     assert watch.provisioner.asked == ["i-1-0"]
-    assert watch.consoles.words["i-1-0"] == LastWords(line="step 7", is_final=True)
+    assert watch.consoles.tails["i-1-0"] == ConsoleTail(line="step 7", is_final=True)
 
 
 def test_a_machine_whose_provider_says_why_it_has_not_started_is_read_before_its_time(records):
@@ -116,11 +116,11 @@ def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     watch = Watch(records, said="cloudspot: trying again in 1 s")
     watch.instances.pop()
     assert watch.look(30.0) == ["i-1-0 says at its boot: trying again in 1 s"]
-    assert not watch.consoles.words["i-1-0"].is_final
+    assert not watch.consoles.tails["i-1-0"].is_final
     assert watch.look(45.0) == []
     watch.provisioner.said = GIVEN_UP
     assert watch.look(60.0) == []
-    assert watch.consoles.words["i-1-0"].cause == "the image has no python3"
+    assert watch.consoles.tails["i-1-0"].cause == "the image has no python3"
     watch.look(75.0)
     assert len(watch.provisioner.asked) == 3  # it says no more
 
@@ -139,7 +139,7 @@ def test_what_is_said_by_turns_is_told_once_each(records):
 def test_a_console_that_cannot_be_read_stops_nothing(records, error):
     watch = Watch(records, said=error)
     assert [watch.look(at) for at in (30.0, 45.0)] == [[], []]
-    assert watch.consoles.words == {}
+    assert watch.consoles.tails == {}
 
 
 def test_a_missing_right_is_told_once_and_no_console_is_asked_for_any_more(records):

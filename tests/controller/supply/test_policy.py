@@ -1,9 +1,9 @@
 import pytest
 
-from cloudspot.controller.actions import Wait
+from cloudspot.controller.actions import Postpone
 from cloudspot.controller.supply.policy import (
     MAX_REFUSALS_IN_A_ROW,
-    GiveUp,
+    NoOffer,
     choose_offer,
     in_order,
     offer_instead,
@@ -69,7 +69,7 @@ def test_a_quota_cools_for_longer(records, cheap, dear):
 
 def test_a_wait_for_a_quota_is_called_one(records, cheap, dear):
     refused = records.capacity(1, at=0.0, offer=cheap, outcome="quota")
-    assert choose(records, records.history(refused), cheap, at=1.0) == Wait(
+    assert choose(records, records.history(refused), cheap, at=1.0) == Postpone(
         QUOTA_COOL_SECONDS - 1, "a quota is reached"
     )
     both = records.history(refused, records.capacity(2, at=0.0, offer=dear))
@@ -93,13 +93,13 @@ def test_after_a_reclaim_the_same_zone_is_taken_where_others_cost_more(records, 
 
 def test_with_all_spot_cooling_the_job_waits_until_the_first_is_ready(records, cheap, on_demand):
     history = records.history(records.capacity(1, at=100.0, offer=cheap))
-    assert choose(records, history, cheap, on_demand, at=110.0) == Wait(50.0, "no offer has capacity now")
+    assert choose(records, history, cheap, on_demand, at=110.0) == Postpone(50.0, "no offer has capacity now")
 
 
 def test_the_wait_ends_with_max_wait_and_then_on_demand_is_bought(records, cheap, on_demand):
     history = records.history(records.capacity(1, at=100.0, offer=cheap))
     wait = choose(records, history, cheap, on_demand, at=110.0, max_wait=120.0)
-    assert wait == Wait(10.0, "no offer has capacity now")
+    assert wait == Postpone(10.0, "no offer has capacity now")
     assert choose(records, history, cheap, on_demand, at=120.0, max_wait=120.0) == on_demand
 
 
@@ -107,23 +107,23 @@ def test_without_max_wait_on_demand_is_bought_after_the_default(records, cheap, 
     at = DEFAULT_MAX_WAIT_SECONDS
     history = records.history(records.capacity(1, at=at - 1, offer=cheap))
     assert choose(records, history, cheap, on_demand, at=at) == on_demand
-    assert isinstance(choose(records, history, cheap, on_demand, at=at - 0.5), Wait)
+    assert isinstance(choose(records, history, cheap, on_demand, at=at - 0.5), Postpone)
 
 
 def test_max_wait_counts_from_when_the_job_last_ran(records, cheap, on_demand):
     ran = records.launch(1, outcome="reclaimed", ended=5000.0)
     history = records.history(ran, records.capacity(2, at=5010.0, offer=cheap))
-    assert isinstance(choose(records, history, cheap, on_demand, at=5020.0, max_wait=60.0), Wait)
+    assert isinstance(choose(records, history, cheap, on_demand, at=5020.0, max_wait=60.0), Postpone)
     assert choose(records, history, cheap, on_demand, at=5060.0, max_wait=60.0) == on_demand
 
 
 def test_policy_spot_never_buys_on_demand_and_is_suspended_after_max_wait(records, cheap, on_demand):
     history = records.history(records.capacity(1, at=100.0, offer=cheap))
     spot = {"policy": "spot"}
-    assert choose(records, history, cheap, on_demand, at=150.0, **spot) == Wait(
+    assert choose(records, history, cheap, on_demand, at=150.0, **spot) == Postpone(
         10.0, "no offer has capacity now"
     )
-    assert choose(records, history, cheap, on_demand, at=150.0, max_wait=120.0, **spot) == Wait(
+    assert choose(records, history, cheap, on_demand, at=150.0, max_wait=120.0, **spot) == Postpone(
         10.0, "no offer has capacity now", suspends="no spot capacity within spot.max_wait of 120 s"
     )
     assert choose(records, history, cheap, on_demand, at=160.0, max_wait=120.0, **spot) == cheap
@@ -133,7 +133,7 @@ def test_policy_on_demand_takes_nothing_else_and_waits_for_it(records, cheap, on
     policy = {"policy": "on-demand"}
     assert choose(records, records.history(), cheap, on_demand, **policy) == on_demand
     history = records.history(records.capacity(1, at=0.0, offer=on_demand))
-    assert choose(records, history, cheap, on_demand, at=1.0, **policy) == Wait(
+    assert choose(records, history, cheap, on_demand, at=1.0, **policy) == Postpone(
         59.0, "no offer has capacity now"
     )
 
@@ -145,7 +145,7 @@ def test_where_there_is_no_spot_offer_on_demand_is_bought_at_once(records, on_de
 @pytest.mark.parametrize("policy", ["spot", "spot-then-on-demand", "on-demand"])
 def test_a_job_for_which_there_is_no_offer_at_all_is_given_up(records, policy):
     found = choose(records, records.history(), policy=policy)
-    assert found == GiveUp(f"no offer fits resources under spot.policy {policy!r}")
+    assert found == NoOffer(f"no offer fits resources under spot.policy {policy!r}")
 
 
 def test_a_refused_offer_is_not_tried_again(records, cheap, dear):
@@ -155,7 +155,7 @@ def test_a_refused_offer_is_not_tried_again(records, cheap, dear):
 
 def test_the_job_is_given_up_when_every_offer_was_refused(records, cheap):
     history = records.history(records.capacity(1, at=0.0, offer=cheap, outcome="refused"))
-    assert choose(records, history, cheap) == GiveUp("every offer was refused: none")
+    assert choose(records, history, cheap) == NoOffer("every offer was refused: none")
 
 
 def test_refusals_in_a_row_end_the_job_however_many_offers_there_are(records):
@@ -165,7 +165,7 @@ def test_refusals_in_a_row_end_the_job_however_many_offers_there_are(records):
         for n in range(MAX_REFUSALS_IN_A_ROW)
     ]
     assert choose(records, records.history(*refusals[:-1]), *offers) == offers[MAX_REFUSALS_IN_A_ROW - 1]
-    assert isinstance(choose(records, records.history(*refusals), *offers), GiveUp)
+    assert isinstance(choose(records, records.history(*refusals), *offers), NoOffer)
 
 
 def test_the_dry_run_shows_offers_in_the_order_of_trying(records, cheap, dear, on_demand):
@@ -193,7 +193,7 @@ def test_a_job_with_a_deadline_waits_for_spot_while_that_leaves_time_for_on_dema
 ):
     """A start takes 300 s, and may take a quarter more; two minutes are kept back: 0.14 of the 2 hours."""
     found = choose(records, no_spot(hours), cheap, on_demand, at=hours * HOUR, **BOTH_FULL)
-    assert isinstance(found, Wait) if waits else found == on_demand
+    assert isinstance(found, Postpone) if waits else found == on_demand
 
 
 @pytest.mark.parametrize(("hours", "taken"), [(0.5, "spot"), (1.85, "on-demand"), (4.0, "on-demand")])
@@ -210,7 +210,7 @@ def test_a_job_of_unknown_length_is_taken_to_need_three_quarters_of_its_deadline
 ):
     spot = {"policy": "deadline", "deadline": 10 * HOUR}
     found = choose(records, no_spot(hours), cheap, on_demand, at=hours * HOUR, **spot)
-    assert isinstance(found, Wait) if waits else found == on_demand
+    assert isinstance(found, Postpone) if waits else found == on_demand
 
 
 def underway(records, offer, *, hours, step):
@@ -294,6 +294,6 @@ def test_the_policy_of_a_plugin_chooses_with_the_options_of_the_job_file(records
         return choose(records, records.history(), *offers, policy="capped", options={"max_share": share})
 
     assert wants(0.4, dear, cheap, on_demand) == cheap
-    assert isinstance(wants(0.3, dear, cheap, on_demand), Wait)
+    assert isinstance(wants(0.3, dear, cheap, on_demand), Postpone)
     due = {"policy": "capped", "deadline": 3600.0, "length": 3500.0}
     assert choose(records, records.history(), cheap, on_demand, **due) == on_demand
