@@ -11,7 +11,7 @@ import click
 
 from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.unattended import tell_of_drivers
+from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cloudspot.cli import exit_codes
+from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.following.interrupts import Detached, Interrupts
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.terminal import can_hold_a_panel
-from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output

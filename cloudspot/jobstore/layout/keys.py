@@ -130,13 +130,13 @@ def _read_date(text: str) -> str:
 _ordinal, _step = _number(6, OrdinalOrZero), _number(12, Tally)
 _FIELDS = {
     "job": _Field(JOB_ID.pattern),
-    "writer": _text(KeyWord)._replace(pattern=r"[A-Za-z0-9_-]+"),  # A resumption's has a number behind it.
+    "writer": _Field(r"[A-Za-z0-9_-]+"),  # A nonce; a resumption's has a number behind it.
     "nonce": _text(KeyWord),
     "sha256": _text(Sha256),
-    "shared": _text(SharedKey)._replace(pattern=r"(?:code|agents)/[0-9a-f]{64}"),
+    "shared": _text(SharedKey),
     "remover": _Field(rf"{JOB_ID.pattern}|{re.escape(REAPER)}[0-9a-f]{{8}}"),
     "provider": _Field(r"[^/]+"),
-    "driver": _Field(r"[A-Za-z0-9-]+"),
+    "driver": _Field(r"[A-Za-z0-9-]{1,64}"),
     "event": _Field(r"[^/]+"),
     "input": _Field(r"[a-z][a-z0-9_-]*"),
     "newest_first": _Field(
