@@ -231,7 +231,9 @@ def test_smaller_batches_that_would_undo_steps_are_refused(framework_training, t
 
     too_large(monkeypatch, steps={4})
     main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_strategy="no")
-    with pytest.raises(SessionError, match="at step 3, and .* batches of 3: set per_device_train_batch_size"):
+    with pytest.raises(
+        SessionError, match=r"at step 3, and .* batches of 3: set per_device_train_batch_size"
+    ):
         framework_training(hooks).run(main)
 
 
