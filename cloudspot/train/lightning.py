@@ -67,8 +67,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Have the loaders of the training tracked.
 
         Raises:
-            SessionError: it is the second training, or to be resumed from a checkpoint of Lightning's own, or
-                a callback has state that cannot be saved.
+            SessionError: it is the second training, or a callback has state that cannot be saved.
         """
         if stage != "fit" or not has_agent() or _is_tuning(trainer):
             return
@@ -81,10 +80,6 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             raise SessionError(
                 f"SpotCallback cannot resume a training with {type(finder).__name__}: search with"
                 " lightning.pytorch.tuner.Tuner(trainer) before trainer.fit() instead"
-            )
-        if trainer.ckpt_path is not None:
-            raise SessionError(
-                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
             )
         refused = [type(each).__name__ for each in trainer.callbacks if isinstance(each, _REFUSED)]
         if refused:
@@ -107,19 +102,19 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             place.track(process(loader)) if trainer.training else process(loader)
         )
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the checkpoint from which a Tuner has put back what it had changed."""
-        if has_agent() and _is_tuning(trainer):
-            trainer.ckpt_path = None
-
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session, which restores the training.
 
         Raises:
-            SessionError: another number of ranks saved it.
+            SessionError: another number of ranks saved it, or it is to be resumed from a checkpoint of
+                Lightning's own.
         """
         if not has_agent():
             return
+        if trainer.ckpt_path is not None:  # in setup, it is that of a fit before this one
+            raise SessionError(
+                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
+            )
         self.run = spot.session(
             model=pl_module,
             dataloader=self._place,
