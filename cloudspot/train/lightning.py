@@ -41,9 +41,6 @@ _FETCHED_AHEAD = 3
 _REFUSED = (BaseFinetuning, *filter(None, [getattr(callbacks, "WeightAveraging", None)]))
 """They add groups of parameters on the way, or keep weights that only Lightning's own checkpoints have."""
 
-_FINDERS = (BatchSizeFinder, LearningRateFinder)
-"""They train, and put back what they have changed, before the training begins."""
-
 
 class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
     """Saves a Trainer's training when its machine has to go, and resumes it at the very batch.
@@ -70,26 +67,19 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Have the loaders of the training tracked.
 
         Raises:
-            SessionError: it is the second training, or to be resumed from a checkpoint of Lightning's own, or
-                a callback has state that cannot be saved.
+            SessionError: it is the second training, or a callback has state that cannot be saved.
         """
-        finders = [each for each in trainer.callbacks if isinstance(each, _FINDERS)]
-        # A Tuner's own callback ends that ``fit`` before ``on_fit_start`` comes here.
-        if stage != "fit" or not has_agent() or any(each._early_exit for each in finders):  # noqa: SLF001
+        if stage != "fit" or not has_agent() or _is_tuning(trainer):
             return
         if self.run is not None:
             raise SessionError(
                 "trainer.fit() was called a second time, and a job is one training, which cloudspot resumes:"
                 " submit the second one as a job of its own, or leave SpotCallback out of it"
             )
-        if finders:
+        for finder in _finders(trainer):
             raise SessionError(
-                f"SpotCallback cannot resume a training with {type(finders[0]).__name__}: search with"
+                f"SpotCallback cannot resume a training with {type(finder).__name__}: search with"
                 " lightning.pytorch.tuner.Tuner(trainer) before trainer.fit() instead"
-            )
-        if trainer.ckpt_path is not None:
-            raise SessionError(
-                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
             )
         refused = [type(each).__name__ for each in trainer.callbacks if isinstance(each, _REFUSED)]
         if refused:
@@ -116,10 +106,15 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Open the session, which restores the training.
 
         Raises:
-            SessionError: another number of ranks saved it.
+            SessionError: another number of ranks saved it, or it is to be resumed from a checkpoint of
+                Lightning's own.
         """
         if not has_agent():
             return
+        if trainer.ckpt_path is not None:  # in setup, it is that of a fit before this one
+            raise SessionError(
+                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
+            )
         self.run = spot.session(
             model=pl_module,
             dataloader=self._place,
@@ -224,6 +219,16 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if not self._has_passed:
             self._has_passed = True
             self._loop.begin_step()
+
+
+def _finders(trainer: Any) -> list[Any]:
+    """Return the callbacks that train before the training, and then put back what they have changed."""
+    return [each for each in trainer.callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
+
+
+def _is_tuning(trainer: Any) -> bool:
+    """Return whether this ``fit`` is a Tuner's, whose callback ends it in ``on_fit_start``, before ours."""
+    return any(each._early_exit for each in _finders(trainer))  # noqa: SLF001 - nothing public tells
 
 
 def _may_change_at_end(owner: Any) -> bool:

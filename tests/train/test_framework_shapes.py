@@ -41,6 +41,26 @@ class Stream(IterableDataset):
             yield Noisy()[index]
 
 
+class CountingStream(IterableDataset):
+    """Counts its epochs, and begins each at another sample."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        for index in range(NUM_SAMPLES):
+            yield Noisy()[(index + self.epoch) % NUM_SAMPLES]
+
+
+class StreamThatKeepsCount(CountingStream):
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
 class Words(Dataset):
     def __len__(self):
         return NUM_SAMPLES
@@ -231,7 +251,9 @@ def test_smaller_batches_that_would_undo_steps_are_refused(framework_training, t
 
     too_large(monkeypatch, steps={4})
     main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_strategy="no")
-    with pytest.raises(SessionError, match=r"at step 3, and .* batches of 3: set per_device_train_batch_size"):
+    with pytest.raises(
+        SessionError, match=r"at step 3, and .* batches of 3: set per_device_train_batch_size"
+    ):
         framework_training(hooks).run(main)
 
 
@@ -351,13 +373,23 @@ def lightning_main(
         pytest.param({"val_check_interval": 4, "plateau": "step"}, marks=pytest.mark.full),
         pytest.param({"plateau": "epoch"}, marks=pytest.mark.full),
         pytest.param({"data": Stream}, marks=pytest.mark.full),
+        {"data": StreamThatKeepsCount},
         {"accumulate_grad_batches": 2, "max_steps": 13},
     ],
     ids=str,
 )
 def test_what_a_trainer_of_lightning_learns_is_as_undisturbed(compare, arguments):
     final = compare(*lightning_main(**arguments), [3, 13, 19, 30])
-    assert final["left_early"] is (arguments.get("data") is Stream)
+    assert final["left_early"] is ("data" in arguments)
+
+
+def test_a_stream_that_counts_its_epochs_is_warned_of_by_name(framework_training, courier, caplog):
+    main, hooks = lightning_main(data=CountingStream)
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=22)
+    assert "CountingStream" not in caplog.text
+    assert training.run(main, restore=courier.carry(courier.drained()["step"]))
+    assert "What CountingStream yields must depend on nothing but set_epoch, a saved state" in caplog.text
 
 
 def accumulation():
@@ -414,6 +446,22 @@ def test_another_batch_size_than_that_of_the_checkpoint_is_refused(framework_tra
     assert not training.run(main, drain_at=3)
     with pytest.raises(SessionError, match="batches of 8 samples, and now the loader's have 4"):
         training.run(main, restore=courier.carry(courier.drained()["step"]))
+
+
+def test_a_checkpoint_of_lightnings_own_is_refused(framework_training, tmp_path):
+    from cloudspot.train.errors import SessionError
+
+    def main_from_checkpoint():
+        main()
+        trainer, model, loader = given
+        trainer.save_checkpoint(tmp_path / "own.ckpt")
+        trainer.callbacks = [type(each)() for each in trainer.callbacks]
+        trainer.fit(model, loader, ckpt_path=tmp_path / "own.ckpt")
+
+    given = []
+    main, hooks = lightning_main(tunes=lambda *made: given.extend(made), max_epochs=1)
+    with pytest.raises(SessionError, match=r"call trainer.fit\(\) without ckpt_path"):
+        framework_training(hooks).run(main_from_checkpoint)
 
 
 def test_a_second_fit_is_refused_by_name(framework_training):

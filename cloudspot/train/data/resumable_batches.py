@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -234,11 +235,10 @@ class Feed:
             self._loader.load_state_dict(ended["loader"])
             if ended["iterates"]:
                 set_epoch(self._loader, self.epoch - 1)
-                left = iter(self._loader)
-                if ended["is_over"] and next(left, self) is not self:
-                    raise SessionError(
-                        "the loader goes on after the end of its epoch: is it the same dataset?"
-                    )
+                rest = iter(self._loader)
+                # A StatefulDataLoader begins its next epoch where the script has left the last one.
+                if ended["is_over"] or not is_of_torchdata(self._loader):
+                    collections.deque(rest, maxlen=0)
         if not self._stateful or is_of_torchdata(self._loader):
             epoch_state.warn_of_counting(self._loader, self.epoch)
 

@@ -508,7 +508,7 @@ def test_a_loader_that_counts_its_epochs_is_resumed_exactly_or_warned_of_by_name
 
 
 @pytest.mark.parametrize("name", ["keeps count", "is told", "own loader", "sampler that keeps count"])
-@pytest.mark.parametrize("at", [6, 9])
+@pytest.mark.parametrize("at", [6, 9, 10])
 def test_in_a_loop_over_epochs_too(open_session, courier, until_held, name, at):
     def training(restore, drain_at=None):
         run = open_session(courier.begin(restore), model=torch.nn.Linear(1, 1))
