@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cloudspot.controller.actions import Announce
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import find_instance
-from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.journal.history import History
 
 

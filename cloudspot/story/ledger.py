@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -119,6 +119,29 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] | Non
         run_seconds=_union_seconds(lines, now),
         lines=tuple(lines),
     )
+
+
+def cost_until(
+    history: History,
+    ledger: Ledger,
+    now: datetime,
+    later: datetime,
+    currency: str,
+    *,
+    instances: Sequence[Instance] | None = None,
+) -> float:
+    """Return how much dearer the bill of ``later`` is than ``ledger``, the one of ``now``, in a currency.
+
+    Only launches with a machine that has not ended by ``now`` are billed again.
+    """
+    numbers = {line.launch for line in ledger.lines if line.ended is None or line.ended >= now}
+    after = (line for number in numbers for line in _lines(history.launches[number - 1], later, instances))
+    before = (line for number in numbers for line in ledger.by_launch[number])
+    return _spent_by(after, currency) - _spent_by(before, currency)
+
+
+def _spent_by(lines: Iterable[LedgerLine], currency: str) -> float:
+    return sum(line.spent for line in lines if line.currency == currency)
 
 
 def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:

@@ -33,7 +33,7 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
         tick = controller.run_pass()
         if not as_json:
             for event in in_order_of_time(tick.events):
-                echo_line(event_line(event))
+                echo_line(event_line(event, clock_of(job.store).now()))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
     finished = None if tick.history is None else tick.history.finished

@@ -9,14 +9,14 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from cloudspot.errors import CorruptData, JobNotFound, SpecError
+from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.access.patience import patient
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import read_first_submission, read_submission_of, submission_key
-from cloudspot.jobstore.journal.history import History, LaunchHistory, turns_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory, decode_job_file, turns_of
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout import codec, keys
@@ -79,10 +79,7 @@ def job_file_of(submission: Submission) -> JobSpec:
     Raises:
         SpecError: this version of cloudspot cannot read it.
     """
-    try:
-        return spec_from_json(submission.spec)
-    except SpecError as error:
-        raise SpecError(f"{submission_key(submission)}: {error}") from error
+    return decode_job_file(submission, submission_key(submission))
 
 
 def has_finished(store: ObjectStore, job_id: str) -> bool:
