@@ -172,7 +172,8 @@ def _first_line(path: Path) -> str:
 
 def broken_on_purpose() -> str:
     """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
-    modules = [ROOT / "tests" / "testing" / f"broken_{name}.py" for name in ("machines", "providers")]
+    places = ROOT / "tests" / "support" / "worlds"
+    modules = [places / f"broken_{name}.py" for name in ("machines", "providers")]
     rows = []
     for one in (one for module in modules for one in ast.parse(module.read_text(encoding="utf-8")).body):
         if isinstance(one, ast.ClassDef) and one.decorator_list:
@@ -378,11 +379,13 @@ def _field_table(type_: type[msgspec.Struct], prefix: str, fields: tuple[inspect
 
 
 def _bare(node: inspect.Type) -> inspect.Type:
-    """Return the type without ``| None`` and metadata."""
+    """Return the type without ``| None`` and metadata; of a string or a list of them, the list."""
     if isinstance(node, inspect.Metadata):
         return _bare(node.type)
     if isinstance(node, inspect.UnionType):
-        (member,) = (each for each in node.types if not isinstance(each, inspect.NoneType))
+        members = [each for each in node.types if not isinstance(each, inspect.NoneType)]
+        lists = [each for each in members if isinstance(each, inspect.VarTupleType)]
+        (member,) = lists or members
         return _bare(member)
     return node
 
@@ -403,6 +406,7 @@ def _extra(node: inspect.Type) -> dict[str, object]:
 def _kind(node: inspect.Type, path: str) -> str:
     """Return what may be written, in words."""
     special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max, hold, drive }`", "store": "URL"}
+    special["checkpoint.directory"] = "string, or list of strings"
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from cloudspot.decoding import Metrics, convert
+from cloudspot.host.names import printable
 from cloudspot.jobstore.records import (
     CheckpointId,
     Failed,
@@ -67,6 +68,8 @@ class Status:
         self.hears_others = False
         """Whether it listens to any: what they hear of, it hears of from them."""
         self.committed: CheckpointId | None = None
+        self.evidence: str | None = None
+        """How the newest checkpoint that a script wrote by itself was known to be complete."""
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
@@ -121,7 +124,8 @@ class Status:
         return tuple(self._warnings.values())
 
     def warn(self, subject: str, text: str | None) -> None:
-        """Replace the warning about a subject; None takes it back."""
+        """Replace the warning about a subject; None takes it back. It may hold names that are not UTF-8."""
+        text = None if text is None else printable(text)
         with self._warning:
             warnings = {name: said for name, said in self._warnings.items() if name != subject}
             self._warnings = warnings if text is None else {**warnings, subject: text}

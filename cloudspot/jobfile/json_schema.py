@@ -57,10 +57,13 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
     ("checkpoint",): {
-        "dependencies": {name: ["directory"] for name in ("complete_file", "incomplete_file", "on_notice")},
+        "dependencies": {
+            name: ["directory"] for name in ("complete_file", "exclude", "incomplete_file", "on_notice")
+        },
         "not": {"required": ["complete_file", "incomplete_file"]},
     },
-    ("checkpoint", "directory"): {"pattern": _INSIDE},
+    ("checkpoint", "directory"): {"pattern": _INSIDE, "items": {"pattern": _INSIDE}, "minItems": 1},
+    ("checkpoint", "exclude"): {"items": {"type": "string", "pattern": _INSIDE}},
     ("checkpoint", "complete_file"): {"pattern": _INSIDE},
     ("checkpoint", "incomplete_file"): {"pattern": _INSIDE},
     ("checkpoint", "on_notice"): {

@@ -1,0 +1,84 @@
+"""The watch of checkpoints against random habits of scripts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+
+import pytest
+from support.worlds.file_habits import COMMIT_SECONDS, Outcome, play, random_habit
+
+from cloudspot.agent.delivery.checkpoint_watch import PROVEN
+
+SLACK_SECONDS = 5.0
+
+
+def check(outcome: Outcome) -> None:
+    """Check what holds for every habit."""
+    habit = outcome.habit
+    for commit in outcome.commits:
+        assert commit.save is not None or commit.evidence not in PROVEN, ("torn", habit, commit)
+    allowed = 2 * habit.upload_seconds + COMMIT_SECONDS + SLACK_SECONDS
+    end = max((commit.at for commit in outcome.commits), default=0.0)
+    for moment, save, _ in outcome.recognized:
+        if moment + allowed <= end:
+            by_then = [each for each in outcome.commits if each.at <= moment + allowed]
+            newest = max((each.save or save for each in by_then), default=0)
+            assert newest >= save, ("old", habit, moment, save)
+    has_good = False
+    for _, kept in outcome.kept:
+        has_good = has_good or any(commit.save is not None for commit in kept)
+        assert not has_good or any(commit.save is not None for commit in kept), ("lost", habit, kept)
+
+
+def played(seeds: range) -> list[Outcome]:
+    return [play(random_habit(random.Random(seed)), seed) for seed in seeds]
+
+
+def test_some_dozens_of_habits_lose_nothing_that_was_recognized() -> None:
+    outcomes = played(range(40))
+    for outcome in outcomes:
+        check(outcome)
+    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 36
+
+
+@pytest.mark.full
+def test_a_thousand_habits_lose_nothing_that_was_recognized() -> None:
+    outcomes = played(range(1000))
+    for outcome in outcomes:
+        check(outcome)
+    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 950
+    assert {one.evidence for outcome in outcomes for one in outcome.commits} == {
+        "marker",
+        "index",
+        "next",
+        "quiet",
+    }
+
+
+if __name__ == "__main__":
+    delays: dict[str, list[float]] = {}
+    kinds: Counter[tuple[str, bool]] = Counter()
+    bad = Counter()
+    silent = []
+    for outcome in played(range(int(sys.argv[1]))):
+        try:
+            check(outcome)
+        except AssertionError as error:
+            bad[error.args[0][0]] += 1
+            if bad[error.args[0][0]] < 6:
+                print(error.args[0])
+        if not any(one.save for one in outcome.commits):
+            silent.append(outcome.habit)
+        for one in outcome.commits:
+            kinds[one.evidence, one.save is not None] += 1
+        for moment, save, evidence in outcome.recognized:
+            if save:
+                delays.setdefault(evidence, []).append(moment - outcome.whole_at[save])
+    print(bad, kinds, len(silent))
+    for habit in silent[:12]:
+        print(habit)
+    for evidence, found in delays.items():
+        found.sort()
+        print(evidence, len(found), "median", found[len(found) // 2], "p95", found[int(len(found) * 0.95)])
