@@ -68,8 +68,6 @@ class Status:
         self.hears_others = False
         """Whether it listens to any: what they hear of, it hears of from them."""
         self.committed: CheckpointId | None = None
-        self.evidence: str | None = None
-        """How the newest checkpoint that a script wrote by itself was known to be complete."""
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None

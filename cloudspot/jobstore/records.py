@@ -315,6 +315,8 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """When the training had handed over the first part; what it did later is repeated after a restart."""
     shared: Tally = 0
     """Bytes of it that earlier checkpoints hold too, and that were not sent again."""
+    evidence: str | None = None
+    """How a script's own checkpoint was known to be complete: see ``Part``."""
 
     @property
     def id(self) -> CheckpointId:
@@ -478,8 +480,6 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """Whether the script has opened a session in this generation; without one, steps are not counted."""
     metrics: Metrics
     committed: CheckpointId | None
-    evidence: str | None = None
-    """How the newest checkpoint that a script wrote by itself was known to be complete, if there is one."""
     stall_seconds: Seconds | None
     """How long the last save held up the training."""
     upload_seconds: Seconds | None

@@ -40,7 +40,9 @@ class CheckpointFiles:
         """``beside``: names of files that belong to a checkpoint that is a file, where they lie beside it."""
         self._work = work
         self._patterns = patterns
-        self._exclude = (*exclude, *SKIPPED)
+        skipped = [pattern.rstrip("/") for pattern in (*exclude, *SKIPPED)]
+        self._skipped_name = _any_of(pattern for pattern in skipped if "/" not in pattern)
+        self._skipped_path = _any_of(pattern for pattern in skipped if "/" in pattern)
         self._beside = beside
         self.ignored: Mapping[str, Stamp] = {}
         """What came with the code: where all of the directory is watched, no checkpoint until it changes."""
@@ -60,14 +62,15 @@ class CheckpointFiles:
         looks = [self._directory(name) for name in kept if self._is_directory(name)]
         looks += self._file_groups(files)
         with_pointers = [self._with_pointers(look, {*kept}) for look in looks]
-        written_to = self.writers(stamp.inode for look in with_pointers for stamp in look.files.values())
+        inodes = (stamp.inode for look in with_pointers for stamp in look.files.values())
+        written_to = self.writers(inodes, with_maps=False)
         there = {path for look in looks for path in look.files}
         self._edges = {path: edge for path, edge in self._edges.items() if path in there}
         return [self._judged(look, written_to) for look in with_pointers]
 
-    def writers(self, inodes: Iterable[int]) -> frozenset[int]:
-        """Return those of the files, by their inodes, that some process can write to, as far as it shows."""
-        return writers(frozenset(inodes), self._work.stat().st_dev)
+    def writers(self, inodes: Iterable[int], *, with_maps: bool = True) -> frozenset[int]:
+        """Return those of the files, by their inodes, that some process can write to: see ``writers``."""
+        return writers(frozenset(inodes), self._work.stat().st_dev, with_maps=with_maps)
 
     def _is_directory(self, name: str) -> bool:
         path = self._work / name
@@ -84,9 +87,7 @@ class CheckpointFiles:
 
     def _directory(self, name: str) -> Look:
         files = {
-            path: stamp
-            for path, stamp in self._below(name)
-            if name != "." or (self.ignored.get(path) != stamp and not self._is_excluded(path))
+            path: stamp for path, stamp in self._below(name) if name != "." or self.ignored.get(path) != stamp
         }
         roots = tuple(sorted(files)) if name == "." else (name,)
         return Look(name, step_of(Path(name).name), files, roots)
@@ -96,12 +97,12 @@ class CheckpointFiles:
         root = self._work if name == "." else self._work / name
         base = len(str(self._work)) + 1
         for parent, directories, names in os.walk(root):
-            directories[:] = [one for one in directories if not _fits(one, self._exclude)]
+            above = f"{parent}/"[base:]
+            directories[:] = [one for one in directories if not self._fits(one, above + one)]
             for one in names:
-                path = f"{parent}/{one}"
-                stamp = _stamp(path, root)
-                if stamp is not None and not self._is_excluded(path[base:]):
-                    yield path[base:], stamp
+                stamp = None if self._fits(one, above + one) else _stamp(f"{parent}/{one}", root)
+                if stamp is not None:
+                    yield above + one, stamp
 
     def _file_groups(self, names: Sequence[str]) -> list[Look]:
         """Return the matched files: those of one step belong together, those without one to each step."""
@@ -157,10 +158,9 @@ class CheckpointFiles:
     def _judged(self, look: Look, written_to: Collection[int]) -> Look:
         """Add what the content of the files says, and who writes to them."""
         appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
-        version = tuple(sorted(look.files.items()))
         known = self._finished.get(look.name)
-        if known is None or known[0] != version:
-            known = self._finished[look.name] = version, self._looks_finished(look)
+        if known is None or known[0] != look.version:
+            known = self._finished[look.name] = look.version, self._looks_finished(look)
         busy = frozenset(path for path, stamp in look.files.items() if stamp.inode in written_to)
         return replace(look, appended=frozenset(appended), written_to=busy, is_finished=known[1])
 
@@ -191,17 +191,17 @@ class CheckpointFiles:
         return looks_finished(self._work / look.name, files)
 
     def _is_excluded(self, path: str) -> bool:
-        return any(
-            _fits("/".join(path.split("/")[:end]), self._exclude) for end in range(1, path.count("/") + 2)
-        )
+        parts = path.split("/")
+        return any(self._fits(one, "/".join(parts[:end])) for end, one in enumerate(parts, 1))
+
+    def _fits(self, name: str, path: str) -> bool:
+        """Return whether a pattern of what is excluded fits the name or, if it has a slash, the path."""
+        return bool(self._skipped_name.match(name) or self._skipped_path.match(path))
 
 
-def _fits(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern fits the path or, if it has no slash, the name."""
-    return any(
-        fnmatch.fnmatchcase(path if "/" in each else path.rpartition("/")[2], each.rstrip("/"))
-        for each in patterns
-    )
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression that matches what any of the patterns does."""
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def _selectors(root: str) -> frozenset[str]:
@@ -283,30 +283,37 @@ def file_step_of(path: str) -> int | None:
     return step_of(name)
 
 
-def writers(inodes: Collection[int], device: int) -> frozenset[int]:
+def writers(inodes: Collection[int], device: int, *, with_maps: bool = True) -> frozenset[int]:
     """Return those of the files of a device, by their inodes, that some process can write to.
 
-    A file counts that is open for writing, or mapped for it. Processes of other users are not seen, and none
-    is where there is no ``/proc``, as on macOS.
+    A file counts that is open for writing, or ``with_maps``, which takes longer, mapped for it. Processes of
+    other users are not seen, and none is where there is no ``/proc``, as on macOS.
     """
     own, found = str(os.getpid()), set()
     for process in _PROC.iterdir() if inodes and _PROC.joinpath("self/fd").is_dir() else []:
         if not process.name.isdigit() or process.name == own:
             continue
-        with suppress(OSError), os.scandir(process / "fd") as descriptors:  # ended meanwhile, or not ours
+        with suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended meanwhile, or not ours
             for descriptor in descriptors:
                 with suppress(OSError):
                     status = descriptor.stat()
                     is_wanted = status.st_ino in inodes and status.st_dev == device
                     if is_wanted and _writes(process / "fdinfo" / descriptor.name):
                         found.add(status.st_ino)
-            with (process / "maps").open("rb") as maps:
-                for line in maps:
-                    _, access, _, place, inode, *_ = line.split(None, 5)
-                    if access[1:4:2] == b"ws" and int(inode) in inodes:
-                        major, minor = (int(number, 16) for number in place.split(b":"))
-                        if os.makedev(major, minor) == device:
-                            found.add(int(inode))
+            if with_maps:
+                found |= _mapped(process / "maps", inodes, device)
+    return frozenset(found)
+
+
+def _mapped(maps: Path, inodes: Collection[int], device: int) -> frozenset[int]:
+    """Return which of the files a process has mapped, shared and for writing."""
+    found = set()
+    for line in maps.read_bytes().splitlines():
+        _, access, _, place, inode, *_ = line.split(None, 5)
+        if access[1:4:2] == b"ws" and int(inode) in inodes:
+            major, minor = (int(number, 16) for number in place.split(b":"))
+            if os.makedev(major, minor) == device:
+                found.add(int(inode))
     return frozenset(found)
 
 
@@ -321,7 +328,7 @@ def _stamp(path: str, root: Path) -> Stamp | None:
     try:
         status = os.lstat(path)  # a Path takes far longer, and there may be ten thousand
         if stat.S_ISLNK(status.st_mode):
-            if not Path(path).resolve().is_relative_to(root.resolve()):
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 return None
             status = Path(path).stat()
     except OSError:

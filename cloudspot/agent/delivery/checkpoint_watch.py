@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -65,6 +66,11 @@ class Look:
     """Those that a process has open for writing."""
     is_finished: bool = False
     """Whether its content says that it is whole."""
+
+    @cached_property
+    def version(self) -> Version:
+        """Return its files with their stamps, sorted."""
+        return tuple(sorted(self.files.items()))
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class CheckpointWatch:
         memory = self.memory
         if memory.before is None:
             memory.came_with_code = tuple(root for look in looks for root in look.roots)
-        memory.before, memory.asked = {look.name: version_of(look) for look in looks}, None
+        memory.before, memory.asked = {look.name: look.version for look in looks}, None
         memory.settled = {
             name: each for name, each in memory.settled.items() if memory.before.get(name) == each.version
         }
@@ -243,7 +249,7 @@ class CheckpointWatch:
             return
         self.memory.asked = {
             look.name: Asked(
-                version_of(look),
+                look.version,
                 # What the script has not touched was restored, or came with the code; what its content says
                 # is complete may be too new to be sure of, but is not what the script writes now.
                 self.is_complete(look) or self._says_finished(look) or not self.is_new(look),
@@ -264,7 +270,7 @@ class CheckpointWatch:
     def is_new(self, look: Look | State) -> bool:
         """Return whether the script has written to the checkpoint."""
         before = (self.memory.before or {}).get(look.name)
-        return before is None or not self._is_same(before, version_of(look))
+        return before is None or not self._is_same(before, look.version)
 
     def is_answer(self, look: Look | State) -> bool:
         """Return whether the script has begun to write this after it was asked to save."""
@@ -274,7 +280,7 @@ class CheckpointWatch:
         then = asked.get(look.name)
         if then is None:
             return True
-        has_changed = not self._is_same(then.version, version_of(look))
+        has_changed = not self._is_same(then.version, look.version)
         return has_changed and (then.was_complete or look.name in self._rewritten)
 
     def is_complete(self, look: Look) -> bool:
@@ -284,7 +290,7 @@ class CheckpointWatch:
             return False
         if self._complete_file is not None and not self._has(look, self._complete_file):
             return False
-        return self._is_same(settled.version, version_of(look))
+        return self._is_same(settled.version, look.version)
 
     def complete(self, looks: Iterable[Look]) -> tuple[State, ...]:
         """Return what is complete and was written here, the newest last."""
@@ -318,7 +324,7 @@ class CheckpointWatch:
 
     def own_version(self, look: Look) -> Version:
         """Return the version of a checkpoint without its logs."""
-        return self._strip(version_of(look))
+        return self._strip(look.version)
 
     def logs_of(self, look: Look) -> Mapping[str, Stamp]:
         """Return the files of a checkpoint that grow from save to save: they go along, as far as they are."""
@@ -451,7 +457,7 @@ class CheckpointWatch:
 
     def _has_changed(self, look: Look) -> bool:
         seen = self._seen.get(look.name)
-        return seen is None or not self._is_same(version_of(seen.look), version_of(look))
+        return seen is None or not self._is_same(seen.look.version, look.version)
 
     def _first_change(self, look: Look) -> str:
         seen = self._seen.get(look.name)
@@ -575,8 +581,3 @@ def paths_of(look: Look, name: str) -> frozenset[str]:
 def is_log(path: str) -> bool:
     """Return whether a file is a log by its name."""
     return _LOG.match(path.rpartition("/")[2]) is not None
-
-
-def version_of(look: Look | State) -> Version:
-    """Return the files of a checkpoint with their stamps."""
-    return look.version if isinstance(look, State) else tuple(sorted(look.files.items()))

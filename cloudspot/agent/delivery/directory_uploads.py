@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
 """The time between two looks, at least."""
-LOOK_SHARE = 0.02
+LOOK_SHARE = 0.05
 """The share of a core that looking may take."""
 COMMIT_SECONDS = 5.0
 """The time between two commits, at least, while the script trains."""
@@ -231,7 +231,7 @@ class DirectoryUploads:
             return False
         if self._status.generation != self._context.memory.generation:
             return False  # its script has not started here: what there is was restored, or came with the code
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         if (
             not now
             and self._alive
@@ -261,7 +261,7 @@ class DirectoryUploads:
         self._status.warn("directories", self._restlessness())
         self._status.warn("directory names", self._misnamed(complete))
         self._looked_at = time.monotonic()
-        self._look_seconds = self._looked_at - began
+        self._look_seconds = time.thread_time() - used
         return True
 
     def _offer(self, state: State) -> None:
@@ -426,8 +426,6 @@ class DirectoryUploads:
             committed = commit(save, began)
             if committed is not None and committed.id != save.checkpoint:
                 return False  # a later one was committed meanwhile
-            if committed is not None:
-                self._status.evidence = part.evidence
         except CorruptData:
             if self._stands(save):
                 self._steps[save.step] = None

@@ -107,7 +107,6 @@ class HeartbeatWriter:
             has_session=status.has_session,
             metrics=status.metrics(),
             committed=status.committed,
-            evidence=status.evidence,
             stall_seconds=status.stall_seconds,
             upload_seconds=status.upload_seconds,
             notice_seconds=status.notice_seconds,

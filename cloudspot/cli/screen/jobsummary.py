@@ -152,7 +152,8 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
         return "none"
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
-    return f"step {commit['step']}, {size}{verified}"
+    evidence = f", {commit['evidence']}" if commit["evidence"] else ""
+    return f"step {commit['step']}, {size}{verified}{evidence}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

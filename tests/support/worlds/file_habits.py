@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch, Look, Memory, Stamp, State, version_of
+from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch, Look, Memory, Stamp, State
 
 LOOK_SECONDS = 0.25
 COMMIT_SECONDS = 5.0
@@ -315,6 +315,3 @@ def _looks(script: Script, disk: Disk, seen: dict[str, tuple[Stamp, int]]) -> It
             frozenset(busy),
             is_finished,
         )
-
-
-__all__ = ["Commit", "Habit", "Outcome", "play", "random_habit", "version_of"]
