@@ -47,7 +47,7 @@ def test_what_is_generated_is_up_to_date(generate):
 def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "cloudspot").mkdir()
-    (tmp_path / "tests" / "testing").mkdir(parents=True)
+    (tmp_path / "tests" / "support" / "worlds").mkdir(parents=True)
     for name in (
         "README.md",
         "docs/generate.py",

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -50,19 +50,26 @@ class CheckpointFiles:
         self._finished: dict[str, tuple[tuple[tuple[str, Stamp], ...], bool]] = {}
         self._pointers: dict[str, tuple[Stamp, str]] = {}
 
-    def looks(self) -> list[Look] | None:
-        """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest."""
+    def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
+        """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest.
+
+        Who writes to what ``is_settled`` is not looked for: that takes long where processes have much open.
+        """
         try:
-            matches = sorted({path for pattern in self._patterns for path in expand(self._work, pattern)})
+            return self._scan(is_settled)
         except OSError:
             return None
+
+    def _scan(self, is_settled: Callable[[Look], bool]) -> list[Look]:
+        matches = sorted({path for pattern in self._patterns for path in expand(self._work, pattern)})
         names = [path.relative_to(self._work).as_posix() for path in matches]
         kept = [name for name in names if not self._is_excluded(name)]
         files = [name for name in kept if (self._work / name).is_file() and not self._is_foreign(name, kept)]
         looks = [self._directory(name) for name in kept if self._is_directory(name)]
         looks += self._file_groups(files)
         with_pointers = [self._with_pointers(look, {*kept}) for look in looks]
-        inodes = (stamp.inode for look in with_pointers for stamp in look.files.values())
+        open_ones = [look for look in with_pointers if not is_settled(look)]
+        inodes = (stamp.inode for look in open_ones for stamp in look.files.values())
         written_to = self.writers(inodes, with_maps=False)
         there = {path for look in looks for path in look.files}
         self._edges = {path: edge for path, edge in self._edges.items() if path in there}

@@ -45,6 +45,8 @@ LOOK_SECONDS = 0.25
 """The time between two looks, at least."""
 LOOK_SHARE = 0.05
 """The share of a core that looking may take."""
+NUM_TRIES = 100
+"""How often to look for what has just changed under a look."""
 COMMIT_SECONDS = 5.0
 """The time between two commits, at least, while the script trains."""
 _HOW = {
@@ -100,6 +102,8 @@ class DirectoryUploads:
         """The newest complete state that is not in the bucket."""
         self._maybe: SetAside | None = None
         """The newest state that may turn out complete when the next save begins."""
+        self._last: tuple[State, ...] = ()
+        """What this generation has committed last: what is older is not committed after it."""
         self._uploading: SetAside | None = None
         self._number = itertools.count()
         self._committed_at = float("-inf")
@@ -124,9 +128,11 @@ class DirectoryUploads:
 
     def begin(self, restored: Restored) -> None:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
-        self.end_of_script()
+        if self._watch.memory.before is not None:
+            self.end_of_script()
         with self._looking:
             self._steps.clear()
+            self._last = ()
             self._put_back_code()
             memory = self._watch.memory
             is_first = memory.before is None
@@ -216,10 +222,12 @@ class DirectoryUploads:
                     _log.warning("the checkpoints cannot be looked at now: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
-        """Return what is there, which is then known, once no directory disappears during the scan."""
-        while (looks := self._files.looks()) is None:
+        """Return what is there, once no directory disappears during the look."""
+        for _ in range(NUM_TRIES):
+            if (looks := self._files.looks(lambda _: True)) is not None:
+                self._looks = tuple(looks)
+                break
             time.sleep(0.01)
-        self._looks = tuple(looks)
         return self._looks
 
     def _look(self, *, now: bool = False) -> bool:
@@ -238,7 +246,7 @@ class DirectoryUploads:
             and began < self._looked_at + max(LOOK_SECONDS, self._look_seconds / LOOK_SHARE)
         ):
             return True
-        looks = self._files.looks()
+        looks = self._files.looks(self._watch.is_complete)
         if looks is None:
             return True
         self._looks = tuple(looks)
@@ -249,10 +257,8 @@ class DirectoryUploads:
         for state in told:
             self._promote(state)
         complete = self._watch.complete(looks)
-        newest = max((state.step or 0 for state in complete), default=0)
-        for state in complete:
-            if (state.step or 0) == newest:
-                self._offer(state)
+        if complete:
+            self._offer(complete[-1])
         candidate = self._watch.candidate() if self._alive else None
         if candidate is not None and not self._is_held(candidate):
             self._replace("_maybe", self._take(candidate))
@@ -266,9 +272,8 @@ class DirectoryUploads:
 
     def _offer(self, state: State) -> None:
         """Set aside a complete state, unless it is known or older than what waits."""
-        if _plain(state) in self._known or (
-            self._ready is not None and state.order < self._ready.state.order
-        ):
+        waiting = [] if self._ready is None else [self._ready.state]
+        if _plain(state) in self._known or any(state.order < one.order for one in (*waiting, *self._last)):
             return
         if self._ready is not None and _plain(self._ready.state) == _plain(state):
             return
@@ -385,6 +390,7 @@ class DirectoryUploads:
             return
         with self._looking:
             self._known.add(_plain(state))
+            self._last = (state,)
             self._committed_at = time.monotonic()
             if state.evidence != "quiet":
                 self._doubtful.clear()

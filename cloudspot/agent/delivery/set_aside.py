@@ -17,7 +17,7 @@ ROOM = 3
 """A copy is made only if the disk has room for so many: the script's next save needs one besides it, too."""
 _FICLONE = 0x40049409
 """From linux/fs.h: share the blocks of another file, copy on write."""
-_NO_CLONE = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Way = Literal["clone", "link", "copy", "direct"]
 """``link`` protects a file from being deleted or replaced, ``direct`` from nothing."""
@@ -39,8 +39,18 @@ class _Stamp(NamedTuple):
 class SetAside:
     """The files of a state below a directory of the agent's own."""
 
-    def __init__(self, state: State, root: Path, files: tuple[File, ...], ways: Mapping[str, Way]) -> None:
+    def __init__(
+        self,
+        state: State,
+        root: Path,
+        files: tuple[File, ...],
+        ways: Mapping[str, Way],
+        *,
+        is_own: bool = True,
+    ) -> None:
+        """``is_own``: the root is no directory of the script's."""
         self.state = state
+        self.is_own = is_own
         self.root = root
         self.files = files
         self._sources: dict[Path, _Stamp] = {}
@@ -74,7 +84,8 @@ class SetAside:
 
     def drop(self) -> None:
         """Remove it: else what the script deletes would stay on the disk."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        if self.is_own:
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 def set_aside(
@@ -124,10 +135,30 @@ def set_aside(
                 found.note(source, stamp)
         if writers({stamp.inode for _, stamp in state.version}):
             raise FileNotFoundError(state.name)
-    except OSError:  # changed or gone, or no room to copy
+    except OSError as error:
         shutil.rmtree(root, ignore_errors=True)
-        return None
+        if error.errno in _FULL:
+            return _where_it_is(state, work, writers)
+        return None  # changed or gone
     return found
+
+
+def _where_it_is(
+    state: State, work: Path, writers: Callable[[Collection[int]], Collection[int]]
+) -> SetAside | None:
+    """Return a state as it lies there, if it still does: the disk has no room for anything."""
+    try:
+        files = tuple(
+            file_of(path, stamp.size, mode=(work / path).stat().st_mode & 0o777)
+            for path, stamp in sorted(state.version, key=lambda entry: entry[1].written_at)
+        )
+        ways: dict[str, Way] = {path: "direct" for path, _ in state.version}
+        found = SetAside(state, work, files, ways, is_own=False)
+        for path, stamp in state.version:
+            found.note(work / path, stamp)
+    except OSError:
+        return None
+    return found if found.holds(writers) else None
 
 
 def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: bool) -> Way:
@@ -142,7 +173,7 @@ def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: b
             _copy(source, target, size)
             shutil.copystat(source, target)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in _FULL:
                 raise
             target.unlink(missing_ok=True)
         else:
@@ -160,11 +191,9 @@ def _clone(source: Path, target: Path) -> bool:
     with source.open("rb") as from_file, target.open("xb") as to_file:
         try:
             fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
-        except OSError as error:
+        except OSError:
             target.unlink()
-            if error.errno in _NO_CLONE:
-                return False
-            raise
+            return False
     return True
 
 

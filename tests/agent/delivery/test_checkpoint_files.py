@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -271,3 +272,18 @@ def test_what_somebody_writes_to_is_not_set_aside(tmp_path: Path) -> None:
     inodes = frozenset(stamp.inode for stamp in one.files.values())
     assert taken(tmp_path / "work", one, must_copy=False, writing=inodes) is None
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_on_a_full_disk_a_checkpoint_is_read_where_it_is_and_never_removed(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    path = write(tmp_path / "work", "model.pt")
+    monkeypatch.setattr("cloudspot.agent.delivery.set_aside._take", full)
+    kept = taken(tmp_path / "work", look(files(tmp_path / "work", "model.pt")), must_copy=True)
+    assert kept is not None
+    assert (kept.ways, kept.root) == ({"direct"}, tmp_path / "work")
+    kept.drop()
+    assert path.read_bytes() == b"weights"

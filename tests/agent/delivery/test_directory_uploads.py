@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +30,10 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time.monotonic", made)
+    times = SimpleNamespace(monotonic=made, thread_time=lambda: 0.0, sleep=time.sleep)
+    monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time", times)
+    # What other processes of this machine have open is none of these tests'.
+    monkeypatch.setattr("cloudspot.agent.delivery.checkpoint_files.writers", lambda *_, **__: frozenset())
     return made
 
 
@@ -261,3 +267,27 @@ def test_a_disk_without_room_is_said(script, monkeypatch):
     assert warning.startswith("there is no room to set out aside")
     one.carry()
     assert one.kept() == ["weights 1"]
+
+
+def test_an_older_checkpoint_is_not_committed_after_a_newer_one_that_is_gone(script):
+    one = script(directory="out/step-*", complete_file="done")
+    for step in (10, 20):
+        one.write(f"out/step-{step}/model", f"weights {step}")
+        one.write(f"out/step-{step}/done", "")
+    one.wait(1.0)
+    one.carry()
+    shutil.rmtree(one.work / "out" / "step-20")
+    one.wait(20.0)
+    one.carry()
+    assert one.kept() == ["weights 20"]
+
+
+def test_a_complete_checkpoint_that_came_with_the_code_is_not_committed(bench, clock):
+    life = bench.life(checkpoint={"directory": "out/step-*", "complete_file": "done"})
+    (life.context.node.work / "out" / "step-10").mkdir(parents=True)
+    for name in ("model", "done"):
+        (life.context.node.work / "out" / "step-10" / name).write_text("of the code")
+    one = Script(bench, clock, directory="out/step-*", complete_file="done")
+    one.wait(20.0)
+    one.carry()
+    assert one.kept() == []
