@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections import Counter
 
 import pytest
 from support.worlds.file_habits import COMMIT_SECONDS, Outcome, play, random_habit
@@ -37,48 +35,18 @@ def played(seeds: range) -> list[Outcome]:
 
 
 def test_some_dozens_of_habits_lose_nothing_that_was_recognized() -> None:
-    outcomes = played(range(40))
+    outcomes = played(range(24))
     for outcome in outcomes:
         check(outcome)
-    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 36
+    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 22
 
 
 @pytest.mark.full
-def test_a_thousand_habits_lose_nothing_that_was_recognized() -> None:
-    outcomes = played(range(1000))
+@pytest.mark.parametrize("first", range(0, 1000, 50))
+def test_a_thousand_habits_lose_nothing_that_was_recognized(first: int) -> None:
+    outcomes = played(range(first, first + 50))
     for outcome in outcomes:
         check(outcome)
-    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 950
-    assert {one.evidence for outcome in outcomes for one in outcome.commits} == {
-        "marker",
-        "index",
-        "next",
-        "quiet",
-    }
-
-
-if __name__ == "__main__":
-    delays: dict[str, list[float]] = {}
-    kinds: Counter[tuple[str, bool]] = Counter()
-    bad = Counter()
-    silent = []
-    for outcome in played(range(int(sys.argv[1]))):
-        try:
-            check(outcome)
-        except AssertionError as error:
-            bad[error.args[0][0]] += 1
-            if bad[error.args[0][0]] < 6:
-                print(error.args[0])
-        if not any(one.save for one in outcome.commits):
-            silent.append(outcome.habit)
-        for one in outcome.commits:
-            kinds[one.evidence, one.save is not None] += 1
-        for moment, save, evidence in outcome.recognized:
-            if save:
-                delays.setdefault(evidence, []).append(moment - outcome.whole_at[save])
-    print(bad, kinds, len(silent))
-    for habit in silent[:12]:
-        print(habit)
-    for evidence, found in delays.items():
-        found.sort()
-        print(evidence, len(found), "median", found[len(found) // 2], "p95", found[int(len(found) * 0.95)])
+    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 45
+    found = {one.evidence for outcome in outcomes for one in outcome.commits}
+    assert found == {"marker", "index", "next", "quiet"}
