@@ -348,6 +348,8 @@ class DirectoryUploads:
             if not hurries and time.monotonic() < self._committed_at + COMMIT_SECONDS:
                 return
             with self._looking:
+                if self._expects_answer():
+                    return
                 taken, self._ready = self._ready, None
                 self._uploading = taken
             if taken is None:
@@ -363,6 +365,16 @@ class DirectoryUploads:
                 self._uploading = None
                 if taken is not None:
                     taken.drop()
+
+    def _expects_answer(self) -> bool:
+        """Return whether the script has begun to save because it was asked to, and this is not that yet.
+
+        What was complete before could take the time that its upload needs. It is uploaded if the script ends
+        without.
+        """
+        if not self._alive or not self._watch.was_asked or self._ready is None:
+            return False
+        return not self._watch.is_answer(self._ready.state) and any(map(self._watch.is_answer, self._looks))
 
     def unsent(self) -> list[State]:
         """Return the newest complete state that is not in the bucket, if there is one."""

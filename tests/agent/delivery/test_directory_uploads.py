@@ -291,3 +291,20 @@ def test_a_complete_checkpoint_that_came_with_the_code_is_not_committed(bench, c
     one.wait(20.0)
     one.carry()
     assert one.kept() == []
+
+
+@pytest.mark.parametrize(("exited_0", "kept"), [(True, ["weights 20"]), (False, ["weights 10"])])
+def test_what_was_complete_before_a_notice_takes_no_time_from_what_is_saved_because_of_it(
+    script, exited_0, kept
+):
+    one = script(directory="out/step-*", on_notice="SIGTERM")
+    one.write("out/step-10/model", "weights 10")
+    one.wait(2.0)
+    one.uploads.ask()
+    one.write("out/step-20/model", "weights 20")
+    one.wait(0.5)
+    one.carry()
+    assert one.kept() == []
+    one.uploads.end_of_script(exited_0=exited_0)
+    one.carry()
+    assert one.kept() == kept
