@@ -4,7 +4,8 @@ python benchmarks/restart.py [--rounds 5] [--nodes 1] [--gpu] [--job FILE]
 
 Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
 without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same
-run. With another job, such as examples/hf-trainer/job.toml, there is no reference.
+run. With another job, such as examples/hf-trainer/job.toml, there is no reference, and it is run without its
+``run.preload``, too.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def cold_start(num_nodes: int, devices: str) -> float:
                 node.stdout.close()
 
 
-def restart(home: Path, job: Path, num_nodes: int, devices: str, *, has_fork_server: bool) -> float:
+def restart(home: Path, job: Path, num_nodes: int, devices: str, *, override: str) -> float:
     """Return the seconds from the SIGKILL of the last rank to the first step of the next generation."""
     rank = num_nodes - 1
     environment = {**os.environ, "CLOUDSPOT_LOCAL_HOME": str(home)}
@@ -93,7 +94,7 @@ def restart(home: Path, job: Path, num_nodes: int, devices: str, *, has_fork_ser
         *("--set", 'checkpoint.interval="1s"', "--set", "providers.local.reclaims=[]"),
         *("--set", f"nodes={num_nodes}", "--set", 'run.env.TINY_EPOCHS="400"'),
         *("--set", f'run.env.CUDA_VISIBLE_DEVICES="{devices}"'),
-        *("--set", f"run.fork_server={str(has_fork_server).lower()}"),
+        *("--set", override),
     ]
     cli = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -136,24 +137,23 @@ def main() -> None:
     devices = "0" if options.gpu else ""
     job = options.job or JOB / "job.toml"
     colds: list[float] = []
-    restarts: dict[bool, list[float]] = {True: [], False: []}
+    variants = {"with the fork server": "run.fork_server=true", "without it": "run.fork_server=false"}
+    if options.job is not None:
+        variants["without run.preload"] = "run.preload=[]"
+    restarts: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(options.rounds):
         if options.job is None:
             colds.append(cold_start(options.nodes, devices))
-        for has_fork_server, found in restarts.items():
+        for variant, found in restarts.items():
             with tempfile.TemporaryDirectory() as name:
                 home = Path(name) / "home"
-                found.append(restart(home, job, options.nodes, devices, has_fork_server=has_fork_server))
-        forked, started = (found[-1] for found in restarts.values())
+                found.append(restart(home, job, options.nodes, devices, override=variants[variant]))
+        seconds = ", ".join(f"{variant} {found[-1]:.2f} s" for variant, found in restarts.items())
         cold = f"cold start {colds[-1]:.2f} s, " if colds else ""
-        print(
-            f"round {number + 1}: {cold}restart {forked:.2f} s, without the fork server {started:.2f} s",
-            flush=True,
-        )
-    for has_fork_server, found in restarts.items():
-        what = "with" if has_fork_server else "without"
+        print(f"round {number + 1}: {cold}restart {seconds}", flush=True)
+    for variant, found in restarts.items():
         spread = f"{min(found):.2f} to {max(found):.2f}"
-        line = f"restart {what} the fork server: median {statistics.median(found):.2f} s ({spread})"
+        line = f"restart {variant}: median {statistics.median(found):.2f} s ({spread})"
         if colds:
             ratio = statistics.median(r / c for r, c in zip(found, colds, strict=True))
             line += f", {ratio:.2f} x a cold start"

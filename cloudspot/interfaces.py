@@ -335,8 +335,8 @@ class PreemptionSource(ABC):
 
     notice_seconds: float
     """How long this provider's notices are, in seconds: the deadline of a notice that states no time, and the
-    longest that a stated time is believed, since the node's clock may be wrong. Set it in the class, or per
-    instance where the job decides."""
+    longest that a stated time is believed, since the node's clock may be wrong (not so
+    ``deadline_monotonic``). Set it in the class, or per instance where the job decides."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 
@@ -821,6 +821,9 @@ class Provider(ABC):
     """Its machines are processes of the computer that drives them, and end when that is switched off. A job
     of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
     what runs there."""
+    cut_network_advice: ClassVar[str] = ""
+    """What may keep its machines from reaching one another, and what to change, for the message that they do
+    not."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
     """The options that name something of the computer that drives, such as a profile or a file with
     credentials. A driver takes them from its own note of the job or from its user's config file, never

@@ -51,6 +51,12 @@ class EndReason(str, enum.Enum):
     """It shut itself down from the inside."""
     LOST = "lost"
     """The host failed."""
+    CAPACITY = "capacity"
+    """It never ran: there was no room for it after all."""
+    QUOTA = "quota"
+    """It never ran: a quota left no room for what it needs."""
+    UNSTARTABLE = "unstartable"
+    """It never ran, for a reason that the next machine of the same request would meet too."""
     UNKNOWN = "unknown"
 
 
@@ -245,6 +251,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     store_url: str = ""
     """Its InstanceGroup's; empty if the provider cannot tell."""
+    detail: str = ""
+    """One line for people, where the provider says it: why the machine ended, or why it has not started, and
+    what to change. Empty: it says nothing, or all is as usual."""
 
     @property
     def node_name(self) -> str:
@@ -288,6 +297,10 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     store_url: str = ""
     """The store of the job's records, without credentials, for a tag: it leads people to the job, and tells
     controllers the machine from those of another store's job of the same id."""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The job's own, for providers whose machines can carry them."""
+    drives: bool = False
+    """Its nodes drive the job at their end (``nodes.drive``), which takes a driver's rights."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

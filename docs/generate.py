@@ -172,8 +172,9 @@ def _first_line(path: Path) -> str:
 
 def broken_on_purpose() -> str:
     """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
-    places = ROOT / "tests" / "support" / "worlds"
-    modules = [places / f"broken_{name}.py" for name in ("machines", "providers")]
+    modules = [
+        ROOT / "tests" / "support" / "worlds" / f"broken_{name}.py" for name in ("machines", "providers")
+    ]
     rows = []
     for one in (one for module in modules for one in ast.parse(module.read_text(encoding="utf-8")).body):
         if isinstance(one, ast.ClassDef) and one.decorator_list:

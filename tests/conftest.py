@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import gc
 import itertools
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ _IS_FULL = re.compile(r"^pytestmark = (\[\s+)?.*\bpytest\.mark\.full\b", re.MULT
 
 _M_MMAP_THRESHOLD = -3
 """From glibc's ``malloc.h``."""
+
+_EARLY = 0.6
+"""The part of a worker's tests among which its end-to-end tests are spread."""
 
 _forced_exits: list[str] = []
 """What would have ended the tests' own process, where no test has looked at it yet."""
@@ -154,18 +157,26 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread the end-to-end tests, which mostly wait, among the modules of the others, which compute.
 
-    Several workers, which take the list in chunks, then keep the cores busy from the first minute to the last.
+    Each of several workers begins with an equal share of the list. It meets its end-to-end tests early in its
+    share, so that they wait while the others compute, and nobody waits for them at the end.
     """
-    waiting = collections.deque(item for item in items if "e2e" in item.path.parts)
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting = [item for item in items if "e2e" in item.path.parts]
     others = [item for item in items if "e2e" not in item.path.parts]
-    num_waiting = len(waiting)
+    due: deque[tuple[float, pytest.Item]] = deque()
+    for worker in range(num_workers):
+        own = waiting[worker::num_workers]
+        start, share = worker * len(others) / num_workers, len(others) / num_workers
+        due += [(start + _EARLY * share * number / len(own), item) for number, item in enumerate(own)]
     items.clear()
+    num_placed = 0
     for _, module in itertools.groupby(others, lambda item: item.path):
-        items += module
-        num_due = num_waiting * (len(items) - num_waiting + len(waiting)) // len(others)
-        while len(waiting) > num_waiting - num_due:
-            items.append(waiting.popleft())
-    items += waiting
+        while due and due[0][0] <= num_placed:
+            items.append(due.popleft()[1])
+        tests = list(module)
+        items += tests
+        num_placed += len(tests)
+    items += (item for _, item in due)
 
 
 def _wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:

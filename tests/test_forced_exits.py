@@ -9,7 +9,7 @@ import pytest
 
 from cloudspot.train.uncaught_errors import leave_at_once
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+TESTS = Path(__file__).parent
 TEST = """
 import threading
 from cloudspot.train.uncaught_errors import leave_at_once
@@ -34,7 +34,7 @@ def test_a_forced_exit_is_an_error_where_it_happens(forced_exits):
 @pytest.mark.full
 def test_a_forced_exit_of_a_thread_fails_its_test_and_the_others_still_run(tmp_path):
     """The run ended there with status 0, and without a word."""
-    tmp_path.joinpath("conftest.py").write_text(CONFTEST.read_text())
+    tmp_path.joinpath("conftest.py").write_text((TESTS / "conftest.py").read_text())
     tmp_path.joinpath("test_it.py").write_text(TEST)
     command = [
         sys.executable,
@@ -47,8 +47,14 @@ def test_a_forced_exit_of_a_thread_fails_its_test_and_the_others_still_run(tmp_p
         "no:threadexception",
         "-c",
     ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path))}
     done = subprocess.run(
-        [*command, "/dev/null", "."], cwd=tmp_path, capture_output=True, text=True, check=False
+        [*command, "/dev/null", "."],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "cloudspot.train.uncaught_errors in thread 'link' with status 0" in done.stdout

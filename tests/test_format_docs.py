@@ -147,6 +147,7 @@ def trained(tmp_path):
     return tmp_path / "bucket", objects
 
 
+@pytest.mark.full
 def test_the_reader_of_the_page_reads_a_real_checkpoint(reader, trained):
     bucket, objects = trained
     state = reader.read_checkpoint(bucket, "digits-7k3f")

@@ -15,6 +15,7 @@ class Leaving:
     detail: str
     exit_code: int = 0
     permanent: bool = False
+    is_cut_off: bool = False
     log_tail: tuple[str, ...] = ()
     final: Final | None = None
     saved_step: int | None = None

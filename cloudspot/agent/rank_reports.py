@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cloudspot.decoding import Tally, decode
+from cloudspot.decoding import Seconds, Tally, decode
 from cloudspot.host.bounded_reads import read_at_most
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,14 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of the errors in whose handling it was raised, the nearest first."""
 
 
-Report = TypeVar("Report", RankDrained, RankEnded, RankError)
+class RankImports(msgspec.Struct, frozen=True, kw_only=True):
+    """``imports-R.json``: what the rank imports slowly, and may be imported once a machine."""
+
+    seconds: dict[str, Seconds]
+    """By the names that ``run.preload`` takes."""
+
+
+Report = TypeVar("Report", RankDrained, RankEnded, RankError, RankImports)
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:

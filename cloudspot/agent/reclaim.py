@@ -17,7 +17,7 @@ class Reclaim:
 
     notice: PreemptionNotice
     deadline: float
-    """Monotonic: the earlier of the stated time and (first seen here) + notice_seconds."""
+    """Monotonic: the stated time, which by the wall clock is at most (first seen here) + notice_seconds."""
     seen: float
     """Monotonic."""
 
@@ -25,12 +25,12 @@ class Reclaim:
 def understand(notice: PreemptionNotice, *, notice_seconds: float, now: float, wall: datetime) -> Reclaim:
     """Return the notice with its deadline on the monotonic clock.
 
-    ``wall`` is the store's time now, which is the cloud's. A stated time counts only when it is the earlier
-    one: a clock that lags would otherwise promise time that the machine does not have.
+    ``wall`` is the store's time now, which is the cloud's. By it, a stated time counts only when it is the
+    earlier one: a clock that lags would otherwise promise time that the machine does not have.
     """
     left = notice_seconds
     if notice.deadline_monotonic is not None:
-        left = min(left, notice.deadline_monotonic - now)
+        left = notice.deadline_monotonic - now  # by this very clock, so a drill may give more than is usual
     elif notice.deadline is not None:
         left = min(left, (notice.deadline - wall).total_seconds())
     left = max(0.0, left)

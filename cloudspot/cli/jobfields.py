@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.quantities import parse_duration, parse_moment
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.records import JobState, Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 METRICS = "metrics."
@@ -76,10 +76,11 @@ _FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
     "started": (_MOMENT, lambda job: job.started_at),
     "finished": (_MOMENT, lambda job: job.finished_at),
 }
+_STATES: Sequence[str] = [state for some in get_args(JobState) for state in get_args(some)]
 FIELD_NAMES = (*_FIELDS, f"{METRICS}NAME")
 """What ``--filter`` and ``--sort`` accept."""
 
-_FILTER = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_FILTER = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -104,6 +105,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
             f"--filter must be FIELD, one of = != < <= > >=, and a value, such as state=failed: got {text!r}"
         )
     name, sign, wanted = match.groups()
+    sign = "=" if sign == "==" else sign
     kind, value_of = _field(name, "--filter")
     if kind.is_text and sign not in {"=", "!="}:
         raise SpecError(f"--filter {name}: text can only be compared with = and !=: got {text!r}")
@@ -111,6 +113,8 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
         value = kind.parse(wanted, now)
     except ValueError:
         raise SpecError(f"--filter {name}: expected {kind.example}, got {wanted!r}") from None
+    if name == "state" and not any(fnmatchcase(state, wanted) for state in _STATES):
+        raise SpecError(f"--filter state: expected one of {', '.join(_STATES)}, got {wanted!r}")
 
     def passes(job: Summary) -> bool:
         found = value_of(job)

@@ -57,6 +57,20 @@ The lines are repeated here so that ``cloudspot --help`` imports no command; a t
 commands' own.
 """
 
+OTHER_NAMES = {
+    **dict.fromkeys(("launch", "submit", "start", "train", "exec", "up"), "run"),
+    **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
+    **dict.fromkeys(("describe", "info", "get", "inspect"), "show"),
+    **dict.fromkeys(("down", "kill", "cancel", "terminate", "end"), "stop"),
+    **dict.fromkeys(("delete", "remove", "destroy"), "rm"),
+    **dict.fromkeys(("tail", "log", "output"), "logs"),
+    **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("follow", "watch"), "attach"),
+    **dict.fromkeys(("price", "prices", "gpus"), "offers"),
+    **dict.fromkeys(("check", "doctor"), "providers check"),
+}
+"""What other programs call a command, and what it is here."""
+
 MESSAGE_SECONDS = 22.0
 """How long a command that has driven jobs waits at its end for their messages: each is given up before."""
 
@@ -101,7 +115,8 @@ class Program(click.Group):
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
             if args[0] not in known:
-                near = difflib.get_close_matches(args[0], known, n=1)
+                near = [OTHER_NAMES[args[0]]] if args[0] in OTHER_NAMES else []
+                near = near or difflib.get_close_matches(args[0], known, n=1)
                 advice = f" Did you mean {near[0]!r}?" if near else ""
                 ctx.fail(f"No such command {args[0]!r}.{advice}")
         return super().resolve_command(ctx, args)

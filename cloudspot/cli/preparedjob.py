@@ -32,6 +32,9 @@ from cloudspot.registry import driver_distributions, open_store, plugin_distribu
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
+MAX_SKIPPED = 5
+"""How many files that are left out of the code are named."""
+
 
 @dataclass(frozen=True)
 class PreparedJob:
@@ -127,8 +130,14 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
     return found
 
 
-def warn_of_lost_work(job: PreparedJob) -> None:
-    """Say so if nothing that the job makes outlives its machine."""
+def warn_of_losses(job: PreparedJob) -> None:
+    """Say which files the machines will lack, and whether nothing that the job makes outlives its machine."""
+    skipped: list[str] = []
+    code_files(job.workdir, skipped)
+    for line in sorted(skipped)[:MAX_SKIPPED]:
+        output.warn(f"not sent to the machines: {line}")
+    if len(skipped) > MAX_SKIPPED:
+        output.warn(f"not sent to the machines: {len(skipped) - MAX_SKIPPED} more such files")
     if saves_nothing(job):
         output.warn(
             f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "

@@ -18,6 +18,7 @@ from cloudspot.controller.forecast import Forecast, forecast
 from cloudspot.controller.hopeless import never_saved, past_deadline, past_max_cost
 from cloudspot.controller.measured import DEFAULT_START_SECONDS
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.model import Offer
 from cloudspot.plugin.setupimages import image_of
@@ -73,10 +74,7 @@ def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bo
     )
     found, why_none = None, ""
     if length is None:
-        why_none = (
-            f"no job {spec.name!r} on such machines has told how long it trains; spot.length in the job file "
-            "says it"
-        )
+        why_none = f"no job {spec.name!r} has trained on such machines yet; for an estimate, set spot.length"
     elif spec.spot.policy != "on-demand" and saves_nothing(prepared):
         why_none = "nothing of the work outlives its machine"
     else:
@@ -137,11 +135,26 @@ def _never_saved(
     )
 
 
+def outlook(prospects: Prospects, spec: JobSpec, offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield the lines that say what a new job costs; ``offers`` as for ``find_prospects``."""
+    first, num = offers[0], spec.nodes.max
+    price = money_text(num * first.price_per_hour, first.currency)
+    yield f"buys {num} x {first.instance_type} in {first.zone} ({first.market.value}), {price} an hour in all"
+    yield prospects_text(prospects, spec)
+    limits = spec.limits
+    ends = []
+    if limits.max_cost is not None:
+        ends.append(f"{money_text(limits.max_cost, limits.currency or first.currency)} (limits.max_cost)")
+    if limits.max_runtime is not None:
+        ends.append(f"{output.duration_text(limits.max_runtime)} of machines (limits.max_runtime)")
+    yield f"stops at {' or '.join(ends)}" if ends else "no limit: limits.max_cost would set one"
+
+
 def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
     """Return in one line what is expected, and what that goes by."""
     found, earlier = prospects.forecast, prospects.earlier
     if found is None:
-        return f"expected: not known, as {prospects.why_none}"
+        return f"expected: not known: {prospects.why_none}"
     low, high = found.cost
     digits = 0 if min(found.on_demand_cost, high) >= 20 else 2
 

@@ -217,6 +217,7 @@ class Actor:
             started_at=action.started_at,
             ended_at=action.ended_at,
             end_reason=action.end_reason,
+            detail=action.detail,
             at=self._clock.now(),
             writer=new_nonce(),
         )

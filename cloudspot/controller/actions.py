@@ -71,6 +71,7 @@ class Certify:
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
+    detail: str = ""
 
 
 @dataclass(frozen=True)

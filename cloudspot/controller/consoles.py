@@ -1,4 +1,4 @@
-"""What machines that have not come up say on their consoles: read now and then, one at a time."""
+"""What machines say that have not come up, or have ended without a word: read now and then, one at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from datetime import datetime
 from cloudspot.controller.observed import LastWords
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.interfaces import Provisioner
-from cloudspot.jobstore.history import History
-from cloudspot.model import Instance, InstanceState
+from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.model import EndReason, Instance, InstanceState
+from cloudspot.story.outcomes import own_exit
 
 FIRST_SECONDS = 30.0
 """A machine that has not claimed its seat this long after its launch was decided on may have said why."""
@@ -21,6 +22,7 @@ MAX_CHARS = 300
 _CAUSE = re.compile(r"cloudspot: this machine cannot serve its job: (.+)")
 """The last words of the boot script and of the agent; the console may put its own before them."""
 _LINE = re.compile(r"cloudspot: (.+)")
+_UNEXPLAINED = frozenset({None, EndReason.UNKNOWN, EndReason.LOST})
 
 
 def last_words(console: str) -> LastWords:
@@ -46,13 +48,15 @@ class Consoles:
         self._is_denied = False
         self.words: dict[str, LastWords] = {}
         """By machine: what was read last."""
+        self._told: set[tuple[str, str]] = set()
 
     def next_due(
         self, history: History, instances: Sequence[Instance], *, now: datetime, monotonic: float
     ) -> Instance | None:
         """Return the machine whose console had better be read now, or None.
 
-        One that has ended goes first, and is read once: its seat is made void next.
+        One that has ended goes first, and is read once: its seat is made void next, or its end is certified.
+        One whose provider says already why it has not started is not given time to come up.
         """
         if self._is_denied or history.finished is not None:
             return None
@@ -63,12 +67,18 @@ class Consoles:
             is_young = (now - launch.intent.at).total_seconds() < FIRST_SECONDS
             owners = {slot.instance_id for slot in launch.claimed.values()}
             for one in instances:
+                if one.launch != launch.number or one.id in self._closed:
+                    continue
+                if one.id in owners and _is_unexplained(one, launch):
+                    return one
                 is_open = one.rank in launch.open_ranks if one.rank is not None else launch.open_ranks
-                if one.launch != launch.number or not is_open or one.id in owners or one.id in self._closed:
+                if not is_open or one.id in owners:
                     continue
                 if one.state is InstanceState.ENDED:
                     return one
-                if not (is_young or is_pause or self.words.get(one.id, LastWords()).cause):
+                if not (
+                    (is_young and not one.detail) or is_pause or self.words.get(one.id, LastWords()).cause
+                ):
                     due.append(one)
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
 
@@ -90,4 +100,22 @@ class Consoles:
         if not words.line or words == self.words.get(instance.id):
             return None
         self.words[instance.id] = words
-        return None if words.cause else f"{instance.id} says at its boot: {words.line}"
+        if instance.state is InstanceState.ENDED or words.cause:
+            return None  # the record of its end says it
+        # A provider may say one thing and another by turns, as of an image that it tries to pull.
+        if (instance.id, words.line) in self._told:
+            return None
+        self._told.add((instance.id, words.line))
+        return f"{instance.id} says at its boot: {words.line}"
+
+
+def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:
+    """Return whether the machine, which owns a seat, has ended without a word and is not certified yet."""
+    return (
+        instance.state is InstanceState.ENDED
+        and instance.end_reason in _UNEXPLAINED
+        and instance.id not in launch.certificates
+        and not any(
+            own_exit(launch, rank) for rank, slot in launch.claimed.items() if slot.instance_id == instance.id
+        )
+    )

@@ -9,7 +9,7 @@ from cloudspot.controller.actions import Certify
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.model import EndReason, Instance, InstanceState
-from cloudspot.story.outcomes import claimed_at, last_sign, left_at
+from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_exit
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -29,6 +29,11 @@ def provider_proves_death(instance_id: str, observed: Observed) -> bool:
     return observed.absent_seconds.get(instance_id, 0.0) >= observed.absence_proves_after_seconds
 
 
+LEFT_ABSENCE_SECONDS = 30.0
+"""How long a machine that has said its last word has to be absent. Should a listing have had a hole for so
+long, the machine is nobody's, and is ended by whoever sees it."""
+
+
 def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
     """Yield a certificate for each machine that has provably ended and has none.
 
@@ -40,8 +45,19 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
         if launch.is_settled:
             continue
         for instance_id, rank in sorted(_machines(launch, observed).items()):
-            if instance_id not in launch.certificates and provider_proves_death(instance_id, observed):
+            if instance_id in launch.certificates:
+                continue
+            is_absent = find_instance(instance_id, observed) is None
+            absent = observed.absent_seconds.get(instance_id, 0.0)
+            has_gone = is_absent and absent >= LEFT_ABSENCE_SECONDS and _has_left(launch, instance_id)
+            if has_gone or provider_proves_death(instance_id, observed):
                 yield _certificate(launch, instance_id, rank, observed, now)
+
+
+def _has_left(launch: LaunchHistory, instance_id: str) -> bool:
+    """Return whether the machine has said its last word: it ends itself then."""
+    owned = (rank for rank, slot in launch.claimed.items() if slot.instance_id == instance_id)
+    return any(own_exit(launch, rank) is not None for rank in owned)
 
 
 def _machines(launch: LaunchHistory, observed: Observed) -> dict[str, int | None]:
@@ -72,8 +88,10 @@ def _certificate(
         ended, reason = left if left <= now else ended, EndReason.SELF
     elif instance is None and owned is not None:  # It ended before we first looked.
         ended = min(ended, last_sign(launch, owned))
+    detail = ""
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = instance.ended_at or ended, instance.end_reason or reason
+        detail = observed.why_ended(instance)
     # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
     started = min(claimed, ended) if launched is None else launched
     return Certify(
@@ -83,4 +101,5 @@ def _certificate(
         started_at=started,
         ended_at=max(started, ended),
         end_reason=reason,
+        detail=detail,
     )

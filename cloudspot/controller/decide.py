@@ -8,7 +8,7 @@ node's last word or the proof of its death stands in the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
@@ -26,7 +26,7 @@ from cloudspot.controller.actions import (
     Wait,
 )
 from cloudspot.controller.announcing import announcement
-from cloudspot.controller.deaths import certificates, provider_proves_death
+from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
 from cloudspot.controller.limits import (
     TooDear,
     already_too_dear,
@@ -46,10 +46,15 @@ from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.history import History, LaunchHistory
 from cloudspot.jobstore.records import Seat, VoidOutcome
 from cloudspot.jobstore.seats import Seats, seats_of
-from cloudspot.model import Instance, InstanceState, Market
+from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes
 
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
+_NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
+    EndReason.CAPACITY: "capacity",
+    EndReason.QUOTA: "quota",
+}
+"""The refusals that a provider tells by a machine that has ended, rather than by refusing to create it."""
 MIN_PRICE_CHANGE = 0.01
 """The share of a price by which the market's differs at least when it is written down."""
 MARKET_LOOK_SECONDS = 60.0
@@ -258,8 +263,11 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
 
 
 def _cause(machines: Sequence[str], observed: Observed) -> str:
-    said = (observed.last_words[one].cause for one in machines if one in observed.last_words)
-    return next(filter(None, said), "")
+    """Return why the machines could not run the agent, in their words or their provider's."""
+    said = [observed.last_words[one].cause for one in machines if one in observed.last_words]
+    known = [find_instance(one, observed) for one in machines]
+    told = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
+    return next(filter(None, [*said, *told]), "")
 
 
 def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[Instance]:
@@ -301,8 +309,9 @@ def _why_void(
     if mine and len(given_up) == len(mine):
         return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
     if mine and len(dead) == len(mine):
-        reason = f" ({dead[0].end_reason.value})" if dead[0].end_reason else ""
-        return "voided", f"{dead[0].id} ended before it claimed its seat{reason}"
+        reason = observed.why_ended(dead[0]) or (dead[0].end_reason.value if dead[0].end_reason else "")
+        outcome = _NEVER_RAN.get(dead[0].end_reason, "voided")
+        return outcome, f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
     if any(_boot_seconds(one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
         said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
         said = f"; its console ends with: {said}" if said else ""

@@ -19,7 +19,7 @@ from cloudspot.jobstore import codec
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import agent_key, hash_of
-from cloudspot.model import InstanceGroup, LaunchRequest, Offer
+from cloudspot.model import InstanceGroup, LaunchRequest, Offer, Resources
 
 MAX_LIFE_SECONDS = 7 * 86400.0
 """No machine lives longer than this; a longer job goes on with another one."""
@@ -82,7 +82,14 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
         SpecError: none fits, an option of the provider names what does not exist, or an offer is in another
             currency than ``limits.max_cost``.
     """
-    offers = in_order(spec, provider.provisioner().offers(spec.resources.to_model()))
+    provisioner, resources = provider.provisioner(), spec.resources.to_model()
+    offers = in_order(spec, provisioner.offers(resources))
+    name = resources.accelerator
+    if not offers and name and not provisioner.offers(Resources(accelerator=name, accelerator_count=1)):
+        raise SpecError(
+            f"resources.accelerator: provider {provider.name!r} has no machine with {name!r} that cloudspot "
+            "buys; name another accelerator"
+        )
     if not offers:
         raise SpecError(
             f"resources: provider {provider.name!r} has no offer that fits under "
@@ -145,6 +152,8 @@ def render_launch(
         max_seconds=max_seconds,
         decided_at=decided_at,
         store_url=label,
+        labels=spec.labels,
+        drives=spec.nodes.drive,
     )
     return provider.provisioner().render(group)
 

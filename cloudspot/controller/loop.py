@@ -102,6 +102,12 @@ class Tick:
             and not any(isinstance(action, Certify) for action in self.actions)
         )
 
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Return the machines whose end is not proven, in the order of their ids."""
+        launches = () if self.history is None else self.history.launches
+        return tuple(sorted(one for launch in launches for one in launch.unproven))
+
 
 @dataclass(frozen=True)
 class _Listing:
@@ -209,7 +215,7 @@ class Controller:
         return _run(self.steps())
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
-        """Tick until the job is finished and its machines are gone, or it is suspended; return its records.
+        """Tick until the job is finished and its machines provably gone, or suspended; return its records.
 
         A job that is suspended already is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
@@ -231,7 +237,8 @@ class Controller:
             if tick.history is not None and tick.history.finished is not None:
                 monotonic = self._clock.monotonic()
                 finished_at = monotonic if finished_at is None else finished_at
-                if tick.is_settled or monotonic - finished_at > self._end_limit_seconds(tick):
+                is_over = tick.is_settled and not tick.unproven
+                if is_over or monotonic - finished_at > self._end_limit_seconds(tick):
                     return tick.history
             failures = failures + 1 if tick.problems else 0
             if failures:

@@ -89,6 +89,12 @@ class Observed:
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
     """By machine: what its console said when this controller read it."""
 
+    def why_ended(self, instance: Instance) -> str:
+        """Return why the machine ended, as far as its provider and its console tell; empty: they do not."""
+        words = self.last_words.get(instance.id, LastWords())
+        said = words.cause or words.line
+        return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))
+
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:
         """Return the launch's machines that are listed, or that our own ``create`` has returned."""
         listed = [one for one in self.instances or () if one.launch == launch.number]

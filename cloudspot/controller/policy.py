@@ -13,6 +13,7 @@ from cloudspot.controller.actions import Wait
 from cloudspot.controller.refusals import (
     CAPACITY_COOL_SECONDS,
     cool_until,
+    cooling,
     newest_refusal,
     refused_offers,
     waiting_since,
@@ -223,7 +224,11 @@ class _Stall:
 
     def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Wait:
         """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
-        untils = (cool_until(offer, self.history, self.wish.why) for offer in offers)
-        cooling = [(until - self.now).total_seconds() for until in untils if until is not None]
-        seconds = [*also, *(one for one in cooling if one > 0)]
-        return Wait(min(seconds, default=CAPACITY_COOL_SECONDS), "no offer has capacity now")
+        refused = [
+            found for one in offers if (found := cooling(one, self.history, self.wish.why)) is not None
+        ]
+        left = ((until - self.now).total_seconds() for _, until in refused)
+        seconds = [*also, *(one for one in left if one > 0)]
+        is_quota = bool(refused) and all(outcome == "quota" for outcome, _ in refused)
+        why = "a quota is reached" if is_quota else "no offer has capacity now"
+        return Wait(min(seconds, default=CAPACITY_COOL_SECONDS), why)

@@ -30,7 +30,13 @@ def waiting_since(history: History) -> datetime:
 
 
 def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
-    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now.
+    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now."""
+    found = cooling(offer, history, why)
+    return None if found is None else found[1]
+
+
+def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOutcome, datetime] | None:
+    """Return how the offer was refused last, and until when a launch for this reason leaves it alone.
 
     A machine that was lost before it trained counts as a refusal if others went on without it meanwhile. A
     quota that has no room for old and new machines at once says nothing of the time after the old ones' end.
@@ -54,8 +60,8 @@ def cool_until(offer: Offer, history: History, why: str = "first") -> datetime |
     growth = 2 ** min(refusals - 1, 16)
     outcome, at = newest
     if outcome == "quota":
-        return at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
-    return at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
+        return outcome, at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
+    return outcome, at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
 
 
 def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:

@@ -43,8 +43,9 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
     that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
     these without a new checkpoint in between. It ends sooner when two in a row failed before the training
-    began, for the same cause: an error of the node, or what a machine said that could not run the agent. (A
-    machine lost after a new checkpoint is not the script's fault, and is replaced at once.) A refusal for
+    began, for the same cause: an error of the node, a network that is cut, or what a machine said that could
+    not run the agent. (A machine lost after a new checkpoint is not the script's fault, and is replaced at
+    once.) A refusal for
     lack of capacity or quota is neither: the policy turns to other offers.
     """
     losses = _losses(history)
@@ -58,7 +59,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
         newest = failures[0]
         detail = newest.end.detail or newest.end.outcome
         return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest.launch))
-    errors = [_early_error(loss.launch) for loss in failures[:2]]
+    errors = [_early_error(history, loss.launch) for loss in failures[:2]]
     if len(errors) == 2 and errors[0] and _alike(errors[0]) == _alike(errors[1]):
         detail = f"failed twice in a row before the training began: {errors[0]}"
         return End("failed", detail, exit_code_of(failures[0].launch))
@@ -121,9 +122,17 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
     return any(history.commits_by_generation.get(one.number) for one in mine)
 
 
-def _early_error(launch: LaunchHistory) -> str:
-    """Return why a node failed before it had a generation, such as in ``run.setup`` or at its boot, or ""."""
-    exits = [one.detail for one in own_exits(launch) if one.outcome == "failed" and one.generation == 0]
+def _early_error(history: History, launch: LaunchHistory) -> str:
+    """Return why a node failed before it trained, such as in ``run.setup`` or at its boot, or "".
+
+    Nodes that do not reach one another fail so too, as long as no nodes of the job have got anywhere: another
+    machine is behind the same rule of a firewall.
+    """
+    exits = [
+        one.detail
+        for one in own_exits(launch)
+        if one.outcome == "failed" and (one.generation == 0 or (one.is_cut_off and not history.commits))
+    ]
     boots = [slot.cause for _, slot in sorted(launch.slots.items()) if slot.cause]
     return next(iter([*exits, *boots]), "")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_MOST_CONTINUING = 3
+"""A character has at most so many bytes after its first."""
+
 
 def read_at_most(path: Path, most: int) -> bytes:
     """Return the whole file, which nobody writes to meanwhile.
@@ -23,9 +26,15 @@ def read_at_most(path: Path, most: int) -> bytes:
 def read_end(path: Path, num_bytes: int) -> bytes:
     """Return the last bytes of the file, or all that it has; a file that grows meanwhile is read no further.
 
+    They begin with a whole character, where the file is text in UTF-8.
+
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
-        return file.read(num_bytes)
+        begin = file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        data = file.read(num_bytes)
+    cut = 0
+    while begin > 0 and cut < _MOST_CONTINUING and data[cut : cut + 1] and data[cut] & 0xC0 == 0x80:
+        cut += 1
+    return data[cut:]

@@ -18,8 +18,8 @@ LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
 """An answer that brings less than ``LEAST_BYTES`` while it is waited for so long is given up."""
 WORK_SECONDS = 1800.0
-"""As much for the answer to a request that does not only read. S3 begins that of CompleteMultipartUpload at
-once, and may send nothing but spaces until the object is there (API reference, checked 2026-11)."""
+"""As much for the answer to a request that does not only read: a store that puts an upload's parts together
+may begin its answer at once, and send nothing but spaces until the object is there."""
 _READS = frozenset({"GET", "HEAD"})
 
 

@@ -19,6 +19,7 @@ from cloudspot.jobfile.spec import (
     LABEL_VALUE,
     MAX_LABELS,
     MAX_NAME_LENGTH,
+    MODULE,
     POLICIES,
     POLICY_NAME,
     SIGNAL_NAME,
@@ -47,7 +48,7 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("data", "sha256"): {"pattern": f"^{SHA256}$"},
     ("run",): {
         "oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}],
-        "dependencies": {"image_login": ["image", "secrets"]},
+        "dependencies": {"image_login": ["image", "secrets"], "preload": ["entrypoint"]},
     },
     ("run", "entrypoint"): {"pattern": _INSIDE},
     ("run", "image"): {"pattern": f"^{IMAGE}$"},
@@ -55,6 +56,7 @@ _CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
     ("run", "image_login", "secret"): {"pattern": _VARIABLE},
     ("run", "command"): {"minItems": 1},
     ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
+    ("run", "preload"): {"items": {"type": "string", "pattern": f"^{MODULE}$"}},
     ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
     ("checkpoint",): {
         "dependencies": {

@@ -29,9 +29,9 @@ _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 _DIGITS: Final = r"[0-9]+(?:\.[0-9]+)?\s*"
 _ABOVE_0: Final = r"(?=.*[1-9])"
 _DURATION_PATTERN: Final = (
-    r"(?=\s*[0-9])\s*"
+    rf"(?=\s*[0-9])\s*(?:{_DIGITS}|"
     + "".join(rf"(?:{_DIGITS}{unit}\s*)?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
-    + "$"
+    + ")$"
 )
 _SIZE_PATTERN: Final = rf"\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
 MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
@@ -58,10 +58,14 @@ def or_word(word: str) -> msgspec.Meta:
 def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"10m"``, ``"1h30m"``, ``"2d"``.
 
+    A number alone is seconds, as it is without quotes in the job file.
+
     Raises:
         ValueError: it is not one; the message says what is expected.
     """
     stripped = text.strip()
+    if re.fullmatch(_NUMBER, stripped):
+        return float(stripped)
     if not _DURATION.fullmatch(stripped):
         raise ValueError(f'expected a duration such as "90s", "10m" or "1h30m", got "{text}"')
     terms = [(float(number), _SECONDS[unit]) for number, unit in _DURATION_TERM.findall(stripped)]

@@ -36,11 +36,18 @@ POLICY_NAME: Final = "[a-z][a-z0-9-]*"
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 """Those that can be the notice to a script."""
 SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
+MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 IMAGE: Final = "[A-Za-z0-9][A-Za-z0-9._/:-]{0,250}(?:@sha256:[0-9a-f]{64})?"
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
 MAX_LABELS: Final = 16
+MAX_STRING_BYTES: Final = 127 << 10
+"""Of one variable or word. Linux starts no program with one of 128 KiB: a variable's name, which machines may
+prolong, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
+MAX_START_BYTES: Final = 1 << 20
+"""Of all variables and words that the job file gives a program. Linux allows a quarter of the stack's limit,
+2 MiB as systems set it, and the secrets and the machine's own variables come on top (execve(2))."""
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +97,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
     code is what git tracks or would add, elsewhere what ``.gitignore`` does not name. ``.cloudspotignore``,
     written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
-    never sent."""
+    never sent. A checkout that git refuses to list, such as another user's, is refused."""
     setup: str | None = None
     """Shell commands that run once on each machine, in the working directory, before the training. ``python``
     and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
@@ -114,7 +121,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
-    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved."""
+    variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved. A
+    variable, like each word of the command or the setup, has at most 127 KiB."""
     python: str | None = None
     """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in
@@ -129,9 +137,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is the one of ``run.secrets`` that holds the password. If left out, machines log in to the registries of
     their own cloud with their role, and to others as their container engine is set up to."""
     fork_server: bool = True
-    """Whether a process on each machine imports torch, and what else the entrypoint imports first, while the
-    machine prepares, and torchrun and the processes of the entrypoint are forked from it, so that a restart
-    imports next to nothing. A program that would not run the same is started as usual. Linux only."""
+    """Whether a process on each machine imports torch and ``preload`` while the machine prepares, and
+    torchrun and the processes of the entrypoint are forked from it, so that a restart does not import them
+    again. A program that would not run the same is started as usual. Linux only."""
+    preload: tuple[str, ...] = ()
+    """Modules, or objects of modules, that this process imports besides torch: ``["transformers.Trainer"]``.
+    The script imports them as before, in no time. ``cloudspot show`` names those that would save seconds. A
+    module that starts a thread when it is imported, or reads a variable that differs from process to process,
+    such as ``LOCAL_RANK``, makes every process start as usual, and the agent's log says so. What a module
+    draws at random when it is imported is the same in all processes of a machine. Without effect if
+    ``fork_server`` is false."""
     secrets: tuple[str, ...] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
@@ -189,8 +204,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
     files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is
     everything that the script writes there. The number at the end of a name, without suffixes such as
-    ``.pt``, is its step. Each directory is a checkpoint; files of one step are one, and files without a step
-    go along with each. A small file or a link beside a checkpoint that holds nothing but its name, path or
+    ``.pt``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory is a
+    checkpoint; files of one step are one, and files without a step go along with each. A small file or a link beside a checkpoint that holds nothing but its name, path or
     step, such as ``latest``, goes along with it. A link in a directory is saved if it leads to a file of the
     same directory, as that file. If left out, the script uses a session.
     [Which states count as complete](frameworks.md#complete-checkpoints)."""
@@ -266,8 +281,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """What the job is for, such as ``{ team = "vision", ticket = "ML-12" }``: ``cloudspot cost`` adds up by
-    them, and ``show`` shows them. At most 16; a name has up to 63 letters, digits, ``_``, ``.`` and ``-``, a
-    value spaces and ``,:@/+`` too."""
+    them, ``show`` shows them, and on Kubernetes the pods have them. At most 16; a name has up to 63 letters,
+    digits, ``_``, ``.`` and ``-``, a value spaces and ``,:@/+`` too."""
     store: str | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. ``--store`` and ``CLOUDSPOT_STORE`` go before it. If left out: the ``default_store`` of your
@@ -327,7 +342,9 @@ def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) ->
     if _registry_of(raw) != registry and not any(key[:2] == ("run", "image_login") for key in changed):
         raw["run"].pop("image_login", None)  # no registry is told the log-in of another one
     try:
-        return _decode(raw)
+        spec = _decode(raw)
+        _check_sizes(spec.run)
+        return spec
     except FieldError as error:
         # The field itself, one inside it, or the table that an override made of a plain field.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
@@ -463,6 +480,9 @@ def _check(spec: JobSpec) -> None:
             raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
     if spec.limits.on_idle == "stop" and spec.limits.idle_after is None:
         raise FieldError(("limits", "on_idle"), "has no effect without limits.idle_after")
+    if "," in (spec.resources.accelerator or ""):
+        found = f'"{spec.resources.accelerator}" names several, and one is possible'
+        raise FieldError(("resources", "accelerator"), found)
     if spec.store is not None:
         check_store_url(spec.store, ("store",))
     if (spec.run.entrypoint is None) == (spec.run.command is None):
@@ -499,6 +519,7 @@ def _check(spec: JobSpec) -> None:
     ):
         expected = " or ".join(f'"{name}"' for name in SIGNALS)
         raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
+    _check_preload(spec.run)
     check_data(spec.data)
     _check_image(spec)
     _check_environment(spec.run)
@@ -526,6 +547,16 @@ def _check_inside(path: FieldPath, value: str) -> None:
         raise FieldError(
             path, f'"{value}" must be a path inside the working directory, such as "src/train.py"'
         )
+
+
+def _check_preload(run: RunSpec) -> None:
+    for i, name in enumerate(run.preload):
+        if not re.fullmatch(MODULE, name):
+            raise FieldError(
+                ("run", "preload", i), f'"{name}" is not the name of a module, such as "transformers"'
+            )
+    if run.preload and not (run.entrypoint and run.launcher_or_default == "torchrun"):
+        raise FieldError(("run", "preload"), "has no effect without an entrypoint that torchrun starts")
 
 
 def _check_image(spec: JobSpec) -> None:
@@ -568,6 +599,35 @@ def _check_environment(run: RunSpec) -> None:
                 ("run", "env", name),
                 f'looks like a credential, which anyone could read in the store; use secrets = ["{name}"]',
             )
+
+
+def _check_sizes(run: RunSpec) -> None:
+    """Refuse what no machine could start; a job that is stored already can still be read."""
+    words: dict[FieldPath, str] = {
+        ("run", "setup"): run.setup or "",
+        ("run", "entrypoint"): run.entrypoint or "",
+    }
+    words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
+    words |= {("run", "args", i): word for i, word in enumerate(run.args)}
+    if run.launcher_or_default == "torchrun":  # which reads dollar signs, so that each is doubled for it
+        words = {path: word.replace("$", "$$") for path, word in words.items()}
+    words |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
+    total = 0
+    for path, text in words.items():
+        num_bytes = len(text.encode())
+        total += num_bytes
+        if num_bytes > MAX_STRING_BYTES:
+            raise FieldError(
+                path,
+                f"has {num_bytes} bytes, but Linux starts no program with more than {MAX_STRING_BYTES} in "
+                "one variable or word; put them into a file of run.workdir",
+            )
+    if total > MAX_START_BYTES:
+        raise FieldError(
+            ("run",),
+            f"env, args, command and setup have {total} bytes, but {MAX_START_BYTES} in all are possible; "
+            "put them into a file of run.workdir",
+        )
 
 
 def _check_variable(path: FieldPath, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.jobfile.tables import expects_text
+from cloudspot.jobfile.tables import CREDENTIAL_NAME, expects_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +20,8 @@ else:
 MAX_BYTES: Final = 1 << 20
 """Longer than anything a person writes, so that a data file named by mistake is not read whole."""
 
+_ASSIGNMENT: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*([^\s\"'\[{#][^\"'#]*?)\s*(?:#.*)?")
+"""A key and a value that begins as no text, list or table does."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
@@ -46,7 +48,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: {_syntax_error(str(error), text)}") from None
+        if path.suffix == ".py":
+            raise SpecError(
+                f"{path}: a Python script, no job file; to write one: cloudspot init --entrypoint {path}"
+            ) from None
+        hint = "" if path.suffix == ".toml" else "; a job file is TOML, and cloudspot init writes one"
+        raise SpecError(f"{path}: {_syntax_error(str(error), text)}{hint}") from None
     return raw
 
 
@@ -87,6 +94,20 @@ def _syntax_error(message: str, text: str) -> str:
     """Return the TOML parser's message with the line first."""
     match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column \d+\)", message)
     if match:
-        return f"line {match[2]}: {match[1]}"
+        return f"line {match[2]}: {match[1]}{_quotes_hint(text.splitlines()[int(match[2]) - 1])}"
     reason = message.removesuffix(" (at end of document)")
     return f"line {len(text.splitlines())}: {reason} at the end of the file"
+
+
+def _quotes_hint(line: str) -> str:
+    """Return what the line would be with its value in quotes, if those are all that it lacks."""
+    assignment = _ASSIGNMENT.fullmatch(line)
+    if assignment is None:
+        return ""
+    key, value = assignment.groups()
+    quoted = f'{key} = "{value}"'
+    try:
+        tomllib.loads(quoted)
+    except tomllib.TOMLDecodeError:
+        return ""
+    return "; text needs quotes" + ("" if CREDENTIAL_NAME.fullmatch(key) else f": {quoted}")

@@ -129,15 +129,17 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 
 
-def code_files(workdir: Path) -> tuple[str, ...]:
+def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ...]:
     """Return the names of the files and links that ``make_bundle`` would take.
+
+    ``skipped`` gets a line for each entry that it would leave out although nothing ignores it.
 
     Raises:
         BundleError: the directory cannot be read.
     """
     workdir = workdir.resolve()
     try:
-        return tuple(entry.name for entry in _entries(workdir, []))
+        return tuple(entry.name for entry in _entries(workdir, [] if skipped is None else skipped))
     except OSError as error:
         raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
 

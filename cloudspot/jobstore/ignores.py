@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from pathspec import GitIgnoreSpec
+
+from cloudspot.errors import BundleError
 
 _PYTHON_LEFTOVERS = ("__pycache__/",)
 """Left out unless .cloudspotignore brings them back."""
@@ -21,7 +24,7 @@ class Ignores:
     """Judges the entries of a working directory, from the top down.
 
     In a checkout git lists the files: tracked ones even if a pattern names them, and those of submodules and
-    nested repositories by their own rules. Elsewhere, and if git is missing or refuses, .gitignore files are
+    nested repositories by their own rules. Elsewhere, and where git is not installed, .gitignore files are
     read here, from the enclosing checkout's top down. If its own checkout ignores the working directory, only
     the ignore files inside it count, since the user chose it on purpose.
 
@@ -30,7 +33,11 @@ class Ignores:
     """
 
     def __init__(self, workdir: Path) -> None:
-        """``workdir`` is absolute, without symlinks."""
+        """``workdir`` is absolute, without symlinks.
+
+        Raises:
+            BundleError: git refuses the checkout; without its answer, tracked files might be left out.
+        """
         self._workdir = workdir
         top = next((one for one in (workdir, *workdir.parents) if os.path.lexists(one / ".git")), None)
         self._listed = None if top is None else _list(workdir)
@@ -104,12 +111,15 @@ def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
 
 
 def _list(workdir: Path) -> set[str] | None:
-    """Return git's files below the directory, with the directories on the way; None if git does not tell."""
-    if _git(workdir, "check-ignore", "--quiet", str(workdir)) is not None:
+    """Return git's files below the directory, with the directories on the way.
+
+    None if git is not installed, or if the checkout ignores the directory.
+    """
+    if shutil.which("git") is None:
         return None
-    output = _git(workdir, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if output is None:
+    if _git(workdir, "check-ignore", "--quiet", str(workdir), fine=(0, 1)).returncode == 0:
         return None
+    output = _git(workdir, "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout
     listed = set()
     for data in output.split(b"\0"):
         name = os.fsdecode(data).rstrip("/")
@@ -124,15 +134,14 @@ def _list(workdir: Path) -> set[str] | None:
     return {_plain(one) for name in listed for one in (name, *map(str, Path(name).parents))}
 
 
-def _git(directory: Path, *arguments: str) -> bytes | None:
-    """Return what git prints; None if it fails or is not installed."""
+def _git(directory: Path, *arguments: str, fine: Container[int] = (0,)) -> subprocess.CompletedProcess[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, env=environment, check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    if done.returncode not in fine:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise BundleError(f"git does not list the code in {directory}: {said or 'no reason given'}")
+    return done
 
 
 def _plain(name: str) -> str:

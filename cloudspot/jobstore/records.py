@@ -385,6 +385,8 @@ class Certificate(_Written, frozen=True, kw_only=True):
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
+    detail: str = ""
+    """Why it ended, in its provider's words, and the last line of its console; empty: nobody knows more."""
 
 
 class Phase(Dated, frozen=True, kw_only=True):
@@ -558,6 +560,8 @@ class Exit(_Written, frozen=True, kw_only=True):
     """The training script's if the outcome is ``failed``, else 0."""
     permanent: bool = False
     """No other machine would fare better: the job ends."""
+    is_cut_off: bool = False
+    """The network to other members, who live, is cut."""
     log_tail: tuple[str, ...] = ()
     generation: OrdinalOrZero
     restored_step: Tally

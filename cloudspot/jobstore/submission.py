@@ -14,7 +14,7 @@ from cloudspot import __version__
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound, SpecError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobfile.spec import JobSpec, spec_to_json
+from cloudspot.jobfile.spec import MAX_STRING_BYTES, JobSpec, spec_to_json
 from cloudspot.jobstore import codec, keys
 from cloudspot.jobstore.bundle import MAX_BYTES, Bundle, OpenProgress, make_bundle, no_progress, put_bundle
 from cloudspot.jobstore.creation import create
@@ -36,6 +36,9 @@ from cloudspot.jobstore.stored_records import create_record, find_bytes, find_me
 if TYPE_CHECKING:
     # Every command that reads a job imports this module; the archive's maker searches distributions.
     from cloudspot.boot.agentarchive import AgentArchive
+
+MAX_SECRET_BYTES = 512 << 10
+"""Of a job's secrets together; see ``MAX_START_BYTES`` of the job file."""
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,11 +334,22 @@ def request_stop(
 
 
 def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
-    """Check that the secrets of these names are set in the environment.
+    """Check that the secrets of these names are set in the environment, and that programs can get them.
 
     Raises:
-        SpecError: the message names those that are not.
+        SpecError: the message names those that are not set, or one that is too long for a variable.
     """
     missing = [name for name in names if name not in environ]
     if missing:
         raise SpecError(f"secrets: {', '.join(missing)} is not set in the environment; export it first")
+    sizes = {name: len(f"{name}={environ[name]}".encode(errors="surrogateescape")) for name in names}
+    for name, num_bytes in sizes.items():
+        if num_bytes > MAX_STRING_BYTES:
+            raise SpecError(
+                f"secrets: {name} has {num_bytes} bytes, but Linux starts no program with more than "
+                f"{MAX_STRING_BYTES} in one variable"
+            )
+    if sum(sizes.values()) > MAX_SECRET_BYTES:
+        raise SpecError(
+            f"secrets: all together have {sum(sizes.values())} bytes; at most {MAX_SECRET_BYTES} are possible"
+        )

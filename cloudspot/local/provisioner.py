@@ -231,7 +231,7 @@ class LocalProvisioner(Provisioner):
         """Take a machine back with a notice (None: the one of the job's options).
 
         Raises:
-            CloudspotError: there is no such machine, or it has ended.
+            CloudspotError: there is no such machine, it has ended, or it ends sooner anyway.
         """
         machine = self._find(instance_id)
         if machine is None:
@@ -240,6 +240,10 @@ class LocalProvisioner(Provisioner):
         if machine.state().state is InstanceState.ENDED:
             raise CloudspotError(f"machine {instance_id} has ended already")
         seconds = machine.record().notice_seconds if notice_seconds is None else notice_seconds
+        standing = machine.state().notice_deadline
+        if standing is not None and standing <= now_utc() + timedelta(seconds=seconds):
+            ends = f"{standing:%H:%M:%S} UTC"
+            raise CloudspotError(f"machine {instance_id} has a notice already, and ends at {ends}")
         machine.request_reclaim(ReclaimRequest(notice_seconds=seconds))
 
     def _machines_home(self) -> Path:

@@ -48,8 +48,20 @@ def _code_file(member: Member) -> CodeFile:
 
 
 def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
-    """Return the fields of the job files that differ, as ``field_differences`` does."""
-    return field_differences(a.submission.spec, b.submission.spec)
+    """Return the fields of the job files that differ, as ``field_differences`` does.
+
+    Of the providers' tables, only those of the two jobs' own providers count: nothing reads the others.
+    """
+    used = {a.submission.provider, b.submission.provider}
+
+    def read(history: History) -> dict[str, Any]:
+        tables = history.submission.spec.get("providers", {})
+        return {
+            **history.submission.spec,
+            "providers": {name: tables[name] for name in tables if name in used},
+        }
+
+    return field_differences(read(a), read(b))
 
 
 def field_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

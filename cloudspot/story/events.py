@@ -200,6 +200,7 @@ def _changes(history: History, generation: Generation) -> str:
 
 
 def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
+    told = ""
     for rank, slot in launch.claimed.items():
         if not launch.is_over(rank) or (before is not None and before.is_over(rank)):
             continue
@@ -208,9 +209,10 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
             text = f"node {node} {last.outcome}{_at_step(last.step, ' ')}{_because(last.detail)}"
             yield Event(EventKind.NODE_ENDED, text, last.at, last.outcome)
         elif proof is not None:
-            text = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
-            yield Event(EventKind.NODE_ENDED, text, proof.ended_at, "lost")
+            told = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
+            yield Event(EventKind.NODE_ENDED, told, proof.ended_at, "lost")
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
-        text = f"launch {launch.number} is over, {end.outcome}{_because(end.detail)}"
+        why = "" if end.detail == told else _because(end.detail)  # the line before says it already
+        text = f"launch {launch.number} is over, {end.outcome}{why}"
         yield Event(EventKind.LAUNCH_ENDED, text, end.at)

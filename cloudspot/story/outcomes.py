@@ -121,8 +121,10 @@ def _last_words(launch: LaunchHistory) -> Iterator[str]:
 
 
 def how_it_ended(certificate: Certificate) -> str:
-    """Return what the provider said of a machine's end; one that is in no listing any more has vanished."""
+    """Return what the provider said of a machine's end; one of which it said nothing has vanished."""
     reason = certificate.end_reason
+    if certificate.detail:
+        return f"ended: {certificate.detail}"
     return "vanished" if reason is EndReason.UNKNOWN else f"ended: {reason.value}"
 
 

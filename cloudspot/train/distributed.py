@@ -14,6 +14,9 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
+_GLOO = "gloo"
+"""On all devices. With ``cpu:gloo``, torch 2.13 sets no default once ``torch.distributed.fsdp``, which the
+session imports, has registered a backend of its own, and each rank warns of that when it ends."""
 _log = logging.getLogger("cloudspot")
 _shared_gpus: list[str] = []
 """This rank's GPU, if ranks share one."""
@@ -57,7 +60,7 @@ def start_process_group() -> Any:
     local_rank = int(os.environ["LOCAL_RANK"])
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not torch.cuda.is_available():
-        dist.init_process_group("cpu:gloo")
+        dist.init_process_group(_GLOO)
         return torch.device("cpu")
     if local_world_size > torch.cuda.device_count():
         raise SessionError(
@@ -78,7 +81,7 @@ def start_process_group() -> Any:
             " connects them instead of NCCL, which needs a GPU for each process, and this is slow"
         )
     dist.init_process_group(
-        f"cpu:gloo,cuda:{'gloo' if is_shared else 'nccl'}",
+        _GLOO if is_shared else "cpu:gloo,cuda:nccl",
         store=dist.PrefixStore("default_pg", store),
         rank=rank,
         world_size=world_size,

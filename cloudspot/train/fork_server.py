@@ -20,15 +20,17 @@ import builtins
 import contextlib
 import gc
 import importlib
+import importlib.util
 import io
 import os
-import re
 import runpy
 import select
 import selectors
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 import types
 import warnings
@@ -38,9 +40,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from cloudspot.train import fork_client
-from cloudspot.train.early_imports import EarlyImports, import_early
 from cloudspot.train.fork_client import ANSWER, GO
-from cloudspot.train.own_code import READ_EARLY, obstacle
+from cloudspot.train.preload_watch import LEAST_SECONDS, Watch
+from cloudspot.train.preloaded import BEFORE_TORCH, Preloaded
 
 MARK = "CLOUDSPOT_FORK_SERVER"
 """The variable by which the server is found; its value is the path of the socket."""
@@ -55,13 +57,11 @@ IMPORTED = (
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "cloudspot.train.opening",  # the session
+    "torch._dynamo",  # which every optimizer and DistributedDataParallel import; as large as torch itself
 )
 """All before the first program is forked: nobody would hear of a program's end during an import."""
-_COMPILER = "torch._dynamo"
-"""As large as torch itself; DistributedDataParallel imports it when it is constructed, for instance."""
-_USES_COMPILER = re.compile(rb"DistributedDataParallel|\bDDP\b|\bcompile\b|fully_shard|\bFSDP|[Aa]ccelerat")
-_EARLY = re.compile(f"PYTHON|LD_|MALLOC_|{READ_EARLY}")
-"""Variables that Python, torch and its libraries read when they are loaded."""
+OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+"""Some of the variables that torchrun sets, and that differ from rank to rank or from start to start."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _REQUEST_SECONDS = 5.0
 
@@ -95,10 +95,10 @@ class Program:
         return str((Path(here) / self.arguments[0]).resolve().parent)
 
 
-def serve(listener: socket.socket, script: Path) -> Program:
+def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Program:
     """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
 
-    What else to import is seen from the text of the ``script``, which clients will ask for.
+    ``names`` are what the job file lists, to be imported besides, and ``script`` is the job's entrypoint.
 
     Raises:
         ImportError: this Python has no torch.
@@ -106,18 +106,24 @@ def serve(listener: socket.socket, script: Path) -> Program:
     """
     room = _Room()
     os.close(os.pidfd_open(os.getpid()))
+    unwanted = unwanted_path(os.environ[MARK])
     environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
     # What the libraries keep of it must not lie where the programs' environments are written.
     os.environ.clear()
     os.environ.update(environment)
     gc.disable()  # looking for garbage would take a fifth of the imports' time
+    preloaded = Preloaded()
     for name in IMPORTED:
-        importlib.import_module(name)
-    with contextlib.suppress(OSError):
-        if _USES_COMPILER.search(script.read_bytes()):
-            importlib.import_module(_COMPILER)
-    early = import_early(script, _modules_in(str(script.parent)))
-    obstacle(script.resolve())  # read before the first program comes
+        preloaded.add(name)
+    own = _modules_in(str(script.resolve().parent))
+    for name in names:
+        if name.partition(".")[0] in own:
+            sys.stderr.write(f"run.preload: {name} is the job's own, and each process imports it\n")
+            continue
+        try:
+            preloaded.add(name)
+        except Exception as error:  # the script will tell it
+            sys.stderr.write(f"run.preload: {name} cannot be imported: {error!r}\n")
     gc.collect()
     gc.freeze()  # no collection of the programs' then copies pages that they share
     gc.enable()
@@ -125,7 +131,7 @@ def serve(listener: socket.socket, script: Path) -> Program:
     while True:
         for connection in watchers.wait():
             asked = _receive(connection)
-            why_not = _why_not(asked[0], environment, room, early) if asked else ""
+            why_not = _why_not(asked[0], environment, room, preloaded) if asked else ""
             if asked is None or why_not:
                 sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
             elif (pid := _fork()) > 0:
@@ -134,16 +140,44 @@ def serve(listener: socket.socket, script: Path) -> Program:
                 watchers.forget()
                 _watch(*asked, connection, room)  # returns in a fork of its own
                 is_wanted = False
-                _become(*asked, room, early)
+                _become(*asked, room)
                 with contextlib.suppress(OSError):
                     is_wanted = connection.recv(1) == GO
                 if not is_wanted:
                     os._exit(1)
                 connection.close()
+                if asked[0].module is None:
+                    own = _modules_in(asked[0].import_directory)
+                    Watch(asked[0].words, asked[0].environment, preloaded, environment, own, unwanted).begin()
                 return asked[0]
             connection.close()
             for stream in asked[1] if asked else ():
                 os.close(stream)
+
+
+def measure(names: Sequence[str]) -> dict[str, float]:
+    """Import these besides what the server always does; return the seconds that ``run.preload`` would save.
+
+    Raises:
+        ImportError: this Python has no torch.
+    """
+    preloaded, seconds = Preloaded(), {}
+    for name in IMPORTED:
+        preloaded.add(name)
+    for name in names:
+        started, num_threads = time.perf_counter(), threading.active_count()
+        with contextlib.suppress(Exception):
+            preloaded.add(name)
+            took = time.perf_counter() - started
+            differs = any(name in preloaded.readers(variable) for variable in OF_RANKS)
+            if took >= LEAST_SECONDS and not differs and threading.active_count() == num_threads:
+                seconds[name] = took
+    return seconds
+
+
+def unwanted_path(path: str) -> Path:
+    """Return the file of the server at that socket that says why later starts are to be ordinary ones."""
+    return Path(f"{path}.unwanted")
 
 
 class _Watchers:
@@ -184,7 +218,7 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
 
     Only a program's parent learns its exit status. Were that the server, no program could outlive it.
     """
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # of the program too, which signals no other then, and can begin a session of its own
     # One of the generation's processes, and a launcher to whoever looks for its scripts.
     words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
     room.show(replace(program, words=words))
@@ -247,14 +281,11 @@ def _has_ended(client: socket.socket) -> bool:
         return True
 
 
-def _why_not(program: Program, environment: Mapping[str, str], room: _Room, early: EarlyImports) -> str:
+def _why_not(program: Program, environment: Mapping[str, str], room: _Room, preloaded: Preloaded) -> str:
     """Return why the program must not be forked from here, or an empty text."""
-    for name in {*environment, *program.environment}:
-        if _EARLY.match(name) and environment.get(name) != program.environment.get(name):
-            return f"{name} is read before it starts"
-    other = early.variable_in_the_way(environment, program.environment)
-    if other is not None:
-        return f"{other} may have been read by {', '.join(early.modules)}"
+    why_not = preloaded.why_not(environment, program.environment)
+    if why_not:
+        return why_not
     if program.directory != os.fsencode(Path.cwd()):
         return "it starts in another directory"
     if not room.holds(program):
@@ -263,10 +294,10 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, earl
     device = next((one for one in opened if one.startswith(_DEVICES)), None)
     if device:
         return f"{device} is in use here, and a forked process could not use it"
-    if program.module is None:
-        found = obstacle(Path(os.fsdecode(program.directory), program.arguments[0]).resolve())
-        if found:
-            return found
+    if threading.active_count() > 1:
+        return f"an import has started a thread, which a forked process lacks: {', '.join(preloaded.names)}"
+    if program.module is None and importlib.util.find_spec(BEFORE_TORCH) is not None:
+        return f"{BEFORE_TORCH} is installed, and has to be imported before torch"
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
     return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
 
@@ -294,16 +325,13 @@ def _fork() -> int:
             return -1
 
 
-def _become(program: Program, streams: Sequence[int], room: _Room, early: EarlyImports) -> None:
+def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
     """Make this forked process look as if it had been started for the program."""
-    os.setpgid(0, 0)  # so that it signals no other program
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(program.directory)
     os.environ.clear()
-    if program.module is None:  # torchrun would hand them on, and has not imported what the script does
-        os.environ.update(early.variables)
     os.environ.update(program.environment)
     room.show(program)
     sys.argv = program.arguments
@@ -387,9 +415,12 @@ def _joined(program: Program) -> bytes:
 
 
 def main() -> None:
-    """Serve at the socket that is standard input; the first argument is the path of the script."""
+    """Serve at the socket that is standard input.
+
+    Arguments: the path of the script, and what to import besides, in one word with spaces between.
+    """
     try:
-        forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]))
+        forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]), sys.argv[2].split())
     except Exception:
         traceback.print_exc()
         sys.exit(1)

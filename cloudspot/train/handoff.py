@@ -22,6 +22,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
                                              ranks did, and its last part is sealed
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
     failed-R.json          trainer -> agent  rank R met an error that nobody caught, and will end
+    imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
 
@@ -285,6 +286,11 @@ def failed_path(handoff: Path, rank: int) -> Path:
     It is written after the traceback; ``atexit`` functions may still be running.
     """
     return handoff / f"failed-{rank}.json"
+
+
+def imports_path(handoff: Path, rank: int) -> Path:
+    """Return the file of a rank's slow imports: {"seconds": {name: seconds}}, by what run.preload takes."""
+    return handoff / f"imports-{rank}.json"
 
 
 def started_path(handoff: Path, rank: int) -> Path:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import fixed_job  # noqa: E402 - beside this file
 

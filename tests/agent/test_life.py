@@ -389,6 +389,7 @@ def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
     assert (bench.exit_record().outcome, bench.exit_record().step) == ("succeeded", 100)
 
 
+@pytest.mark.full
 def test_a_notice_while_setting_up_ends_the_setup_and_all_its_children(bench, wait_until):
     life = bench.life(SESSION, run={"setup": "sleep 60 & sleep 60"})
     thread = run(life)
@@ -524,6 +525,7 @@ def test_a_command_without_a_launcher_is_run_and_run_again_like_a_script(bench, 
     assert "the training failed with exit status 5 at step 0; starting again in 0 s" in caplog.messages
 
 
+@pytest.mark.full
 def test_a_command_that_is_not_there_ends_the_job_at_once(bench):
     bench.life("", run={"command": ["no-such-swift", "sft"]}).run()
     record = bench.exit_record()
@@ -840,6 +842,7 @@ def test_a_checkpoint_is_restored_beside_the_setup_and_leaves_memory_once_it_is_
     assert (life.context.node.work / "done").exists()
 
 
+@pytest.mark.full
 def test_no_checkpoint_that_verifies_ends_the_node_when_it_has_been_set_up(bench):
     bench.commit(bench.id(1, 40))
     bench.spoil(bench.id(1, 40))
@@ -866,6 +869,7 @@ def test_what_was_committed_during_the_setup_is_what_a_node_resumes_from(bench, 
     assert (bench.exit_record(2).outcome, bench.exit_record(2).restored_step) == ("succeeded", 50)
 
 
+@pytest.mark.full
 def test_a_setup_that_fails_ends_the_restore_beside_it(bench, monkeypatch):
     """It would have gone on beside the last uploads."""
     monkeypatch.setattr(early_restore, "LEAVE_SECONDS", 60.0)
@@ -925,6 +929,7 @@ def test_after_a_failure_the_checkpoint_is_read_where_the_training_has_left_it(
     assert counted.calls["get_range"] == (0 if have_ended else 1)
 
 
+@pytest.mark.full
 def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench, monkeypatch):
     """A restore of more than 30 s would have been repeated as long as the machine lives."""
     monkeypatch.setattr(checkpoint_restore, "free_memory_bytes", lambda: 0)
@@ -939,6 +944,7 @@ def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench, m
     assert "cannot put a checkpoint into" in record.detail
 
 
+@pytest.mark.full
 def test_a_record_that_is_malformed_is_said(bench):
     life = bench.life(SESSION)
     bench.store.put(keys.journal(JOB, 2), b"{}")
@@ -1171,6 +1177,7 @@ def killed_agent(bench, life, *, status, drained=None, drain=None, progress=40):
     bench.start()
 
 
+@pytest.mark.full
 def test_ranks_that_had_drained_have_not_finished(bench):
     """The agent after the killed one knew of no drain, saw exit status 0, and called it a success."""
     life = bench.life(SESSION + "finish(100)\n")
@@ -1323,3 +1330,17 @@ def test_where_not_even_the_exit_record_may_be_written_the_agent_leaves_all_the_
         bench.life(SESSION, store=denied).run()
     with pytest.raises(ObjectMissing):
         bench.exit_record()
+
+
+@pytest.mark.parametrize("ending", ["finish(3)", "files.progress_path(handoff, 0).unlink()"])
+def test_imports_that_take_long_are_named_with_the_line_that_saves_them(bench, ending):
+    """Also of a script that makes no step: once the training has begun, or else when it ends."""
+    seconds = {"transformers.Trainer": 2.52, "transformers.LlamaConfig": 0.0}
+    told = f'files.write_json(files.imports_path(handoff, rank), {{"seconds": {seconds}}})'
+    life = bench.life(f"{SESSION}{told}\n{ending}\n")
+    end(run(life))
+    (warning,) = [one for one in life.context.status.warnings if "preload" in one]
+    assert warning == (
+        'run.preload = ["transformers.Trainer", "transformers.LlamaConfig"] in the job file would save 2.5 s of '
+        "each later start on a machine"
+    )

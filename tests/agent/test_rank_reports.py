@@ -10,6 +10,7 @@ from cloudspot.agent.rank_reports import (
     RankDrained,
     RankEnded,
     RankError,
+    RankImports,
     read_report,
 )
 from cloudspot.train import handoff as files
@@ -20,6 +21,7 @@ from cloudspot.train import handoff as files
     [
         ({"step": 7}, RankDrained(step=7)),
         ({"step": None}, RankDrained(step=None)),
+        ({"seconds": {"transformers": 2.5}}, RankImports(seconds={"transformers": 2.5})),
         (
             {"step": 7, "is_saved": True, "weights_sha256": "a" * 64},
             RankEnded(step=7, is_saved=True, weights_sha256="a" * 64),

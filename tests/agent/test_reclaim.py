@@ -37,3 +37,9 @@ def test_a_time_by_the_machines_monotonic_clock_counts_whatever_the_other_clocks
     for hours in (-1, 1):
         notice = PreemptionNotice(deadline=WALL + timedelta(hours=hours), deadline_monotonic=1015.0)
         assert understand(notice, notice_seconds=120.0, now=1000.0, wall=WALL).deadline == 1015.0
+
+
+def test_a_drill_gives_as_long_a_notice_as_it_says() -> None:
+    """`preempt --notice 25s` gave the 10 s that are usual."""
+    notice = PreemptionNotice(deadline=WALL + timedelta(seconds=25), deadline_monotonic=1025.0)
+    assert understand(notice, notice_seconds=10.0, now=1000.0, wall=WALL).deadline == 1025.0

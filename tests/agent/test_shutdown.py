@@ -140,6 +140,7 @@ def test_a_machine_whose_slot_is_not_its_own_says_nothing_of_it(bench, see_off, 
         bench.exit_record()
 
 
+@pytest.mark.full
 def test_a_store_that_fails_is_asked_again_until_the_end(bench, see_off, clock, monkeypatch):
     claim(bench)
     real, num_failures = shutdown.write_exit_record, iter(range(3))

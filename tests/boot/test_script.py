@@ -179,6 +179,7 @@ def test_the_self_kill_timer_is_the_first_command_after_the_exports():
     assert "export CLOUDSPOT_LIFE='3240 240 360'" in lines
 
 
+@pytest.mark.full
 def test_a_machine_that_grows_old_tells_its_agent_before(machine):
     def wait(_pid: int) -> None:
         machine.wait_until((machine.directory / "told").exists)

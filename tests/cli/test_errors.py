@@ -109,7 +109,7 @@ CASES = [
     Case(
         "CRLF and a wrong line",
         "run",
-        "job.toml: line 2: Invalid value",
+        'job.toml: line 2: Invalid value; text needs quotes: nodes = "two"',
         job='name = "digits"\r\nnodes = two\r\n',
     ),
     Case(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cloudspot import __version__
-from cloudspot.cli.main import SHORT_HELPS, Program, program
+from cloudspot.cli.main import OTHER_NAMES, SHORT_HELPS, Program, program
 from cloudspot.cli.sharedoptions import debug_option
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, JobNotFound, SpecError, TransientError
 
@@ -17,6 +17,7 @@ def run_python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
 def test_help_imports_neither_commands_nor_anything_heavy(arguments):
     done = run_python(
@@ -172,3 +173,25 @@ def test_a_group_alone_shows_its_help_as_it_is_laid_out(arguments):
     alone = CliRunner().invoke(program, arguments, prog_name="cloudspot")
     asked = CliRunner().invoke(program, [*arguments, "--help"], prog_name="cloudspot")
     assert (alone.stderr, alone.stdout, alone.exit_code) == (asked.stdout, "", 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("launch", "run"),
+        ("status", "ps"),
+        ("down", "stop"),
+        ("delete", "rm"),
+        ("tail", "logs"),
+        ("queue", "ps"),
+    ],
+)
+def test_what_other_programs_call_a_command_is_suggested_by_its_name_here(typed, ours):
+    """`launch` suggested `plan`, and `status` and `down` nothing."""
+    said = CliRunner().invoke(program, [typed], prog_name="cloudspot").stderr
+    assert said == (f"error: No such command {typed!r}. Did you mean {ours!r}? (see: cloudspot --help)\n")
+
+
+def test_each_suggested_command_is_there():
+    assert {ours.split()[0] for ours in OTHER_NAMES.values()} <= set(SHORT_HELPS)
+    assert not OTHER_NAMES.keys() & SHORT_HELPS.keys()

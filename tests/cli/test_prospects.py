@@ -10,8 +10,7 @@ from cloudspot.story.report import summarise
 
 LONG = ["--set", "spot.length=48h"]
 UNTOLD = (
-    "expected: not known, as no job 'digits' on such machines has told how long it trains; spot.length in the "
-    "job file says it"
+    "expected: not known: no job 'digits' has trained on such machines yet; for an estimate, set spot.length"
 )
 
 
@@ -68,16 +67,18 @@ def test_an_earlier_job_of_the_name_tells_the_length(saving):
 
 
 def test_where_nothing_outlives_a_machine_the_cost_is_not_known(jobs):
-    assert expected(jobs, *LONG) == "expected: not known, as nothing of the work outlives its machine"
+    assert expected(jobs, *LONG) == "expected: not known: nothing of the work outlives its machine"
     assert "expected: 48 USD" in expected(jobs, *LONG, "--set", "spot.policy=on-demand")
 
 
 @pytest.mark.full
 def test_run_says_it_before_it_launches(saving):
     result = saving.run("run", str(saving.job_file), "--detach", *LONG)
-    first, second, *others = result.stdout.splitlines()
+    first, buys, says, limit, *others = result.stdout.splitlines()
     assert first.startswith("submitted job ")
-    assert second.startswith("expected: ")
+    assert buys == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
+    assert says.startswith("expected: ")
+    assert limit == "no limit: limits.max_cost would set one"
     assert any("launch 1" in line for line in others)
     assert list(saving.run_json("run", str(saving.job_file), "--detach")) == ["id", "store", "launched"]
 

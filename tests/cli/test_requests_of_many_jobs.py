@@ -31,6 +31,7 @@ def test_the_limits_hold_where_most_jobs_have_ended(town, counts):
     check_limits(counts, num_live=len(live) + 1, long_job=long_job)
 
 
+@pytest.mark.full
 def test_a_job_that_has_ended_adds_no_request(town, counts):
     town.add_live()
     costs = []

@@ -70,6 +70,7 @@ def test_a_thing_is_an_orphan_if_its_job_has_ended_or_is_not_in_its_store(thing,
     assert (found.fate, found.why) == (fate, why)
 
 
+@pytest.mark.full
 @given(
     st.sampled_from(["live", "over", "absent", "unread", "", "Not an id"]),
     st.sampled_from([MINE, GONE, OTHER, "mem://unread", ""]),

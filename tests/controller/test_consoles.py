@@ -94,6 +94,24 @@ def test_machines_that_have_ended_are_read_at_once_each_once(records):
     assert watch.consoles.words["i-1-1"].cause == "the image has no python3"
 
 
+def test_an_owner_that_ended_without_a_word_is_read_once_at_once_unless_its_end_is_known(records):
+    watch = Watch(records, said="cloudspot: step 7\n")
+    watch.slots = {rank: records.slot(f"i-1-{rank}") for rank in range(2)}
+    watch.instances = [
+        records.instance("i-1-0", state="ended", end_reason="unknown"),
+        records.instance("i-1-1", rank=1, state="ended", end_reason="reclaimed"),
+    ]
+    assert [watch.look(at) for at in (1.0, 60.0)] == [[], []]
+    assert watch.provisioner.asked == ["i-1-0"]
+    assert watch.consoles.words["i-1-0"].line == "step 7"
+
+
+def test_a_machine_whose_provider_says_why_it_has_not_started_is_read_before_its_time(records):
+    watch = Watch(records, said="the image cannot be pulled")
+    watch.instances = [records.instance(state="pending", detail="the image cannot be pulled")]
+    assert watch.look(1.0) == ["i-1-0 says at its boot: the image cannot be pulled"]
+
+
 def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     watch = Watch(records, said="cloudspot: trying again in 1 s")
     watch.instances.pop()
@@ -104,6 +122,16 @@ def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     assert watch.consoles.words["i-1-0"].cause == "the image has no python3"
     watch.look(75.0)
     assert len(watch.provisioner.asked) == 3  # it says no more
+
+
+def test_what_is_said_by_turns_is_told_once_each(records):
+    watch = Watch(records)
+    watch.instances.pop()
+    told = []
+    for number in range(6):
+        watch.provisioner.said = ("ErrImagePull", "ImagePullBackOff")[number % 2]
+        told += watch.look(30.0 + 15 * number)
+    assert told == ["i-1-0 says at its boot: ErrImagePull", "i-1-0 says at its boot: ImagePullBackOff"]
 
 
 @pytest.mark.parametrize("error", [TransientError("503"), CloudspotError("no console is kept")])

@@ -201,6 +201,39 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
     assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
 
 
+def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
+    why = "killed for memory; ask for more"
+    ended = records.instance(state="ended", end_reason="unknown", detail=why)
+    words = {"i-1-0": LastWords(line="step 7")}
+    whole = f"{why}; its console ends with: step 7"
+    (certificate,) = certified(
+        records, records.history(records.launch()), records.observed(ended, last_words=words)
+    )
+    assert certificate.detail == whole
+    unclaimed = records.history(records.launch(claimed=False))
+    certificate, void = act(records, unclaimed, records.observed(ended, last_words=words))
+    assert certificate.detail == whole
+    assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "cause"),
+    [
+        ("unstartable", "voided", "Client.InternalError: its key"),
+        ("quota", "quota", ""),
+        ("capacity", "capacity", ""),
+        ("lost", "voided", ""),
+    ],
+)
+def test_a_machine_that_never_ran_is_taken_as_the_refusal_that_it_is(records, reason, outcome, cause):
+    """More machines were bought without knowing why: for a reason that they share, two end the job."""
+    history = records.history(records.launch(claimed=False))
+    ended = records.instance(state="ended", end_reason=reason, detail="Client.InternalError: its key")
+    _, void = act(records, history, records.observed(ended))
+    why = "i-1-0 ended before it claimed its seat (Client.InternalError: its key)"
+    assert void == VoidSeat(Seat(1, 0), outcome, why, ("i-1-0",), cause)
+
+
 @pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])
 def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, shift):
     """Where the provider told no end, one a day ahead was billed a day more, and one a day behind nothing."""
@@ -350,13 +383,15 @@ def test_a_machine_that_was_gone_before_anybody_looked_has_ended_with_its_last_h
         assert one.ended_at == records.at(end)
 
 
-def test_a_last_word_says_when_a_machine_ended_that_is_gone_and_not_that_it_is(records):
-    """Its shutdown may hang, and a listing may be older than the record."""
+def test_a_last_word_says_when_a_machine_ended_that_is_gone_and_makes_its_absence_a_proof_sooner(records):
+    """Its shutdown may hang, so the last word alone is none. A cloud that forgets machines kept users waiting."""
     history = records.history(records.launch(exits={0: records.exit("succeeded", at=90)}))
     assert certified(records, history, records.observed(records.instance())) == []
-    assert certified(records, history, records.observed(absent_seconds={"i-1-0": 59.0})) == []
-    (one,) = certified(records, history, records.observed(absent_seconds={"i-1-0": 60.0}))
+    assert certified(records, history, records.observed(absent_seconds={"i-1-0": 29.0})) == []
+    (one,) = certified(records, history, records.observed(absent_seconds={"i-1-0": 30.0}))
     assert (one.ended_at, one.end_reason) == (records.at(90), EndReason.SELF)
+    silent = records.history(records.launch())
+    assert certified(records, silent, records.observed(absent_seconds={"i-1-0": 59.0})) == []
 
 
 def test_silence_is_not_death(records):

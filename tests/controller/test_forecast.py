@@ -79,6 +79,7 @@ def test_what_was_learned_of_the_pools_counts(records, expect):
     assert expect(awful).on_demand_hours > 1.5 * expect(Knowledge()).on_demand_hours
 
 
+@pytest.mark.full
 def test_each_pool_has_its_price(records, expect):
     both = [
         records.offer("a", price=1.0),

@@ -15,6 +15,7 @@ from cloudspot.controller.launchrequest import (
     render_launch,
 )
 from cloudspot.errors import SpecError
+from cloudspot.jobfile.spec import ResourcesSpec
 from cloudspot.jobstore import codec
 from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.jobstore.submission import hash_of
@@ -66,6 +67,25 @@ def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted
         plan(records.spec(), provider, records.history().submission, "memory://x", label="a store")
 
 
+@pytest.mark.parametrize(
+    ("sold", "said"),
+    [
+        (False, "resources.accelerator: provider 'sim' has no machine with 'Trainium' that cloudspot buys"),
+        (True, "resources: provider 'sim' has no offer that fits"),
+    ],
+)
+def test_an_accelerator_that_nobody_sells_is_told_as_such(records, sold, said):
+    """To ask for less of what is not sold at all does not help."""
+    provider = Provider()
+    offers = provider._cloud.offers
+    provider._cloud.offers = lambda asked: offers(asked) if sold and not asked.cpus else ()
+    wanted = ResourcesSpec(accelerator="Trainium", cpus=4)
+    spec = msgspec.structs.replace(records.spec(), resources=wanted)
+    with pytest.raises(SpecError) as error:
+        plan(spec, provider, records.history().submission, "memory://x", label="a store")
+    assert str(error.value).startswith(said)
+
+
 def test_a_launch_says_how_many_nodes_it_asks_for_and_boots_the_agent(records):
     provider = Provider()
     spec = records.spec(nodes={"min": 2, "max": 4}, resources={"disk": "50GiB"})
@@ -108,3 +128,13 @@ def test_the_token_of_a_launch_is_a_uuid_that_every_controller_finds_and_no_othe
         launch_token(msgspec.structs.replace(submission, writer="another store's"), 1),
     }
     assert len(others | {token}) == 4
+
+
+def test_a_group_has_the_jobs_labels_and_says_whether_its_nodes_drive(records):
+    submission = records.history().submission
+    for drive in (False, True):
+        provider = Provider()
+        spec = records.spec(labels={"team": "nlp"}, nodes={"min": 1, "max": 1, "drive": drive})
+        render(spec, provider, submission, "memory://x", launch=1, offer=records.offer())
+        (group,) = provider.groups
+        assert (group.labels, group.drives) == ({"team": "nlp"}, drive)

@@ -372,6 +372,22 @@ def test_a_single_pass_learns_it_from_a_machine_that_has_ended(broken):
     assert broken.history.launches[0].slots[0].cause == "S3 answered 403 AccessDenied (request 4F1)"
 
 
+def test_the_last_line_of_a_machine_that_ended_without_a_word_is_kept_with_its_end(house):
+    """As of a pod that was killed for memory: it was told to have vanished."""
+    house.cloud.consoles = {1: "cloudspot: at step 7\n"}
+    controller = house.controller()
+    controller.run_pass()
+    house.run(60)
+    assert house.history.launches[0].claimed
+    house.cloud.end(house.machine(), EndReason.UNKNOWN)
+    events = list(controller.tick().events)
+    (proof,) = house.history.launches[0].certificates.values()
+    assert proof.detail == "its console ends with: at step 7"
+    events += controller.tick().events
+    told = f"node 1.0 ({house.machine().id}) ended: its console ends with: at step 7"
+    assert told in [event.text for event in events]
+
+
 @pytest.mark.full
 def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
     broken.cloud.errors["console"] = AuthError("access denied: console")
@@ -428,6 +444,7 @@ def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
     assert house.controller().run_pass().is_settled
 
 
+@pytest.mark.full
 def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_and_launches_nothing(house):
     """A laptop that was closed: what it has read of the job tells it to go on with a lost machine."""
     sleeper = house.controller()
@@ -458,6 +475,7 @@ def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
     assert list(house.store.list_objects("jobs/")) == []
 
 
+@pytest.mark.full
 def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_store(house):
     """Its machines would wait for the store that their request names."""
     found = house.history.submission
@@ -487,6 +505,7 @@ def test_offers_that_fail_are_asked_for_again(house):
     assert types(controller.tick().actions) == [OpenLaunch]
 
 
+@pytest.mark.full
 def test_a_store_that_fails_is_waited_out(house, monkeypatch):
     controller = house.controller()
     controller.tick()
@@ -497,6 +516,7 @@ def test_a_store_that_fails_is_waited_out(house, monkeypatch):
     assert controller.run_until_finished().finished.outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_the_waits_grow_while_the_provider_fails(house):
     house.cloud.errors["instances"] = [TransientError("throttled")] * 6
     house.controller().run_until_finished()
@@ -573,6 +593,23 @@ def test_a_machine_that_vanished_shortly_before_the_end_is_watched_until_its_end
     history = house.controller().run_until_finished()
     assert history.finished.outcome == "succeeded"
     assert not any(launch.unproven for launch in history.launches)
+
+
+@pytest.mark.full
+def test_a_success_is_over_once_the_machines_that_its_cloud_forgets_at_once_have_provably_ended(house):
+    """It ended by saying that its machines might still be billed, as nobody looked again."""
+    house.cloud.absence_proves_after_seconds = 7200.0
+    controller = house.controller()
+    while not house.history.generations:
+        controller.run_pass()
+        house.run(5)
+    for machine in house.cloud.machines.values():
+        machine.kept_seconds = 0.0
+    history = controller.run_until_finished()
+    assert history.finished.outcome == "succeeded"
+    assert not any(launch.unproven for launch in history.launches)
+    # A machine that has said its last word need not be missed for as long as one that has not.
+    assert (house.world.now() - history.finished.at).total_seconds() < END_LIMIT_SECONDS
 
 
 def test_the_machines_of_a_generation_are_told_of_it_once_by_each_controller_and_again_where_that_failed(
@@ -755,6 +792,7 @@ def test_a_launch_made_void_by_a_stop_ends_the_job(house):
     assert controller.run_until_finished().finished.outcome == "stopped"
 
 
+@pytest.mark.full
 def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_have_ended(house):
     house.cloud.errors["release"] = [TransientError("a machine is in it")]
     alive = []
@@ -773,6 +811,7 @@ def test_what_was_made_for_the_job_is_released_once_and_not_before_its_machines_
     assert house.cloud.released == [JOB, JOB]
 
 
+@pytest.mark.full
 def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(house, records):
     """A driver that was suspended took the groups and profiles away from under the new machines."""
     house.controller().run_until_finished()
@@ -787,6 +826,7 @@ def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(
     assert house.cloud.released == []
 
 
+@pytest.mark.full
 def test_a_job_is_not_settled_while_something_of_it_cannot_be_released(house):
     house.controller().run_until_finished()
     house.cloud.errors["release"] = TransientError("a machine is in it")

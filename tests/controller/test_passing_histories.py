@@ -27,7 +27,7 @@ SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 
 
 @pytest.mark.costly
-@few_or_many(15, NUM_HISTORIES)
+@few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
     results = [play(seed, drivers=drivers) for seed in seeds]
@@ -36,7 +36,7 @@ def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drive
 
 
 @pytest.mark.full
-@few_or_many(15, NUM_HISTORIES)
+@few_or_many(30, NUM_HISTORIES)
 @pytest.mark.parametrize("drivers", [only_pass, pass_and_stay])
 def test_the_silent_are_ended_and_an_outage_of_the_store_is_nobodys_death(drivers, seeds):
     results = [play(seed, drivers=drivers, **SILENCES) for seed in seeds]

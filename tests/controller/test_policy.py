@@ -67,6 +67,15 @@ def test_a_quota_cools_for_longer(records, cheap, dear):
     assert choose(records, history, cheap, dear, at=QUOTA_COOL_SECONDS) == cheap
 
 
+def test_a_wait_for_a_quota_is_called_one(records, cheap, dear):
+    refused = records.capacity(1, at=0.0, offer=cheap, outcome="quota")
+    assert choose(records, records.history(refused), cheap, at=1.0) == Wait(
+        QUOTA_COOL_SECONDS - 1, "a quota is reached"
+    )
+    both = records.history(refused, records.capacity(2, at=0.0, offer=dear))
+    assert choose(records, both, cheap, dear, at=1.0).why == "no offer has capacity now"
+
+
 def test_after_a_reclaim_another_zone_of_the_same_price_is_tried(records, cheap):
     other = records.offer("z", price=1.0)
     history = records.history(records.launch(1, outcome="reclaimed", intent=records.intent(1, offer=cheap)))

@@ -154,6 +154,7 @@ def test_a_settled_job_is_left_alone_until_a_machine_of_it_shows_up(town):
     assert told.tick.actions[0].instance_ids == (late.id,)
 
 
+@pytest.mark.full
 def test_a_pass_looks_at_no_job_that_is_settled(town, monkeypatch):
     """Each pass read the whole history of every job that had ever ended."""
     for job_id in ("one", "two"):
@@ -380,6 +381,7 @@ def suspected(town, job_id="one"):
     return [one.key for one in town.store.inner.list_objects(keys.suspicions(job_id))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("seconds", "drivers"), [(20, 1), (60, 1), (300, 1), (300, 3), (3600, 1)])
 def test_a_machine_that_vanished_is_replaced_by_passes_that_are_a_new_process_each(town, seconds, drivers):
     vanish(town, town.start("one"))
@@ -395,6 +397,7 @@ def test_a_machine_that_vanished_is_replaced_by_passes_that_are_a_new_process_ea
     assert suspected(town) == []
 
 
+@pytest.mark.full
 def test_the_passes_before_an_absence_has_lasted_prove_nothing(town):
     vanish(town, town.start("one"))
     seconds = town.cloud.absence_proves_after_seconds / 3
@@ -403,6 +406,7 @@ def test_the_passes_before_an_absence_has_lasted_prove_nothing(town):
     assert passes - 1 > 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [300, 3600])
 def test_a_machine_that_hangs_is_ended_by_passes_that_are_a_new_process_each(town, seconds):
     machine = town.start("one")
@@ -416,6 +420,7 @@ def test_a_machine_that_hangs_is_ended_by_passes_that_are_a_new_process_each(tow
     assert HistoryReader(town.store, "one").read().finished.outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_the_passes_of_a_healthy_job_leave_nothing(town, monkeypatch):
     town.start("one")
     written = []
@@ -479,6 +484,7 @@ def test_what_could_not_be_read_is_not_written_over(town, monkeypatch):
     assert town.store.inner.get(keys.suspicions("one")) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("state", "grace"), [("running", STOP_GRACE_SECONDS), ("uploading", DELIVERY_GRACE_SECONDS)]
 )
@@ -511,6 +517,7 @@ def follower(town):
     )
 
 
+@pytest.mark.full
 def test_what_a_pass_has_left_goes_when_a_driver_that_stays_settles_the_job(town, records):
     """As `stop` does beside `run`, which follows the job to its end."""
     town.start("one")
@@ -522,6 +529,7 @@ def test_what_a_pass_has_left_goes_when_a_driver_that_stays_settles_the_job(town
     assert list_live(town.store) == {}
 
 
+@pytest.mark.full
 def test_what_a_pass_leaves_after_the_job_was_settled_goes_with_the_next_pass(town, records):
     town.start("one")
     town.store.put(keys.stop("one", 0), codec.encode(records.stop()))
@@ -538,6 +546,7 @@ def test_what_a_pass_leaves_after_the_job_was_settled_goes_with_the_next_pass(to
     assert list_live(town.store) == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fails", ["live/one.", "jobs/one/suspicions"])
 def test_a_job_is_not_settled_before_its_mark_and_what_passes_have_left_are_gone(
     town, records, fails, monkeypatch
@@ -560,6 +569,7 @@ def test_a_job_is_not_settled_before_its_mark_and_what_passes_have_left_are_gone
     assert list_live(town.store) == {}
 
 
+@pytest.mark.full
 def test_passes_that_are_a_new_process_each_end_a_machine_that_outlives_its_last_word(town, records):
     machine = town.start("one")
     town.world.kill(machine.life)

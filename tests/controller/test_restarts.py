@@ -82,6 +82,30 @@ def test_what_differs_from_one_failure_to_the_next_alike_is_the_number_in_it(rec
     assert isinstance(failing_setups(records, first, second), End)
 
 
+def test_two_nodes_in_a_row_that_reach_no_other_end_a_job_that_has_got_nowhere(records):
+    """As behind a NetworkPolicy: so would the next."""
+
+    def cut_off(number, **changes):
+        detail = f"node {number}.1 does not reach node 1.0; a NetworkPolicy may deny it"
+        fields = {"generation": number, "is_cut_off": True, "detail": detail, **changes}
+        last = records.exit("failed", launch=number, instance_id=f"i-{number}-0", at=100.0 * number, **fields)
+        return records.launch(number, ended=100.0 * number, exits={0: last})
+
+    def verdict(*launches, **changes):
+        return judge(records.spec(), records.history(*launches, **changes), records.at(1e6))
+
+    end = verdict(cut_off(1), cut_off(2))
+    assert isinstance(end, End)
+    assert end.detail == (
+        "failed twice in a row before the training began: "
+        "node 2.1 does not reach node 1.0; a NetworkPolicy may deny it"
+    )
+    assert verdict(cut_off(1)) == Go("failed")
+    assert verdict(cut_off(1), cut_off(2, is_cut_off=False)) == Go("failed")
+    trained = [records.commit(1, 0, at=50.0)]
+    assert verdict(cut_off(1), cut_off(2), commits=trained) == Go("failed")
+
+
 def failing_boots(records, *causes):
     """Judge launches whose machines have said why they could not run the agent; None: one did not say."""
     made = [

@@ -78,6 +78,7 @@ def site(tmp_path, monkeypatch):
     sys.modules.pop("cloudspot_pager", None)
 
 
+@pytest.mark.full
 def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
     urls = {
         "good": f"good:{site}/got",
@@ -93,6 +94,7 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
     assert (site / "got").read_text() == "a-1: failed: failure in /"
 
 
+@pytest.mark.full
 def test_a_notifiers_process_is_away_from_the_drivers_terminal_and_files_and_ends_without_it(site, capfd):
     """Ctrl-C is for the driver, what a library prints may hold the URL, and nobody may be left to kill it."""
     with left_open(site / "of-the-driver"):
@@ -105,6 +107,7 @@ def test_a_notifiers_process_is_away_from_the_drivers_terminal_and_files_and_end
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.full
 def test_what_a_notifier_has_started_ends_with_it(site, wait_until, monkeypatch):
     class TooLate(subprocess.Popen):
         """Its time is over as soon as the notifier has started something."""
@@ -131,6 +134,7 @@ def is_alive(pid):
     return shown.stdout.strip() != "" and not shown.stdout.startswith("Z")
 
 
+@pytest.mark.full
 def test_a_notifier_that_takes_its_process_along_has_failed(site):
     failed = send("pager", MESSAGE, {"dies": "die:secret"}, own=())
     assert failed == {"dies": "could not be asked: its process failed"}
@@ -142,6 +146,7 @@ def test_a_notifier_is_found_by_its_name_and_a_missing_one_comes_with_the_neares
         notifier_class("pagr")
 
 
+@pytest.mark.full
 def test_a_thread_of_a_notifiers_own_reaches_a_host_of_the_users_network_beside_no_url_of_the_record(site):
     """It may work for several messages."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -37,7 +37,7 @@ TOO_MANY = "are there to stay"
 
 
 @pytest.mark.costly
-@few_or_many(60, NUM_HISTORIES)
+@few_or_many(100, NUM_HISTORIES)
 def test_every_history_keeps_the_protocol_and_comes_to_its_end(seeds):
     results = [play(seed) for seed in seeds]
     # They are worth something only if much goes wrong in them.

@@ -45,6 +45,20 @@ def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) 
         assert len(shown["notices"]) == 1
 
 
+@pytest.mark.costly
+def test_two_nodes_of_which_one_has_a_notice_change_no_bit(user: User, undisturbed) -> None:
+    sets = ("nodes=2", 'run.env.TINY_EPOCHS="6"')
+    calm = undisturbed("two-nodes", sets)
+    user.run_tiny("hit", sets=(*sets, planned(20, "8s")))
+    shown = user.show("hit", "--verify")
+    assert shown["state"] == "succeeded"
+    trained = [one["nodes"] for one in shown["generations"] if not one["is_holding"]]
+    assert trained == [["1.0", "1.1"], ["1.1", "2.0"]]
+    assert (shown["steps_lost"], len(shown["notices"])) == (0, 1)
+    assert shown["last_commit"]["verified"] is True
+    assert shown["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
+
+
 @pytest.mark.full
 def test_a_reclaim_with_notice_changes_no_bit(user: User, weights: str) -> None:
     check(user, weights, 1, "8s")

@@ -30,7 +30,7 @@ ABSENT = {
 }
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_digits_is_reclaimed_resumed_and_finished(user: User, tmp_path: Path) -> None:
     done = user.cloudspot(
         "run", "--provider", "local", str(EXAMPLES / "digits" / "job.toml"), "--name", "digits", timeout=240

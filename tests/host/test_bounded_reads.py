@@ -23,6 +23,15 @@ def test_a_file_is_read_whole_up_to_its_limit_and_no_further(tmp_path):
     assert (read_at_most(path, 4), read_end(path, 4)) == (b"", b"")
 
 
+def test_the_end_of_a_text_begins_with_a_whole_character(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("🙂é")
+    ends = [read_end(path, num_bytes).decode() for num_bytes in range(1, 8)]
+    assert ends == ["", "é", "é", "é", "é", "🙂é", "🙂é"]
+    path.write_bytes(b"\x80\x80\x80\x80")
+    assert (read_end(path, 4), read_end(path, 3)) == (b"\x80\x80\x80\x80", b""), "not UTF-8"
+
+
 def test_the_end_of_a_huge_log_takes_little_memory(huge_file):
     log = huge_file(b"\nTraceback\nValueError: boom\n")
     assert log_tail(log)[-2:] == ("Traceback", "ValueError: boom")

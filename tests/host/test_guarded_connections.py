@@ -65,6 +65,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.full
 def test_each_connection_is_judged_by_its_address_whatever_makes_it(run):
     said = run("""
         print(ask("127.0.0.2", public), ask("127.0.0.1", private), ask("localhost", private))
@@ -110,6 +111,7 @@ def test_what_may_be_private_does_not_come_back_from_the_internet(run):
     ]
 
 
+@pytest.mark.full
 def test_a_thread_outside_of_its_tasks_context_may_connect_as_the_task_where_all_tasks_may(run):
     """As libraries do it that keep a connection in a thread of their own."""
     script = """
@@ -161,6 +163,7 @@ def test_a_proxy_that_has_moved_is_looked_up_again(run):
     assert said == ["200", "AddressRefused"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("host", "says"), [("127.0.0.1.", "AddressRefused"), ("slow.example", "200"), ("unknown.example", "200")]
 )

@@ -55,6 +55,7 @@ def test_names_that_lead_out_or_cannot_be_are_not(name):
     assert not is_safe_name(name)
 
 
+@pytest.mark.full
 @given(st.text(alphabet="a./\0é\\:", max_size=12))
 @example("C:/a")
 @example("..\\a")

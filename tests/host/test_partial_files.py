@@ -100,6 +100,7 @@ def test_no_link_under_the_temporary_name_is_followed(tmp_path, monkeypatch):
     assert (tmp_path / "victim").read_bytes() == b"kept"
 
 
+@pytest.mark.full
 def test_many_writers_of_one_file_never_mix(tmp_path):
     path = tmp_path / "state.json"
 

@@ -43,6 +43,7 @@ def test_the_schema_itself_is_valid():
     jsonschema.Draft7Validator.check_schema(SCHEMA)
 
 
+@pytest.mark.full
 @given(st.lists(PARTS, max_size=6).map("".join))
 def test_a_quantity_is_taken_where_the_parser_takes_it(text):
     assert accepts({"spot": {"max_wait": text}}) == parses(parse_duration, text)

@@ -22,13 +22,15 @@ from cloudspot.jobfile.quantities import parse_duration, parse_moment, parse_mon
         ("2d", 172800),
         ("0.5h", 1800),
         ("0s", 0),
+        ("30", 30),
+        ("2.5", 2.5),
     ],
 )
 def test_a_duration_is_parsed_to_seconds(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "10", "m", "10 minutes", "-1s", "1e3s", "10M", "1,5h", "inf"])
+@pytest.mark.parametrize("text", ["", "1 0", "m", "10 minutes", "-1s", "1e3s", "10M", "1,5h", "inf"])
 def test_what_is_no_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="expected a duration such as") as error:
         parse_duration(text)

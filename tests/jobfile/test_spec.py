@@ -85,6 +85,8 @@ region = "here"
 BEYOND_THE_SCHEMA = re.compile(
     r"line \d+: |nodes\.min must be <= |nodes\.max \* procs_per_node|contradicts max_cost|is in run\.secrets too"
     r"|looks like a credential|finite number|names no program|needs spot\.deadline|has no effect without spot\.policy"
+    r"|has no effect without an entrypoint that torchrun starts"
+    r"|has \d+ bytes, but|setup have \d+ bytes"
 )
 """What no schema says of a job file: two fields at once, what looks like a secret, what is no TOML at all."""
 
@@ -128,6 +130,11 @@ def fault(load, tmp_path):
         return str(error.value).replace(f"{tmp_path}/", "")
 
     return message
+
+
+def test_a_job_that_an_earlier_version_has_submitted_preloads_nothing():
+    value = {"name": "digits", "run": {"entrypoint": "train.py", "fork_server": True}}
+    assert spec_from_json(value).run.preload == ()
 
 
 def test_a_small_job_file_has_the_documented_defaults(load):
@@ -225,6 +232,18 @@ def with_run(line):
             'job.toml: run.command: expected a list, got "swift sft"',
         ),
         ("name = 'a'\n[run]\ncommand = []", "job.toml: run.command: names no program; expected a list"),
+        (
+            SMALL + "preload = ['transformers', 'no module']",
+            'job.toml: run.preload[1]: "no module" is not the name of a module, such as "transformers"',
+        ),
+        (
+            "name = 'a'\n[run]\ncommand = ['swift']\npreload = ['transformers']",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
+        ),
+        (
+            SMALL + "preload = ['transformers']\nlauncher = 'none'",
+            "job.toml: run.preload: has no effect without an entrypoint that torchrun starts",
+        ),
         ("name = 'a'\n[run]\ncommand = ['']", "job.toml: run.command: names no program; expected a list"),
         (
             SMALL + "[checkpoint]\ndirectory = 'out'\non_notice = 'SIGKILL'",
@@ -618,3 +637,75 @@ def test_every_type_of_the_job_file_refuses_unknown_fields():
     ours = [struct for struct in structs if struct.__module__ == spec_module.__name__]
     assert len(ours) == 8
     assert all(struct.__struct_config__.forbid_unknown_fields for struct in ours)
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('env = {{ GRID = "{0}" }}', "run.env.GRID"),
+        ('args = ["a", "{0}"]', "run.args[1]"),
+        ('setup = "{0}"', "run.setup"),
+    ],
+)
+def test_what_linux_cannot_give_a_program_is_refused(load, fault, text, field):
+    assert load(SMALL + text.format("x" * (126 << 10)))
+    message = fault(SMALL + text.format("é" * (64 << 10)))
+    assert message.startswith(f"job.toml: {field}: has 1310")
+    assert message.endswith("put them into a file of run.workdir")
+
+
+def test_a_dollar_sign_counts_twice_where_torchrun_reads_it(load, fault):
+    text = SMALL + f'args = ["{"$" * 70_000}"]\n'
+    assert fault(text).startswith("job.toml: run.args[0]: has 140000 bytes")
+    assert load(text + 'launcher = "none"')
+
+
+def test_all_variables_and_words_together_have_a_limit_too(fault):
+    words = ", ".join(f'"{"$" * 60_000}"' for _ in range(9))
+    assert fault(f"{SMALL}args = [{words}]").startswith(
+        "job.toml: run: env, args, command and setup have 1080"
+    )
+
+
+def test_a_stored_job_of_any_size_can_still_be_read(load):
+    stored = spec_to_json(load(SMALL))
+    stored["run"]["env"] = {"GRID": "x" * 200_000}
+    assert len(spec_from_json(stored).run.env["GRID"]) == 200_000
+
+
+# --- no TOML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("max_cost = 40 USD", '; text needs quotes: max_cost = "40 USD"'),
+        ("max_runtime = 1h30m # soon", '; text needs quotes: max_runtime = "1h30m"'),
+        ("entrypoint = train.py", '; text needs quotes: entrypoint = "train.py"'),
+        ("api_key = hunter2", "; text needs quotes"),
+        ('a = "x', ""),
+        ("just words", ""),
+    ],
+)
+def test_a_value_without_quotes_is_shown_with_them(fault, line, hint):
+    message = fault(f"{SMALL}[limits]\n{line}\n")
+    assert message.startswith("job.toml: line 6: ")
+    assert "".join(message.partition("; text")[1:]) == hint
+
+
+def test_a_script_in_place_of_a_job_file_is_told_how_to_get_one(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    with pytest.raises(SpecError) as error:
+        load_job(script)
+    assert str(error.value) == (
+        f"{script}: a Python script, no job file; to write one: cloudspot init --entrypoint {script}"
+    )
+    (tmp_path / "job.yaml").write_text("name: digits\n")
+    with pytest.raises(
+        SpecError, match=r"job\.yaml: line 1: .*; a job file is TOML, and cloudspot init writes one$"
+    ):
+        load_job(tmp_path / "job.yaml")

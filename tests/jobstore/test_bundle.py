@@ -3,6 +3,7 @@
 import hashlib
 import os
 import socket
+import subprocess
 import time
 from contextlib import contextmanager
 
@@ -115,10 +116,11 @@ def test_symlinks_inside_are_kept_and_others_are_named_and_left_out(work, tmp_pa
 
 
 def test_a_secret_is_in_no_bundle(work):
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
     for name in (".env", ".env.production", "pkg/.env"):
         (work / name).write_text("TOKEN=hunter2")
-    (work / ".git").mkdir()
-    (work / ".git/config").write_text("url = https://hunter2@host")
+    with (work / ".git/config").open("a") as config:
+        config.write('[remote "origin"]\n  url = https://hunter2@host\n')
     bundle = make(work)
     assert not [name for name in bundle.files if ".env" in name or ".git" in name]
 

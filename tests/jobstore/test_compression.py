@@ -105,6 +105,7 @@ def test_what_is_cut_off_or_has_something_behind_it_is_corrupt():
         opened(GOOD + b"\0", len(DATA))
 
 
+@pytest.mark.full
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_a_changed_byte_is_corrupt_or_leaves_as_many_bytes_for_the_checksum(position, change):
     changed = bytearray(GOOD)
@@ -191,6 +192,7 @@ def test_an_upload_was_shorter_if_the_bytes_saved_would_have_taken_longer(costs,
     assert shortens(costs) is is_shorter
 
 
+@pytest.mark.full
 @given(st.floats(0.001, 10), st.floats(0.01, 0.99), st.floats(1e-6, 1e-2))
 def test_it_is_the_sum_of_what_each_thread_does(compress_seconds, saved_share, put_seconds_per_byte):
     one = cost(compress_seconds, saved_share, put_seconds_per_byte, num_bytes=1_000_000)

@@ -226,6 +226,7 @@ def pack_header(size, kind=tarfile.XHDTYPE):
     return info.tobuf()  # An extended header is read whole, whatever its size.
 
 
+@pytest.mark.full
 def test_headers_count_towards_what_an_archive_may_unpack_to(tmp_path):
     data = pack(*(member(f"empty-{number}") for number in range(1000)))
     assert len(data) < 30_000
@@ -244,6 +245,7 @@ def holes(num):
     return gzip.decompress(pack((info, data), format=tarfile.PAX_FORMAT))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make_raw",
     [

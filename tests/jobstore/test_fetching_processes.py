@@ -253,6 +253,7 @@ def is_alive(pid):
     return status.stdout.strip() != "" and not status.stdout.startswith("Z")
 
 
+@pytest.mark.full
 def test_it_ends_with_whoever_asked_though_a_request_hangs(wait_until):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stderr=subprocess.PIPE, text=True)
     pid = int(holder.stderr.readline())

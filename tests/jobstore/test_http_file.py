@@ -138,6 +138,7 @@ def test_what_is_there_counts_only_for_who_reads_it_in_the_same_blocks(server, c
     assert contents(cache, source, cache.stage(source, staging())) == {"": LARGE}
 
 
+@pytest.mark.full
 def test_an_answer_with_more_bytes_than_asked_for_is_not_taken(server, cache):
     """It would lie over the block behind it, which is there already."""
     server.data, taken = LARGE, []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudspot.errors import BundleError
 from cloudspot.jobstore.bundle import make_bundle
 
 pytestmark = pytest.mark.usefixtures("_own_git")
@@ -16,6 +17,11 @@ def _own_git(monkeypatch, tmp_path):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+
+
+@pytest.fixture
+def _without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
 
 
 def git(root, *args):
@@ -63,6 +69,7 @@ def test_cloudspotignore_adds_to_gitignore_and_may_bring_back(tmp_path):
     assert bundled(tmp_path) == {"data.csv"}
 
 
+@pytest.mark.usefixtures("_without_git")
 def test_secrets_and_git_itself_never_go_in_whatever_the_patterns_say(tmp_path):
     write(
         tmp_path, ".env", ".env.local", ".ENV", "sub/.env", "sub/.Env.production", ".git/config", "sub/.git/HEAD",
@@ -79,6 +86,7 @@ def test_what_python_leaves_behind_is_left_out_unless_asked_for(tmp_path):
     assert bundled(tmp_path) == {"p/m.py", "p/__pycache__/m.pyc"}
 
 
+@pytest.mark.usefixtures("_without_git")
 def test_ignore_files_of_the_enclosing_repository_count(tmp_path):
     (tmp_path / ".git").mkdir()
     work = tmp_path / "examples/digits"
@@ -94,6 +102,7 @@ def test_ignore_files_outside_of_a_repository_do_not_count(tmp_path):
     assert bundled(tmp_path / "work") == {"a.txt"}
 
 
+@pytest.mark.usefixtures("_without_git")
 def test_a_working_directory_that_its_repository_ignores_is_taken_nevertheless(tmp_path):
     (tmp_path / ".git").mkdir()
     ignore(tmp_path, ".", ".tox/", "*.ckpt")
@@ -184,11 +193,23 @@ def test_without_git_the_ignore_files_of_a_checkout_are_read_instead(checkout, m
     assert bundled(checkout / "job") == with_git
 
 
-def test_a_repository_that_git_refuses_is_read_by_its_ignore_files(checkout):
-    ignore(checkout, ".", "*.ckpt")
-    write(checkout, "a.txt", "b.ckpt")
+def test_a_repository_that_git_cannot_read_is_refused_in_its_words(checkout):
+    write(checkout, "a.txt")
     (checkout / ".git/HEAD").write_text("damaged")
-    assert bundled(checkout) == {"a.txt"}
+    with pytest.raises(BundleError, match=r"git does not list the code in \S+: fatal: not a git repo"):
+        bundled(checkout)
+
+
+def test_a_checkout_of_another_owner_is_refused_with_the_command_that_allows_it(checkout, monkeypatch):
+    write(checkout, "model.bin")
+    git(checkout, "add", "-f", "model.bin")
+    ignore(checkout, ".", "*.bin")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(BundleError) as error:
+        bundled(checkout)
+    assert "dubious ownership" in str(error.value)
+    assert f"git config --global --add safe.directory {checkout}" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_hook_of_another_repository_does_not_redirect_git(checkout, tmp_path, monkeypatch):

@@ -362,6 +362,7 @@ def test_what_pages_pass_over_counts_once(opened, cache):
         cache.stage(opened(store), staging())
 
 
+@pytest.mark.full
 def test_a_hash_is_compared_and_names_the_file(opened, cache):
     for data in (b"small", LARGE):
         store = InMemoryStore()

@@ -212,6 +212,7 @@ class CopiesMeter(InMemoryStore):
             self.num_bytes += len(data)
 
 
+@pytest.mark.full
 def test_what_another_process_has_copied_is_not_copied_again(store, tmp_path):
     journals = [Journal(store, "x") for _ in range(3)]
     counted = [FaultyStore(store, FaultPlan(), tmp_path / str(number)) for number in range(3)]
@@ -235,6 +236,7 @@ def test_who_has_read_a_long_journal_without_copies_writes_few(store):
     assert len(copies(store)) == 4
 
 
+@pytest.mark.full
 def test_any_copies_however_old_give_the_same_journal(store):
     known = write(store, 91)
     standing = {run: store.get(keys.journal_copy("x", *run)) for run in copies(store)}

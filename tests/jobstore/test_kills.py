@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stores import faultstore
 
 import cloudspot
 from cloudspot.errors import ObjectMissing
@@ -39,7 +38,7 @@ for rank, seal in enumerate(seals):
     manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, 10, 0))
 """
 C = CheckpointId(1, 10)
-PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(faultstore.__file__).parent))
+PATHS = (str(Path(cloudspot.__file__).parents[1]), str(Path(__file__).parents[1]))
 DATAS = [b"\0" * 4000, b"\1" * 4000]
 
 

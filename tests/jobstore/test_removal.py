@@ -91,6 +91,7 @@ def test_everything_of_the_job_goes_and_nothing_of_others(store, checkpoints):
         remove_job(store, "x")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_threads", [1, 8])
 def test_after_an_interruption_at_any_delete_the_next_call_finishes(checkpoints, tmp_path, num_threads):
     whole = InMemoryStore()
@@ -319,6 +320,7 @@ def removed_but_for(store, job_id):
     return {key for key in left if job_id not in key and not key.startswith(("code/", "agents/"))} == set()
 
 
+@pytest.mark.full
 def test_a_submission_within_any_moment_of_a_removal_keeps_its_code(submit_for_real):
     def fresh():
         store = InMemoryStore()

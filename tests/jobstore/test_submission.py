@@ -27,6 +27,7 @@ from cloudspot.jobstore.patience import patient
 from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.jobstore.records import FORMAT
 from cloudspot.jobstore.submission import (
+    check_secrets,
     delete_secrets,
     hash_of,
     read_secrets,
@@ -147,6 +148,15 @@ def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
     delete_secrets(store, "digits-1", resumption=0)
     assert read_secrets(store, "digits-1", NAMES, resumption=0) == {}
     assert not [key for key in keys_of(store) if b"hunter2" in store.get(key)]
+
+
+def test_secrets_that_no_program_could_get_are_refused():
+    check_secrets(["TOKEN"], {"TOKEN": "x" * (126 << 10)})
+    with pytest.raises(SpecError, match=r"^secrets: TOKEN has 131078 bytes, but Linux starts no program"):
+        check_secrets(["TOKEN"], {"TOKEN": "x" * (128 << 10)})
+    many = {f"S{number}": "x" * 100_000 for number in range(6)}
+    with pytest.raises(SpecError, match=r"^secrets: all together have 600018 bytes"):
+        check_secrets(list(many), many)
 
 
 def test_a_job_without_secrets_has_no_such_object(store, spec, work):

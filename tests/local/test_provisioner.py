@@ -102,6 +102,7 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
     assert provisioner.console(unknown) == ""
 
 
+@pytest.mark.full
 def test_a_directory_of_machines_that_vanished_is_an_outage_and_no_empty_list(host):
     """A driver took its machines for gone, and bought others beside them."""
     provisioner = LocalProvider().provisioner()
@@ -359,6 +360,18 @@ def test_only_a_living_machine_can_be_reclaimed(host):
         LocalProvider().preempt(machine.id)
     with pytest.raises(CloudspotError, match="has no machine 'm-none'"):
         LocalProvider().preempt("m-none")
+
+
+@pytest.mark.full
+def test_a_machine_that_ends_sooner_takes_no_later_notice(host):
+    """The command said that it gave 5 minutes, and the machine ended after 1."""
+    machine = host.launch(BOOT_ONCE)[0]
+    LocalProvider().preempt(machine.id, notice_seconds=60)
+    host.wait_until(lambda: machine.state().notice_deadline is not None)
+    with pytest.raises(CloudspotError, match=r"has a notice already, and ends at \d\d:\d\d:\d\d UTC"):
+        LocalProvider().preempt(machine.id, notice_seconds=300)
+    LocalProvider().preempt(machine.id, notice_seconds=0)
+    assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
 
 
 @pytest.mark.full

@@ -228,6 +228,18 @@ def test_an_object_that_is_said_to_be_huge_is_not_read(bucket, store):
         store.get("k")
 
 
+def test_a_whole_object_for_a_range_is_final_only_the_second_time(bucket, store):
+    """A cache in between answered a range with all that it held, and a good store was refused for it."""
+    store.put("k", b"0123456789")
+    for call in (lambda: store.get_range("k", 2, 3), lambda: store.get_range_into("k", 2, bytearray(3))):
+        answers = iter([False, True])
+        bucket.change = lambda found, answers=answers: Download(
+            found.body, found.num_bytes, is_partial=next(answers)
+        )
+        assert call() in (b"234", 3)
+        assert list(answers) == []
+
+
 def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):
     for call in (
         lambda: store.get("k"),

@@ -74,6 +74,23 @@ def test_job_files_are_compared_field_by_field(records):
     assert job_file_differences(a, a) == []
 
 
+def test_tables_of_providers_that_ran_neither_job_are_left_out(records):
+    def history(provider, price):
+        tables = {
+            "local": {"spot_price": price},
+            "aws": {"region": f"r{price}"},
+            "gcp": {"project": f"p{price}"},
+        }
+        spec = {"name": "digits", "providers": tables}
+        submission = records.change(records.history().submission, spec=spec, provider=provider)
+        return records.history(submission=submission)
+
+    assert job_file_differences(history("local", 1), history("aws", 2)) == [
+        {"field": "providers.aws.region", "a": "r1", "b": "r2"},
+        {"field": "providers.local.spot_price", "a": 1, "b": 2},
+    ]
+
+
 def test_results_of_a_job(records):
     one = records.launch(
         1,

@@ -149,10 +149,22 @@ def test_a_machine_that_ended_without_a_word_is_told_by_its_certificate_and_only
     before, after = records.history(records.launch(1)), records.history(records.launch(1, outcome="lost"))
     assert texts(diff(before, after)) == [
         "node 1.0 (i-1-0) vanished",
-        "launch 1 is over, lost: node 1.0 (i-1-0) vanished",
+        "launch 1 is over, lost",
     ]
     late = records.change(after.launches[0], exits={0: records.exit("drained")})
     assert diff(after, records.history(late)) == ()
+
+
+def test_why_a_machine_ended_is_told_once_where_its_provider_says_it(records):
+    lost = records.launch(1, outcome="lost")
+    proofs = {
+        name: records.change(one, detail="killed for memory") for name, one in lost.certificates.items()
+    }
+    after = records.history(records.change(lost, certificates=proofs))
+    assert texts(diff(records.history(records.launch(1)), after)) == [
+        "node 1.0 (i-1-0) ended: killed for memory",
+        "launch 1 is over, lost",
+    ]
 
 
 def several(records, *generations):

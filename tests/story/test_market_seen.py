@@ -176,6 +176,7 @@ def test_clocks_that_are_off_give_no_negative_hours(records, seen, held):
             assert min(*tally.up_hours, *tally.down_hours) >= 0.0
 
 
+@pytest.mark.full
 def test_many_launches_in_a_market_tell_its_hazards(records, held):
     chance, launches, at = random.Random(7), [], 0.0
     for number in range(1, 2001, 2):

@@ -538,6 +538,7 @@ def test_a_drain_before_too_few_nodes_held_has_lost_nothing(records, story):
     assert timeline(wide, records.at(99)).stretches[0].was_drained is True
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 100))
 def test_whatever_the_clocks_say_spans_follow_each_other_and_fill_the_time(moments, length):
     def at(seconds):

@@ -397,6 +397,7 @@ def test_a_broken_store_fails_what_is_named_after_its_fault_and_nothing_else(mak
     assert failures(make_store) == expected
 
 
+@pytest.mark.full
 def test_a_time_without_a_zone_fails_every_test_that_asks_for_it():
     assert {"test_head_tells_key_size_and_time", "test_an_object_may_be_large"} <= failures(ForgetsTheZone)
 

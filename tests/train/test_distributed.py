@@ -1,5 +1,9 @@
 """The ranks' common store."""
 
+import os
+import socket
+import subprocess
+import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,3 +102,28 @@ def test_a_lost_host_is_noticed_without_an_error():
     rank.poll()
     assert rank.is_lost
     assert rank.begin(0) is None
+
+
+ENDS = """
+import torch.distributed as dist
+import torch.distributed.fsdp
+from cloudspot.train.distributed import start_process_group
+start_process_group()
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.full
+def test_a_process_group_ends_without_a_warning_of_torch():
+    """The last lines of README's example were "No backend of type 0 found for Process Group ..."."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", ENDS]
+    done = subprocess.run(
+        command, env={**os.environ, **ranks, **place}, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert (done.stdout, done.stderr) == ("ended\n", "")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloudspot.train import fork_server
-from cloudspot.train.early_imports import EarlyImports
 from cloudspot.train.fork_server import Program
+from cloudspot.train.preloaded import Preloaded
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux shows forks by their own environment"
@@ -31,27 +31,34 @@ def why_not(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
-    def why_not(environment=HERE, words=("python", "-u", "train.py"), early=None):
+    def why_not(environment=HERE, words=("python", "-u", "train.py")):
         program = Program(os.fsencode(tmp_path), words, environment)
-        return fork_server._why_not(program, HERE, Room(), early or EarlyImports())
+        return fork_server._why_not(program, HERE, Room(), Preloaded())
 
     return why_not
 
 
-READ_EARLY = (
-    *("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"),
-    *("OMP_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_CUDA_ALLOC_CONF"),
+@pytest.mark.parametrize(
+    "name", ["PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "LC_ALL"]
 )
-
-
-@pytest.mark.parametrize("name", READ_EARLY)
-def test_a_variable_that_is_read_early_must_be_the_servers_own(why_not, name):
+def test_a_variable_that_is_read_at_the_start_must_be_the_servers_own(why_not, name):
     assert why_not({**HERE, name: "9"}) == f"{name} is read before it starts"
 
 
-def test_a_variable_that_is_read_early_must_not_be_missing(why_not):
-    assert why_not({"HOME": "/home/mine"}) == "OMP_NUM_THREADS is read before it starts"
+READ_BY_TORCH = (
+    *("OMP_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+)
+
+
+@pytest.mark.parametrize("name", READ_BY_TORCH)
+def test_a_variable_that_native_code_reads_must_be_the_servers_own(why_not, name):
+    expected = f"{name} was read when torch was imported, and is another one there"
+    assert why_not({**HERE, name: "9"}) == expected
+
+
+def test_a_variable_that_native_code_reads_must_not_be_missing(why_not):
+    assert why_not({"HOME": "/home/mine"}).startswith("OMP_NUM_THREADS was read when torch was")
 
 
 def test_variables_of_a_start_are_others_at_each(why_not):
@@ -84,12 +91,6 @@ def test_nothing_is_forked_from_a_process_that_has_opened_a_gpu(
 def test_a_program_that_starts_elsewhere_is_refused(why_not, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert why_not() == "it starts in another directory"
-
-
-def test_what_an_early_import_has_read_must_be_the_same(why_not):
-    early = EarlyImports(("datasets",))
-    assert why_not({**HERE, "HF_HOME": "/x"}, early=early) == "HF_HOME may have been read by datasets"
-    assert why_not({**HERE, "RANK": "1"}, early=early) == ""
 
 
 @pytest.mark.parametrize(

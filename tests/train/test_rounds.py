@@ -313,7 +313,7 @@ def check(world):
 
 
 @pytest.mark.costly
-@few_or_many(40, 150)
+@few_or_many(25, 150)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("known_end", [True, False])
 def test_under_any_interleaving_all_ranks_save_and_leave_at_the_same_steps(num_ranks, known_end, seeds):

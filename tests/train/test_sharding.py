@@ -276,6 +276,7 @@ def test_a_rank_asks_for_no_other_ranks_shards(tmp_path, monkeypatch):
     assert sum(found.values()) < 64  # AdamW's count of steps and the buffer, wherever they lie
 
 
+@pytest.mark.full
 def test_an_answer_to_an_earlier_process_of_the_rank_is_none_to_this_one(tmp_path, monkeypatch):
     """It took what the other had asked for for its own, and loaded zeros."""
     save_layout(tmp_path, "fsdp-2")

@@ -71,6 +71,7 @@ def test_a_hook_of_the_script_is_still_asked_first(end):
     assert told["type"] == "builtins.ValueError"
 
 
+@pytest.mark.full
 def test_a_fork_speaks_for_no_rank(end):
     script = """
         import os

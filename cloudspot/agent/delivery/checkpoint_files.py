@@ -25,6 +25,11 @@ SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", ".cloudspot-*.partial")
 """Names that are never part of a checkpoint."""
 _PROC = Path("/proc")
 _STEP = re.compile(r"(\d+)$")
+_DATED = re.compile(
+    r"\d{4}([-_.])[01]\d\1[0-3]\d(?:[-_.T ]+[0-2]\d(?:[-_.:h]?[0-5]\d){1,2})?$"
+    r"|\d{8}[-_.T][0-2]\d(?:[-_.:]?[0-5]\d){1,2}$"
+)
+"""A name such as 2026-11-20_15-30-53, whose last number counts seconds and no steps."""
 _LINK_NAME = re.compile("latest|last|newest|current|best|checkpoint|ckpt", re.IGNORECASE)
 """A link of another name might be taken for a module of the code."""
 _EDGE_BYTES = 256
@@ -277,13 +282,13 @@ def _text_of(path: Path) -> str | None:
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that a directory's name ends with, or None."""
-    match = _STEP.search(name)
+    """Return the number that a directory's name ends with; None if there is none, or a date ends the name."""
+    match = None if _DATED.search(name) else _STEP.search(name)
     return None if match is None else int(match[1])
 
 
 def file_step_of(path: str) -> int | None:
-    """Return the number that a file's name ends with, before its suffixes, or None."""
+    """Return the number that a file's name ends with, before its suffixes, as ``step_of`` does."""
     name = path.rpartition("/")[2]
     while (stem := name.rpartition(".")[0]) and not name.rpartition(".")[2].isdigit():
         name = stem

@@ -60,7 +60,7 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
     """
     node, check = context.node, check or context.obey
     for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
-        _log.info("committed checkpoint %s, whose last part came from a node that was lost", late)
+        _log.info("checkpoint %s was whole but not committed yet: committed it", late)
     journal = context.insist(context.journal.read)
     standing = context.insist(lambda: retention.look_for_checkpoints(context.store, node.job_id, journal))
     notes = {one: _damaged(context, one) for one in standing.damaged}

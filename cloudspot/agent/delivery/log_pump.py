@@ -6,12 +6,13 @@ delivery and the note of it delivers the same batch again, and readers drop the 
 
 from __future__ import annotations
 
+import codecs
 import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,12 @@ BATCH_LINES = 10_000
 FLUSHES_PER_SECOND = 2.5
 """How often all nodes but the first together deliver lines at the most."""
 MAX_BACKOFF_SECONDS = 15.0
+UNFINISHED_SECONDS = 20.0
+"""For so long a line may stay without an end: a progress bar ends its line when it is done, hours later."""
+_CONTINUING = bytes(range(0x80, 0xC0))
+"""The bytes of UTF-8 that begin no character."""
+_WHOLE_LINES = ("metrics",)
+"""Programs read the lines of these sources, so half of one is never delivered before its end."""
 
 
 class _Position(msgspec.Struct, kw_only=True):
@@ -70,6 +77,8 @@ class LogPump:
         self._flush_seconds = flush_seconds
         self._now = now
         self._files: list[tuple[Path, str]] = []
+        self._unfinished: dict[str, tuple[int, datetime]] = {}
+        """By file name: where the line that has no end yet begins, and when that was first seen."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
@@ -175,8 +184,10 @@ class LogPump:
             return 0
         is_all = len(data) < BATCH_BYTES
         end = data.rfind(b"\n") + 1
-        if final if is_all else end == 0:
-            end = len(data)  # the last line has no end, or is longer than a batch
+        if final and is_all:
+            end = len(data)
+        elif end == 0 and (not is_all or self._is_overdue(path.name, offset, data, source)):
+            end = len(data) - len(_begun(data))  # the rest of the line will be a line of its own
         num_lines = BATCH_LINES - len(position.pending)
         rest = b"".join(data[:end].split(b"\n", num_lines)[num_lines:])
         end -= len(rest)
@@ -195,10 +206,29 @@ class LogPump:
         position.offsets[path.name] = offset + end
         return end if is_all else BATCH_BYTES
 
+    def _is_overdue(self, name: str, offset: int, data: bytes, source: str) -> bool:
+        """Return whether the file's last line, which has no end, has been waiting for long enough."""
+        if source in _WHOLE_LINES or not data.strip(b"\r"):
+            return False
+        now = self._now()
+        begin, since = self._unfinished.get(name, (-1, now))
+        if begin != offset:
+            self._unfinished[name] = (offset, now)
+        return begin == offset and now - since >= timedelta(seconds=UNFINISHED_SECONDS)
+
     def _save(self) -> None:
         # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.
         with suppress(OSError):
             write_whole(self._path, msgspec.json.encode(self._position))
+
+
+def _begun(data: bytes) -> bytes:
+    """Return the bytes at the end that may be half of something: of a character, or of a Windows newline."""
+    if data.endswith(b"\r"):
+        return b"\r"
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data[-4:].lstrip(_CONTINUING))
+    return decoder.getstate()[0]
 
 
 def split_lines(data: bytes) -> list[bytes]:

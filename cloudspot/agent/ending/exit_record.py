@@ -29,6 +29,7 @@ def write_exit_record(
         detail=leaving.detail,
         exit_code=leaving.exit_code,
         permanent=leaving.permanent,
+        is_cut_off=leaving.is_cut_off,
         log_tail=leaving.log_tail,
         generation=status.generation,
         restored_step=status.restored_step,

@@ -18,7 +18,7 @@ from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.drain_commit import await_commit, await_rank_0
-from cloudspot.agent.membership.failure_votes import FailureVotes, not_reached
+from cloudspot.agent.membership.failure_votes import FailureVotes, leaving_cut_off
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import (
     Adopt,
@@ -280,7 +280,7 @@ class Membership:
             if isinstance(found, Adopt | Hold):
                 among = self._cut_off.intersection(found.generation.seats)
                 if among:
-                    raise LeavingError(Leaving("failed", not_reached(self._seat, among), exit_code=1))
+                    raise LeavingError(leaving_cut_off(self._context, among))
                 self.enter(found.generation)
                 if isinstance(found, Hold):
                     _log.warning(

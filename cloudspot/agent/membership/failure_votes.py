@@ -8,6 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from cloudspot.agent.ending.restart_policy import WEIGHT
+from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import named
 from cloudspot.agent.membership.reachability import REACH_SECONDS, is_taken, unreachable
@@ -15,9 +16,15 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.jobstore.records import Failed, Generation, Seat
 
 
-def not_reached(seat: Seat, cut_off: Collection[Seat]) -> str:
-    """Return how a node says that it leaves because the network to other nodes is cut."""
-    return f"node {seat} does not reach {named(cut_off)}: the network between the machines is cut"
+def not_reached(context: NodeContext, cut_off: Collection[Seat]) -> str:
+    """Return how a node says that the network to other nodes is cut, and what may be why on its provider."""
+    said = f"node {context.seat} does not reach {named(cut_off)}: the network between the machines is cut"
+    return f"{said}; {why}" if (why := context.provider.cut_network_advice) else said
+
+
+def leaving_cut_off(context: NodeContext, cut_off: Collection[Seat]) -> Leaving:
+    """Return how a node leaves because the network to other nodes is cut."""
+    return Leaving("failed", not_reached(context, cut_off), exit_code=1, is_cut_off=True)
 
 
 class FailureVotes:

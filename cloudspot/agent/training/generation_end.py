@@ -21,7 +21,7 @@ from cloudspot.agent.ending.restart_policy import (
 )
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership.agreement import Membership
-from cloudspot.agent.membership.failure_votes import not_reached
+from cloudspot.agent.membership.failure_votes import leaving_cut_off
 from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
@@ -195,11 +195,11 @@ class GenerationEnd:
         """Return how this node goes on where the network to other members, who live, is cut."""
         seat, current = self._context.seat, self._membership.current
         assert current is not None
-        detail = not_reached(seat, others)
-        _log.error("%s", detail)
+        leaving = leaving_cut_off(self._context, others)
+        _log.error("%s", leaving.detail)
         if goes_on(seat, current.seats, others):
             return "regrouped"
-        return Leaving("failed", detail, exit_code=1, log_tail=self._tail())
+        return replace(leaving, log_tail=self._tail())
 
     def _failed(self, end: End, *, seconds: float) -> Leaving | str:
         context, status = self._context, self._context.status

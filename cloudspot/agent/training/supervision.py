@@ -19,7 +19,9 @@ from cloudspot.agent.ending.restart_policy import (
 )
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.rank_reports import RankImports, read_report
 from cloudspot.agent.training.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
+from cloudspot.agent.training.fork_server import advice
 from cloudspot.agent.training.script_notice import ScriptNotice
 from cloudspot.agent.training.trainer import Trainer
 from cloudspot.jobstore.records import Failed, FailureKind
@@ -100,6 +102,7 @@ class Supervisor:
                 or self._end_if_stuck(now)
             )
             if end is not None:
+                self._advise()
                 return replace(end, was_told=self._was_told(end.code))
             self._context.orders.wait_for_news(POLL_SECONDS)
 
@@ -256,7 +259,15 @@ class Supervisor:
         if not self._is_in_loop and (total is not None or step > status.restored_step):
             self._is_in_loop = True
             status.note_phase("training")
+            self._advise()
             memory = self._context.memory
             if not memory.training_began_at:  # else an earlier agent has noted it
                 memory.training_began_at = now
                 memory.save(self._context.node)
+
+    def _advise(self) -> None:
+        """Say what the start would save by ``run.preload``, as the first rank here has measured it."""
+        rank = self._ranks[0]
+        report = read_report(files.imports_path(self._trainer.handoff, rank), RankImports)
+        if report is not None:
+            self._context.status.warn("preload", advice(self._context.job.spec.run.preload, report.seconds))

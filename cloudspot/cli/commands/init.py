@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import re
 import shlex
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -16,9 +20,22 @@ from cloudspot.cli.commands.schema import shipped_schema_url
 from cloudspot.cli.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.jobstore.bundle import code_files
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
+_MEASURE = """
+import json, sys
+from cloudspot.train.fork_server import measure
+print(json.dumps(measure(sys.argv[1:])))
+"""
+_MEASURE_SECONDS = 60.0
+_WORTH_SECONDS = 1.0
+"""How long imports have to take before ``run.preload`` is suggested."""
+MAX_NAMED = 5
+"""How many files that could be the script are named."""
+_FRAMEWORK = re.compile(r"\b(torch|lightning|pytorch_lightning|transformers|accelerate)\b")
+"""A script that mentions none of these trains nothing that cloudspot knows."""
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
@@ -46,8 +63,8 @@ _WITHOUT_SESSION = """\
 def init(directory: Path, entrypoint: str | None, command_line: str | None, force: bool) -> None:
     """Write a job file to start from.
 
-    It goes into DIR, by default the current directory, and fits the training script found there. If there
-    is none, a small working script is written too. A script is never replaced.
+    It goes into DIR, by default the current directory, and fits the training script found there or below.
+    If there is none, a small working script is written too. A script is never replaced.
     """
     if entrypoint is not None and command_line is not None:
         raise SpecError("give --entrypoint or --command, not both")
@@ -64,7 +81,10 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
                 file.write(_template("train.py.txt"))
             output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
         has_session = script is not None and opens_session(directory / script)
-        text = job_file_text(_job_name(directory), script or command or (), has_session=has_session)
+        slow = slow_imports(directory / script) if script is not None else {}
+        text = job_file_text(
+            _job_name(directory), script or command or (), has_session=has_session, slow=slow
+        )
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -82,10 +102,12 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
 def find_script(directory: Path, entrypoint: str | None) -> str | None:
     """Return the training script, relative to the directory; None if there is none.
 
-    Without ``entrypoint`` it is train.py, else the only Python file that mentions torch.
+    Without ``entrypoint`` it is train.py, else the only Python file that mentions a framework: the one in the
+    directory itself, or else the one anywhere in its code, as ``run`` would send it.
 
     Raises:
         SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
+        BundleError: the directory cannot be read.
     """
     if entrypoint is not None:
         root = directory.resolve()
@@ -93,15 +115,52 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
         if not path.is_file() or root not in path.parents:
             raise SpecError(f'--entrypoint: "{entrypoint}" is not a file inside {root}')
         return path.relative_to(root).as_posix()
+    if not directory.is_dir():
+        return None
     if (directory / SCRIPT).is_file():
         return SCRIPT
-    found = sorted(path.name for path in directory.glob("*.py") if "torch" in _read(path))
-    if len(found) > 1:
+    here = [path.name for path in sorted(directory.glob("*.py")) if _FRAMEWORK.search(_read(path))]
+    if not here:
+        below = [Path(name) for name in code_files(directory) if name.endswith(".py")]
+        below = [path for path in below if not any(_is_apart(directory / one) for one in path.parents)]
+        named = [path.as_posix() for path in below if path.name == SCRIPT]
+        here = named or [one.as_posix() for one in below if _FRAMEWORK.search(_read(directory / one))]
+    if len(here) > 1:
+        more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
         raise SpecError(
-            f"{directory.resolve()}: {', '.join(found)} could each be the training script; "
+            f"{directory.resolve()}: {', '.join(here[:MAX_NAMED])}{more} could each be the training script; "
             "name it with --entrypoint"
         )
-    return found[0] if found else None
+    return here[0] if here else None
+
+
+def _is_apart(directory: Path) -> bool:
+    """Return whether the directory holds programs of others: a virtual environment, or what is hidden."""
+    return directory.name.startswith(".") or (directory / "pyvenv.cfg").is_file()
+
+
+def slow_imports(script: Path) -> dict[str, float]:
+    """Return what the script imports at its top besides torch and its own modules, and how long that takes.
+
+    It is measured with this Python. Empty if there is no such import, or it cannot be measured.
+    """
+    names = []
+    with suppress(SyntaxError, ValueError):
+        for statement in ast.parse(_read(script)).body:
+            if isinstance(statement, ast.Import):
+                names += [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+                names += [f"{statement.module}.{alias.name}".removesuffix(".*") for alias in statement.names]
+    known = {*sys.stdlib_module_names, "torch", "cloudspot", *(path.stem for path in script.parent.iterdir())}
+    names = [name for name in names if name.partition(".")[0] not in known]
+    if not names:
+        return {}
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        words = [sys.executable, "-c", _MEASURE, *names]
+        done = subprocess.run(words, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    return {}
 
 
 def split_command(line: str) -> tuple[str, ...]:
@@ -121,8 +180,12 @@ def split_command(line: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def job_file_text(name: str, runs: str | Sequence[str], *, has_session: bool) -> str:
-    """Return a commented job file for a script, or for a command as its words."""
+def job_file_text(
+    name: str, runs: str | Sequence[str], *, has_session: bool, slow: Mapping[str, float] | None = None
+) -> str:
+    """Return a commented job file for a script, or for a command as its words; ``slow`` are its imports."""
+    slow = slow or {}
+    preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
     if isinstance(runs, str):
         what, field, why = runs, "entrypoint", "torchrun starts it, procs_per_node times on each machine"
     else:
@@ -133,6 +196,7 @@ def job_file_text(name: str, runs: str | Sequence[str], *, has_session: bool) ->
         "WHAT": " ".join(what.split()),
         "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
+        "PRELOAD": preload if sum(slow.values()) >= _WORTH_SECONDS else "",
         "CHECKPOINT": _WITH_SESSION if has_session else _WITHOUT_SESSION,
     }
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from datetime import datetime
 
 import click
 
+from cloudspot.agent.training.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
@@ -25,7 +27,8 @@ from cloudspot.jobstore.resumption import CHANGED
 from cloudspot.jobstore.store_clock import store_time
 from cloudspot.model import Market, Offer
 from cloudspot.story.node_names import named
-from cloudspot.story.outcomes import end_so_far
+from cloudspot.story.outcomes import end_so_far, own_beat
+from cloudspot.story.stretches import stretches
 
 _MAX_TRIES = 10
 """To record the launch in a job that records something itself at the same time."""
@@ -61,7 +64,8 @@ def move(
     them; the old ones end. Until then both are billed, and limits.max_cost counts both. If the new ones
     cannot be had, or are lost before, the job trains on as it did, and the next offer that fits is tried.
 
-    The rest of the move needs no command: whatever drives the job completes it.
+    The rest of the move needs no command: whatever drives the job completes it. If the job ends before, the
+    status is that of `run`.
 
     For another provider or store, stop the job and resume it there.
 
@@ -134,6 +138,7 @@ def _look(controller: Controller) -> History | None:
 
 def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target) -> int:
     """Drive the job until it has moved, or cannot; return the exit status."""
+    told = ""
     while True:
         history = _look(controller)
         if history is not None and len(history.launches) >= launch.launch:
@@ -142,7 +147,12 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 tell_of_drivers(job)
                 return exit_codes.SUCCEEDED
             if history.finished is not None:
-                raise CloudspotError(f"job {job.id} {history.finished.outcome} before it had moved")
+                output.echo(f"job {job.id} {history.finished.outcome} before it had moved")
+                return exit_codes.OF_OUTCOME[history.finished.outcome]
+            waits = wait_text(history, launch.launch, store_time(job.store))
+            if waits not in {"", told}:
+                output.echo(waits)
+                told = waits
             if is_given_up(history, launch.launch):
                 _warn_of_loss(history.launches[launch.launch - 1])
                 offers = _offers(job)
@@ -154,6 +164,23 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 launch = _open(job, controller, launch, history, offers, target)
                 continue
         time.sleep(controller.poll_seconds)
+
+
+def wait_text(history: History, number: int, now: datetime) -> str:
+    """Return what machines of the launch that are ready wait for; empty if they are not ready yet."""
+    launch, generation = history.launches[number - 1], history.generations[-1]
+    beats = [own_beat(launch, rank) for rank in range(launch.intent.num_nodes)]
+    if any(beat is None or beat.state != "ready" for beat in beats):
+        return ""
+    begun, first = stretches(history, now)[-1].started, []
+    if not any(commit.generation == generation.number for commit in history.commits):
+        first.append("makes a checkpoint")
+    if begun is None:
+        first.append("begins")
+    elif (until := begun + JOIN_AFTER_STARTS * (begun - generation.at)) > now:
+        first.append(f"trains until {output.clock_text(until)}, ten times as long as its start took")
+    what = f"wait, billed, while the training first {' and '.join(first)}" if first else "take over now"
+    return f"the new machines are ready and {what}"
 
 
 def _warn_of_loss(launch: LaunchHistory) -> None:

@@ -13,13 +13,13 @@ import msgspec
 
 from cloudspot.cli.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
 from cloudspot.cli.jobs import new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_lost_work
+from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
 from cloudspot.cli.prospects import (
     Prospects,
     anyway_option,
     find_prospects,
+    outlook,
     prospects_json,
-    prospects_text,
     setup_text,
 )
 from cloudspot.cli.screen import output
@@ -42,12 +42,20 @@ from cloudspot.jobstore.bundle import make_bundle
 from cloudspot.jobstore.records import Submission
 from cloudspot.jobstore.submission import check_secrets, new_submission
 
+request_option = click.option(
+    "--request",
+    "shows_request",
+    is_flag=True,
+    help="Print the whole request for the first offer too, with the boot script.",
+)
+
 
 @click.command("plan")
 @job_file_argument
 @provider_option
 @overrides_option
 @anyway_option
+@request_option
 @store_option
 @json_option
 def plan(
@@ -55,19 +63,28 @@ def plan(
     provider_name: str,
     overrides: tuple[str, ...],
     anyway: bool,
+    shows_request: bool,
     store_url: str | None,
     as_json: bool,
 ) -> None:
     """Show what a job would launch, without launching it.
 
     The same as `run --dry-run`: makes every check that `run` makes locally, asks the provider for its
-    offers, and prints them with the request that would be sent, and what the job is expected to cost.
+    offers, and prints what the job is expected to cost, and the offers. --request adds what would be sent.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
-    print_plan(prepared, new_job_id(prepared.spec.name), anyway=anyway, as_json=as_json)
+    print_plan(
+        prepared,
+        new_job_id(prepared.spec.name),
+        anyway=anyway,
+        shows_request=shows_request,
+        as_json=as_json,
+    )
 
 
-def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: bool) -> None:
+def print_plan(
+    prepared: PreparedJob, job_id: str, *, anyway: bool, shows_request: bool, as_json: bool
+) -> None:
     """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.secret_names, os.environ)
@@ -81,11 +98,15 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     submission = msgspec.structs.replace(submission, store_id=store.find_id())
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
-    warn_of_lost_work(prepared)
+    warn_of_losses(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission, spec, prospects, inputs))
         return
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
+    for line in outlook(prospects, spec, [launch.offer for launch in planned]):
+        output.echo(line)
+    output.echo("nothing was launched or stored; to start it: cloudspot run, with the same arguments")
+    output.echo()
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
     for line in inputs_text(inputs, [launch.offer for launch in planned]):
         output.echo(line)
@@ -120,12 +141,10 @@ def print_plan(prepared: PreparedJob, job_id: str, *, anyway: bool, as_json: boo
     if planned[0].offer.price_parts:
         output.echo(f"an hour of offer 1: {planned[0].offer.price_parts}")
     output.echo(_overlap_text(spec, planned))
-    output.echo(prospects_text(prospects, spec))
-    output.echo()
-    output.echo("request for offer 1 (--json prints them all):", style="bold")
-    _echo_body(planned[0].request.body, indent="  ")
-    output.echo()
-    output.echo("dry run: nothing was launched or stored")
+    if shows_request:
+        output.echo()
+        output.echo("request for offer 1 (--json prints them all):", style="bold")
+        _echo_body(planned[0].request.body, indent="  ")
 
 
 def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:

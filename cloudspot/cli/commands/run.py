@@ -12,8 +12,8 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
-from cloudspot.cli.preparedjob import prepare_job, warn_of_lost_work
-from cloudspot.cli.prospects import anyway_option, find_prospects, prospects_text, setup_text
+from cloudspot.cli.preparedjob import prepare_job, warn_of_losses
+from cloudspot.cli.prospects import anyway_option, find_prospects, outlook, setup_text
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -34,7 +34,7 @@ from cloudspot.errors import SpecError
 @overrides_option
 @anyway_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
-@click.option("--dry-run", is_flag=True, help="Print the offers and the request; launch and store nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what `plan` prints; launch and store nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
 @plain_option
 @store_option
@@ -65,7 +65,13 @@ def run(
         check_job_id(name)
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     if dry_run:
-        print_plan(prepared, name or new_job_id(prepared.spec.name), anyway=anyway, as_json=as_json)
+        print_plan(
+            prepared,
+            name or new_job_id(prepared.spec.name),
+            anyway=anyway,
+            shows_request=False,
+            as_json=as_json,
+        )
         return
     check_places(prepared.spec, prepared.workdir)
     inputs = find_inputs(prepared.spec, prepared.provider)
@@ -78,10 +84,16 @@ def run(
     if not as_json:
         size = output.size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
+        for line in outlook(prospects, prepared.spec, offers):
+            output.echo(line)
+        if not detach:
+            output.echo(
+                f"Ctrl-C leaves the job running; come back with: {job.command('attach')}; "
+                f"end it with: {job.command('stop')}"
+            )
         for line in (*inputs_text(inputs, offers), *setup_text(offers)):
             output.echo(line)
-        output.echo(prospects_text(prospects, prepared.spec))
-    warn_of_lost_work(prepared)  # nothing is launched yet
+    warn_of_losses(prepared)  # nothing is launched yet
     if not detach and not prepared.provider.is_this_computer:
         tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))

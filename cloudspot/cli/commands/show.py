@@ -13,7 +13,13 @@ from cloudspot.cli.charts.plots import check_plot, plot_job, take_picture
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobdetails import echo_details
-from cloudspot.cli.screen.jobsummary import echo_last_lines, echo_title, job_json, summary_fields
+from cloudspot.cli.screen.jobsummary import (
+    echo_last_lines,
+    echo_title,
+    headline_fields,
+    job_json,
+    summary_fields,
+)
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
 from cloudspot.cli.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
@@ -60,6 +66,7 @@ def show(
         echo_title(value)
         output.echo_fields(
             [
+                *headline_fields(job, value),
                 ("provider", value["provider"]),
                 ("labels", ", ".join(f"{name}={text}" for name, text in value["labels"].items())),
                 ("submitted", output.moment_text(value["created"])),

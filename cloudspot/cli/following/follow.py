@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from cloudspot.jobstore.log_streams import METRICS
 from cloudspot.jobstore.store_clock import clock_of
 from cloudspot.model import LogRecord
 from cloudspot.retrying import doubling, retry
-from cloudspot.story.events import EventKind
+from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def follow(
         has, it = ("has", "it") if len(unproven) == 1 else ("have", "them")
         machines = ", ".join(unproven)
         output.warn(f"it is not proven that {machines} {has} ended, and until then the bill counts {it}")
-        output.warn(f"look again with: {job.command('reconcile --job')}")
+        output.warn(f"look again with: {job.command('attach')}")
     return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
@@ -211,6 +212,7 @@ class _Follower:
         self._in_stack = set[tuple[str, str]]()
         """By stream and source: whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
+        self._has_told_of_absence = False
         self._told_step = 0
         self._told_at = 0.0
 
@@ -221,18 +223,25 @@ class _Follower:
         if self._past and not self._is_resumed and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
             events = tuple(event for event in events if event.kind not in _MINOR)
-        ordered = in_order_of_time(events)
-        self._screen.print([event_line(event) for event in ordered])
+        lines = [event_line(event) for event in in_order_of_time(events)]
         if self._past and tick.history is not None:
             if not self._is_resumed:
+                self._screen.print(lines)
+                lines = []
                 self._print_past_lines()
             elif self._is_live:
                 self._take_in_past_curve()
-            self.print_new_lines()  # of launches that are over already, too
+            self.print_new_lines(lines)  # of launches that are over already, too
+            lines = []
             self._past = False
-        self.print_new_lines()
+        self.print_new_lines(lines)
         if tick.history is not None and not self._is_live:
             self._print_progress(tick.history)
+        if tick.is_settled and tick.unproven and not self._has_told_of_absence:
+            self._has_told_of_absence = True
+            machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
+            text = f"making sure that {machines} {has} ended, which takes half a minute as a rule"
+            self._screen.print([event_line(Event(EventKind.WAITING, text, self._now()))])
         self._check()
 
     def sleep(self, seconds: float) -> None:
@@ -252,8 +261,11 @@ class _Follower:
         self._read_all = True
         self.print_new_lines()
 
-    def print_new_lines(self) -> None:
-        """Print the log lines that have arrived; a sink that does not answer is asked again later."""
+    def print_new_lines(self, events: Sequence[Line] = ()) -> None:
+        """Print the log lines that have arrived, with the events by their times.
+
+        A sink that does not answer is asked again later.
+        """
         records: list[LogRecord] = []
         try:
             records.extend(self._tail.new_records())
@@ -261,7 +273,7 @@ class _Follower:
             self._complain(error)
         else:
             self._log_complaint = ""
-        self._show(records)
+        self._show(records, events)
         self._read_at = time.monotonic()
 
     def _streams_to_read(self) -> Sequence[str]:
@@ -279,12 +291,13 @@ class _Follower:
         self._interrupts.check()
         self._screen.check()
 
-    def _show(self, records: Sequence[LogRecord]) -> None:
+    def _show(self, records: Sequence[LogRecord], events: Sequence[Line] = ()) -> None:
         """Show what has been read, even if reading failed afterwards."""
         self._feed.add(records)
         shown = self._folded(record for record in records if record.source != METRICS)
         name_nodes = are_nodes_named(self._max_nodes, self._feed.history)
-        self._screen.print([record_line(record, name_nodes=name_nodes) for record in shown])
+        lines = [record_line(record, name_nodes=name_nodes) for record in shown]
+        self._screen.print(list(heapq.merge(events, lines, key=lambda line: line.at)))
 
     def _folded(self, records: Iterable[LogRecord]) -> Iterator[LogRecord]:
         """Yield the records with each C++ stack of torch as one line."""

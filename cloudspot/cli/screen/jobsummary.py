@@ -20,6 +20,7 @@ from cloudspot.jobstore.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
+from cloudspot.story.states import TERMINAL_STATES
 
 MAX_STAGED = 3
 """How many nodes have their inputs shown."""
@@ -63,7 +64,7 @@ def echo_summary(job: Job, history: History) -> None:
     fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
     output.echo()
     echo_title(value)
-    output.echo_fields(fields)
+    output.echo_fields([*headline_fields(job, value), *fields])
     echo_last_lines(job, value)
 
 
@@ -88,22 +89,43 @@ def weights_text(final: Mapping[str, Any]) -> str:
     return "sharded over the ranks, so without a hash" if final["are_weights_sharded"] else ""
 
 
+def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines that matter first; ``value`` is what ``show --json`` prints."""
+    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
+    return [
+        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
+        ("cost", _cost_text(value["cost"])),
+        ("duration", output.duration_text(value["time"]["total"])),
+        ("next", _next_text(job, value)),
+    ]
+
+
+def _next_text(job: Job, value: Mapping[str, Any]) -> str:
+    """Return the command that people most often want at this point."""
+    state = value["state"]
+    if state == "succeeded":
+        target = "weights.safetensors" if job.spec.checkpoint.directory is None else "weights/"
+        export = f"get its weights: {job.command('checkpoints export')} --to {target}"
+        return export if value["last_commit"] is not None else f"see its log: {job.command('logs')}"
+    if state == "failed":
+        return f"see why: {job.command('logs')}; go on after a change: {job.command('resume')}"
+    if state in {"stopped", "suspended"}:
+        return f"let it go on: {job.command('resume')}"
+    return f"follow and drive it: {job.command('attach')}"
+
+
 def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines about the whole job; ``value`` is what ``show --json`` prints."""
+    """Return the other lines about the whole job."""
     final, commit = value["final"], value["last_commit"]
     weights = "" if final is None else weights_text(final)
     has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
-    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
     return [
         ("starts", _starts_text(value["generations"])),
         ("nodes", _nodes_text(value)),
         ("data", "\n".join(_inputs_texts(value["nodes"]))),
         ("notices", str(len(value["notices"]))),
-        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("last commit", _commit_text(commit)),
-        ("duration", output.duration_text(value["time"]["total"])),
         ("goodput", _goodput_text(value)),
-        ("cost", _cost_text(value["cost"])),
         ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
@@ -122,7 +144,7 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
     if max(total, value["nodes_max"]) < 2 or not total:
         return ""
     live = {node["name"] for node in value["nodes"] if node["ended"] is None}
-    if not live:
+    if not live or value["state"] in TERMINAL_STATES:  # whose last machines may not be proven to have ended
         return f"{total} in all"
     members = live.intersection(generations[-1]["nodes"] if generations else ())
     ever = {name for one in generations for name in one["nodes"]}

@@ -19,7 +19,7 @@ from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
-from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_ENDPOINT
+from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_DOMAINS, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
@@ -56,6 +56,7 @@ class EmulatedAliyun(EmulatedCloud):
         ENDPOINT,
         "ECS_",
         "OSS_",
+        OSS_DOMAINS,
     )
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)

@@ -141,10 +141,15 @@ class OssRequest:
         return None
 
 
-def parse_request(environ: dict[str, Any]) -> OssRequest:
-    """Return what the request asks for, in path style; its body is not read yet."""
+def parse_request(environ: dict[str, Any], domains: Mapping[str, str]) -> OssRequest:
+    """Return what the request asks for; its body is not read yet.
+
+    It is in path style, unless its host is one of the ``domains``, which are buckets' own.
+    """
     raw_path, _, raw_query = str(environ["REQUEST_URI"]).partition("?")
-    bucket, _, key = unquote(raw_path).removeprefix("/").partition("/")
+    path = unquote(raw_path).removeprefix("/")
+    own = domains.get(str(environ.get("HTTP_HOST", "")).partition(":")[0])
+    bucket, _, key = path.partition("/") if own is None else (own, "", path)
     request = OssRequest(environ, bucket, key, _parse_query(raw_query))
     for name, value in environ.items():
         if name.startswith("HTTP_"):

@@ -58,6 +58,10 @@ class StrictOss:
     ) -> None:
         self.buckets: dict[str, HeldBucket] = {}
         self.foreign_buckets: set[str] = set()
+        self.domains: dict[str, str] = {}
+        """By domain: the bucket that it was bound to."""
+        self.is_public_endpoint_forbidden = False
+        """The account opened OSS since 2025-03-20: without a domain, only buckets' settings are answered."""
         self._faults = faults
         self._secrets = secrets
         self._roles = roles
@@ -67,7 +71,7 @@ class StrictOss:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        request = parse_request(environ)
+        request = parse_request(environ, self.domains)
         code: str | None = None
         try:
             status, headers, body = self._answer(request)
@@ -177,6 +181,15 @@ class StrictOss:
                 "The bucket you are attempting to access must be addressed using the specified endpoint. "
                 "Please send all future requests to this endpoint.",
                 details={"Bucket": bucket.name, "Endpoint": f"oss-{bucket.region}.aliyuncs.com"},
+            )
+        host = str(request.environ.get("HTTP_HOST", "")).partition(":")[0]
+        is_public = "Bucket" not in request.action and host not in self.domains
+        if self.is_public_endpoint_forbidden and is_public:
+            raise OssRefusal(
+                400,
+                "PublicEndpointForbidden",
+                "Public endpoint is forbidden for this user, please use a custom domain.",
+                details={"EC": "0048-00000401"},
             )
         handler: Callable[[OssRequest, HeldBucket], _Answer] = getattr(self, _METHODS[request.action])
         return handler(request, bucket)

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 REGION: Final = "ALIBABA_CLOUD_REGION_ID"
 OSS_ENDPOINT: Final = "OSS_ENDPOINT"
 ECS_ENDPOINT: Final = "ECS_ENDPOINT"
+OSS_DOMAINS: Final = "CLOUDSPOT_OSS_DOMAINS"
+"""Names domains of buckets' own. Only the environment does: whoever may write to a bucket's records could
+otherwise send the keys' signatures elsewhere."""
+FUNCTION_REGION: Final = "FC_REGION"
+"""Where Function Compute tells a function its region ("Environment variables", checked 2026-11)."""
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 """How long a connection may be silent. The control plane answers within seconds."""
@@ -197,6 +202,33 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
     return f"https://oss-{region}{'-internal' if is_internal else ''}.aliyuncs.com"
 
 
+def oss_domain(bucket: str) -> str | None:
+    """Return the URL of the bucket's own domain (CNAME), by ``CLOUDSPOT_OSS_DOMAINS``; None: it is not there.
+
+    Source: OSS user guide, "Access buckets via custom domain names"; since 2025-03-20 it is the only way to
+    the objects of new accounts' buckets in mainland China over the internet (checked 2026-11).
+
+    Raises:
+        SpecError: the variable is malformed.
+    """
+    for pair in os.environ.get(OSS_DOMAINS, "").replace(",", " ").split():
+        name, separator, url = pair.partition("=")
+        parts = _endpoint_of(url) if separator and name else None
+        if parts is None:
+            raise SpecError(f'{OSS_DOMAINS} must be pairs such as "BUCKET=https://data.example.com"')
+        if name == bucket:
+            return parts.geturl()
+    return None
+
+
+def is_inside(region: str) -> bool:
+    """Return whether this runs on an ECS machine or in a function of the region.
+
+    Within the region, OSS's internal endpoint costs nothing, and needs no way to the internet.
+    """
+    return os.environ.get(FUNCTION_REGION) == region or (is_on_ecs() and region_of_this_machine() == region)
+
+
 def region_of_this_machine() -> str | None:
     """Return the region of the ECS instance that this runs on; None: it is not one, or does not answer."""
     try:
@@ -229,14 +261,20 @@ def _chosen_endpoint(variable: str) -> SplitResult | None:
     chosen = os.environ.get(variable)
     if not chosen:
         return None
-    url = chosen if "://" in chosen else f"https://{chosen}"
+    parts = _endpoint_of(chosen)
+    if parts is None:
+        raise SpecError(
+            f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com; what it holds is not one"
+        )
+    return parts
+
+
+def _endpoint_of(text: str) -> SplitResult | None:
+    """Return the URL of a service, with its scheme; None: it is not one."""
+    url = text if "://" in text else f"https://{text}"
     parts = urlsplit(url.strip().rstrip("/"))
     try:
         is_good = bool(parts.hostname) and not parts.path and "@" not in parts.netloc and parts.port != 0
     except ValueError:
         is_good = False
-    if not is_good or parts.scheme not in {"http", "https"}:
-        raise SpecError(
-            f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com; what it holds is not one"
-        )
-    return parts
+    return parts if is_good and parts.scheme in {"http", "https"} else None

@@ -32,13 +32,15 @@ from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, 
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
+    OSS_DOMAINS,
     READ_SECONDS,
     USER_AGENT,
     AliyunClients,
+    is_inside,
+    oss_domain,
     oss_endpoint,
-    region_of_this_machine,
 )
-from cloudspot_aliyun.credentials import CredentialsSource, is_on_ecs
+from cloudspot_aliyun.credentials import CredentialsSource
 from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.osspayload import compare
 
@@ -136,6 +138,16 @@ class OssBucket(Bucket):
             return ObjectMissing
         return super().kind_of(error, verb)
 
+    def translation(self, error: Exception, what: str) -> CloudspotError:
+        if ERRORS.code_of(error) == "PublicEndpointForbidden":
+            return StoreRefused(
+                f"{what}: OSS refuses this account the bucket's public endpoint, as it does to accounts that "
+                "opened OSS since 2025-03-20: bind a domain of yours to the bucket and set "
+                f"{OSS_DOMAINS}={self.name}=https://..., or work on an ECS machine in the bucket's region; "
+                "see docs/aliyun.md"
+            )
+        return super().translation(error, what)
+
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(name)
         writer = str(answer.headers.get(WRITER, ""))
@@ -190,13 +202,12 @@ class OssBucket(Bucket):
     def _client_in(self, region: str) -> oss2.Bucket:
         if self._keys is None:
             self._keys = _Keys(self._clients.credentials)
-        # Within the machine's region the internal endpoint costs nothing and needs no way to the internet; a
-        # machine that has none could not even ask for the bucket at the public one.
-        is_internal = is_on_ecs() and region_of_this_machine() == region
+        domain = oss_domain(self.name)
         return oss2.Bucket(
             oss2.ProviderAuthV4(self._keys),
-            oss_endpoint(region, is_internal=is_internal),
+            domain or oss_endpoint(region, is_internal=is_inside(region)),
             self.name,
+            is_cname=domain is not None,
             session=_Session(pool_size=MAX_CONNECTIONS),
             connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
             app_name=USER_AGENT,

@@ -226,7 +226,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
     def _may(self, key: str, right: str, arn: str) -> bool:
         """Return whether the account's owner, or a machine's or function's role by its policies, may do that.
 
-        A role without a policy of its own has docs/aws/policy-node.json.
+        A role without a policy has docs/aws/policy-node.json.
         """
         from moto.core import DEFAULT_ACCOUNT_ID
         from moto.iam.models import iam_backends
@@ -235,7 +235,13 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             return True
         name = self._roles.get(key, NODE_ROLE)
         role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(name)
-        return is_allowed(list(role.policies.values()) or [NODE_LOGS], right, arn)
+        attached = [
+            version.document
+            for one in role.managed_policies.values()
+            for version in one.versions
+            if version.version_id == one.default_version_id
+        ]
+        return is_allowed([*role.policies.values(), *attached] or [NODE_LOGS], right, arn)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""

@@ -62,6 +62,8 @@ class Machine:
     ended_at: float | None = None
     posted: str = ""
     """What was posted of its console after its last transition."""
+    launch_failure: tuple[str, str] | None = None
+    """The code and message of why it ends before it starts."""
     post_at: float = 0.0
     """When that is posted, which happens once; 0: it was."""
 
@@ -80,6 +82,10 @@ class Machines:
         self._host = host
         self._faults = faults
         self._clock = clock
+        self.launch_failures: list[tuple[str, str]] = []
+        """Why the next machines end before they start, one each: code and message, such as those of
+        ``Client.InternalError``. RunInstances accepts them, and DescribeInstances tells (EC2 user guide,
+        "Instance terminates immediately", checked 2026-11)."""
         self._late_tags: list[tuple[float, str, list[str], dict[str, str]]] = []
 
     def adopt(
@@ -116,7 +122,10 @@ class Machines:
             )
             self._show(machine)
             self.by_id[instance_id] = machine
-            self._host.start(self._emulated(machine, parameters, disk=disk))
+            if self.launch_failures:
+                machine.launch_failure = self.launch_failures.pop(0)
+            else:
+                self._host.start(self._emulated(machine, parameters, disk=disk))
 
     def hide_the_young(self) -> None:
         """Hide from moto the machines that a lagging listing does not show yet."""
@@ -141,6 +150,8 @@ class Machines:
             status = statuses.get(machine.id)
             if status is not None:
                 self._follow(machine, status)
+            elif machine.launch_failure is not None and machine.is_alive:
+                self._end(machine, *machine.launch_failure)
         self._forget_the_old()
         self.hide_the_young()
         due = [one for one in self._late_tags if one[0] <= self._clock()]
@@ -252,9 +263,7 @@ class Machines:
             machine.post_at = self._clock() + POST_SECONDS
         machine.state = status.state
         if status.state is InstanceState.ENDED:
-            machine.ended_at = self._clock()
-            self.show([machine.id])  # moto looks it up by its id
-            machine.instance.terminate()  # volumes and network interfaces go with it
+            self._end(machine)
         self._show(machine)
         if status.state in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
             reason = status.end_reason or EndReason.LOST
@@ -266,6 +275,15 @@ class Machines:
             machine.instance._reason = (  # noqa: SLF001 # moto has no other way
                 f"User initiated ({at:%Y-%m-%d %H:%M:%S} GMT)" if reason is EndReason.TERMINATED else ""
             )
+
+    def _end(self, machine: Machine, code: str = "", text: str = "") -> None:
+        machine.state, machine.ended_at = InstanceState.ENDED, self._clock()
+        self.show([machine.id])  # moto looks it up by its id
+        machine.instance.terminate()  # volumes and network interfaces go with it
+        self._show(machine)
+        if code:
+            machine.instance.state_reason = StateReason(f"{code}: {text}", code)
+            machine.instance._reason = ""  # noqa: SLF001 # moto has no other way
 
     def _show(self, machine: Machine) -> None:
         name, code = _STATES[machine.state]

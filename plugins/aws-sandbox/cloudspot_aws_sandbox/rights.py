@@ -29,7 +29,7 @@ NODE_LOGS: Final = json.dumps(
                     "logs:PutLogEvents",
                     "logs:PutRetentionPolicy",
                 ],
-                "Resource": "arn:aws:logs:*:*:log-group:/cloudspot/*",
+                "Resource": "arn:*:logs:*:*:log-group:/cloudspot/*",
             }
         ]
     }

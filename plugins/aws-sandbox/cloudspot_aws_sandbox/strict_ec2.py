@@ -21,11 +21,12 @@ from xml.sax.saxutils import escape
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.iam.models import iam_backends
 from moto.scheduler.models import scheduler_backends
 
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.cloud import MachineHost
-from cloudspot_aws_sandbox import launching, services
+from cloudspot_aws_sandbox import iamlimits, launching, services
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.catalogue import describe_instance_types, describe_spot_price_history
 from cloudspot_aws_sandbox.experiments import Experiments
@@ -53,6 +54,7 @@ Answer = tuple[int, str, bytes]
 
 CONSOLE_BYTES: Final = 64 << 10
 """How much of a console is kept (EC2 API reference, GetConsoleOutput, checked 2026-11)."""
+SPOT_ROLE: Final = "AWSServiceRoleForEC2Spot"
 _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopped": 80}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
@@ -175,6 +177,28 @@ class StrictEc2:
             is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn)
             if right in self.faults.denied or not is_granted:
                 raise _denial(call.service, right)
+        if call.action == "RunInstances" and call.parameters.get("InstanceMarketOptions"):
+            self._make_spot_role(call.access_key)
+
+    def _make_spot_role(self, key: str) -> None:
+        """Make the role in which EC2 buys spot machines, in the caller's name, unless the account has it.
+
+        Source: EC2 user guide, "Service-linked role for Spot Instance requests" (checked 2026-11).
+        """
+        iam, right = iam_backends[DEFAULT_ACCOUNT_ID]["aws"], "iam:CreateServiceLinkedRole"
+        if any(one.name == SPOT_ROLE for one in iam.roles.values()):
+            return
+        arn = f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:role/aws-service-role/spot.amazonaws.com/{SPOT_ROLE}"
+        is_granted = self._is_granted is None or self._is_granted(key, right, arn)
+        if right in self.faults.denied or not is_granted:
+            raise ApiError(
+                "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+                "The provided credentials do not have permission to create the service-linked role for EC2 "
+                "Spot Instances.",
+                status=403,
+            )
+        trust = '{"Statement": [{"Principal": {"Service": "spot.amazonaws.com"}}]}'
+        iam.create_role(SPOT_ROLE, trust, "/aws-service-role/spot.amazonaws.com/", None, "", [], None)
 
     # --- EC2 ------------------------------------------------------------------------------------
 
@@ -433,6 +457,8 @@ class StrictEc2:
             with self.machines.lock:
                 self.machines.refresh()
                 value = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
+        elif service == "iam":
+            iamlimits.check(iam_backends[DEFAULT_ACCOUNT_ID]["aws"], action, parameters)
         elif action == "CreateSchedule":
             self._schedules.check(environ["PATH_INFO"], parameters)
         elif action == "GetProducts":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.cloudwatch import GROUP_PREFIX
 from cloudspot_aws.ec2 import Ec2Provisioner
 from cloudspot_aws.errors import ERRORS
-from cloudspot_aws.lookups import check_profile, check_region, named_types
+from cloudspot_aws.lookups import check_profile, check_region, find_image, named_types
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import denied_action
 from cloudspot_aws.request import Ec2Request
@@ -51,6 +52,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = Ec2Provisioner(options, clients)
     lines.attempt_listing(provisioner)
+    attempt("image", lambda: _image(clients, options))
     attempt("instance profile", lambda: _profile(clients, options))
     offers = lines.attempt_offers(provisioner, resources)
     if not offers:
@@ -68,7 +70,7 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         attempt("limit", lambda: _schedules(clients))
     if options.logs == "cloudwatch" and options.log_group is not None:
         group = options.log_group
-        statement = f'add "arn:aws:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
+        statement = f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
         attempt("logs", lambda: _logs(clients, group), f"{statement} in docs/aws")
     return lines.results()
 
@@ -84,6 +86,15 @@ def _profile(clients: AwsClients, options: AwsOptions) -> str:
     is_seen = check_profile(clients, options)
     doubt = "" if is_seen else " (not checked: the right iam:GetInstanceProfile is missing)"
     return options.instance_profile + doubt
+
+
+def _image(clients: AwsClients, options: AwsOptions) -> str:
+    """Return which image machines start from, and how old it is: AWS does not patch them for ever."""
+    image, now = find_image(clients, options), datetime.now(timezone.utc)
+    age = "" if image.created_at is None else f", {(now - image.created_at).days} days old"
+    old = image.deprecated_at
+    doubt = "" if old is None or old > now else f"; deprecated since {old:%Y-%m-%d}: name another image"
+    return f"{image.id}{age}{doubt}"
 
 
 def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> str:

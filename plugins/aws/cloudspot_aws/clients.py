@@ -5,6 +5,7 @@ boto3's own chain finds the credentials: environment, profile, SSO, the instance
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import suppress
@@ -86,6 +87,7 @@ class AwsClients:
 
         Raises:
             SpecError: no region or no such profile.
+            AuthError: the profile's ``credential_process`` gives no credentials.
         """
         region = region or self.region
         with self._lock:
@@ -95,6 +97,9 @@ class AwsClients:
                     self._clients[key] = self._session().client(
                         service, region_name=region, config=_config(num_attempts, config)
                     )
+                except (OSError, json.JSONDecodeError, botocore.exceptions.CredentialRetrievalError) as error:
+                    # The profile's credential_process runs now: it is missing, prints no JSON, or fails.
+                    raise ERRORS.translation(error, f"AWS {service}") from error
                 except (ValueError, botocore.exceptions.BotoCoreError) as error:
                     # A malformed region or AWS_ENDPOINT_URL, or half a pair of keys.
                     raise SpecError(f"cannot use AWS {service} in {region!r}: {error}") from error

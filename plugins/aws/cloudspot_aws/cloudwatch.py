@@ -10,7 +10,9 @@ Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 20
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -39,6 +41,9 @@ MAX_TEXT = 40_000
 an event still holds only 256 KiB."""
 OVERLAP_MS = 30_000
 """How far a reader that follows goes back: batches need not show in the order in which they came."""
+READS_A_SECOND = 8
+"""How many pages of streams one sink asks for: the account may ask for 10 a second in a region, and the quota
+cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents; checked 2026-11)."""
 
 # Below the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.logs")
@@ -74,6 +79,7 @@ class CloudWatchLogSink(LogSink):
         retention_days: int = 30,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Do no I/O; ``store_url`` is the canonical one. The options' checks cover the group and the days."""
         self.group = group or f"{GROUP_PREFIX}{job_id}"
@@ -83,6 +89,10 @@ class CloudWatchLogSink(LogSink):
         self._clients = clients or AwsClients()
         self._sleep = sleep
         self._now = now
+        self._monotonic = monotonic
+        self._pace_lock = threading.Lock()
+        self._reads: deque[float] = deque(maxlen=READS_A_SECOND)
+        """When the newest pages were asked for."""
         self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
         """By stream read: number and time of the last line that was yielded."""
@@ -238,10 +248,21 @@ class CloudWatchLogSink(LogSink):
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:
+            if operation == "get_log_events":
+                self._wait_for_quota()
             with ERRORS.translated(f"log group {self.group}", _CODES):
                 return getattr(client, operation)(**options)
 
         return retry(call, sleep=self._sleep, kind=TransientError)
+
+    def _wait_for_quota(self) -> None:
+        """Wait until one more page may be asked for: a round over many streams takes longer."""
+        with self._pace_lock:
+            if len(self._reads) == READS_A_SECOND:
+                wait = self._reads[0] + 1.0 - self._monotonic()
+                if wait > 0:
+                    self._sleep(wait)
+            self._reads.append(self._monotonic())
 
 
 class _Line(Dated, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -113,7 +114,10 @@ class _AwsErrors(SdkErrors):
                 "machine a role"
             )
         if isinstance(error, (boto.CredentialRetrievalError, boto.SSOError, boto.TokenRetrievalError)):
-            return AuthError(f"{what}: the AWS credentials cannot be had: {self.one_line(str(error))}")
+            why = self.one_line(str(error))
+            if why.endswith(":"):
+                why += " it failed and printed nothing on standard error; to see more, run it yourself"
+            return AuthError(f"{what}: the AWS credentials cannot be had: {why}")
         if isinstance(error, (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)):
             # The URL may be signed; its host is no secret.
             url = str(error.kwargs.get("endpoint_url") or "")
@@ -125,6 +129,9 @@ class _AwsErrors(SdkErrors):
             return TransientError(f"{what}: the bytes changed on the way (their checksum differs)")
         if isinstance(error, (boto.NoRegionError, boto.ProfileNotFound, boto.ParamValidationError)):
             return SpecError(f"{what}: {self.one_line(str(error))}")
+        if isinstance(error, (OSError, JSONDecodeError)):
+            why = str(error.strerror) if isinstance(error, OSError) else "it prints no JSON"
+            return AuthError(f"{what}: the profile's credential_process gives no AWS credentials: {why}")
         return CloudspotError(f"{what}: {self.one_line(str(error))}")
 
 

@@ -42,7 +42,7 @@ TIMEOUT_SECONDS: Final = 300
 MAX_PACKED_BYTES: Final = 50_000_000
 """Of a zip that is sent with the request; MAX_UNPACKED_BYTES is what Lambda unpacks."""
 MAX_UNPACKED_BYTES: Final = 250 << 20
-GLIBC: Final = {(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34)}
+GLIBC: Final = {(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34), (3, 14): (2, 34)}
 """The C library of each Python's runtime: Amazon Linux 2, and 2023 from Python 3.12 on."""
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
@@ -354,7 +354,7 @@ def _check_fits(function: DriverFunction) -> None:
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or here not in GLIBC:
         raise SpecError(
             "a driver on AWS Lambda is made of what is installed here, so deploy it from Linux on x86-64 or "
-            f"arm64 with Python 3.10 to 3.13; here is {_runtime()} on {sys.platform}, {platform.machine()}"
+            f"arm64 with Python 3.10 to 3.14; here is {_runtime()} on {sys.platform}, {platform.machine()}"
         )
     if function.needs_glibc > GLIBC[here]:
         needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC[here]))

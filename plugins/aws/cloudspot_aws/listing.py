@@ -11,6 +11,7 @@ from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import moment
 from cloudspot_aws import tags
+from cloudspot_aws.errors import ERRORS
 
 _STATES: Final = {
     "pending": InstanceState.PENDING,
@@ -27,9 +28,20 @@ _REASONS: Final = {
     "Client.InstanceInitiatedShutdown": EndReason.SELF,
     "Server.InternalError": EndReason.LOST,
     "Server.ScheduledStop": EndReason.LOST,
-    "Server.InsufficientInstanceCapacity": EndReason.LOST,
+    "Server.InsufficientInstanceCapacity": EndReason.CAPACITY,
+    "Client.VolumeLimitExceeded": EndReason.QUOTA,
+    "Client.InternalError": EndReason.UNSTARTABLE,
+    "Client.InvalidSnapshot.NotFound": EndReason.UNSTARTABLE,
 }
 """By the code of StateReason (EC2 API reference, StateReason; checked 2026-11)."""
+_SAID_BY_THE_REASON: Final = frozenset({EndReason.RECLAIMED, EndReason.TERMINATED, EndReason.SELF})
+_ADVICE: Final = {
+    "Client.InternalError": "as a rule, its disk is encrypted with a key that you may not use",
+    "Client.InvalidSnapshot.NotFound": "its image's snapshot is gone, or encrypted with a key that you may "
+    "not use: name another providers.aws.image",
+    "Client.VolumeLimitExceeded": "ask for more EBS storage in Service Quotas, or for a smaller disk",
+}
+"""EC2 user guide, "Instance terminates immediately" (checked 2026-11)."""
 _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -44,14 +56,19 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
-    code = (described.get("StateReason") or {}).get("Code", "")
+    said = described.get("StateReason") or {}
+    code = str(said.get("Code", ""))
+    reason = _REASONS.get(code, EndReason.UNKNOWN) if is_ending else None
     return Instance(
         id=described["InstanceId"],
         state=state,
         job_id=found[machinetags.JOB],
         launch=machinetags.launch_of(found),
         rank=described.get("AmiLaunchIndex"),
-        end_reason=_REASONS.get(code, EndReason.UNKNOWN) if is_ending else None,
+        end_reason=reason,
+        detail=_detail(code, str(said.get("Message", "")))
+        if reason not in {None, *_SAID_BY_THE_REASON}
+        else "",
         address=described.get("PrivateIpAddress") or None,
         zone=(described.get("Placement") or {}).get("AvailabilityZone"),
         instance_type=described.get("InstanceType"),
@@ -60,6 +77,12 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         launched_at=moment(described.get("LaunchTime")),
         ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
     )
+
+
+def _detail(code: str, message: str) -> str:
+    """Return why the machine ended in EC2's words, whose message begins with the code, and what to do."""
+    words = message if message.startswith(code) else f"{code}: {message}".strip(": ")
+    return "; ".join(filter(None, (ERRORS.one_line(words), _ADVICE.get(code, ""))))
 
 
 def _ended_at(reason: str | None) -> datetime | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import botocore.exceptions
 import msgspec
 
 from cloudspot.errors import AuthError, SpecError
+from cloudspot.plugin.answers import moment
 from cloudspot.plugin.machinetypes import MachineType
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
@@ -32,6 +34,9 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """In which it starts: ``legacy-bios``, ``uefi``."""
     root_device: str
     size_gib: int
+    created_at: datetime | None
+    deprecated_at: datetime | None
+    """From when on its owner advises against it."""
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +118,8 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
         boot_modes=_boot_modes(image.get("BootMode"), architecture),
         root_device=root,
         size_gib=int(disks.get(root, {}).get("VolumeSize") or 8),
+        created_at=moment(image.get("CreationDate")),
+        deprecated_at=moment(image.get("DeprecationTime")),
     )
 
 

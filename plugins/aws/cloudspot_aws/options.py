@@ -11,10 +11,11 @@ from cloudspot.jobfile.quantities import Size
 from cloudspot.plugin.optionchecks import NameRule, OptionChecks, ids_in, prices_in, region_of
 
 DEFAULT_IMAGE: Final = (
-    "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"
+    "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
 )
 """AWS's Deep Learning AMI with PyTorch and an NVIDIA driver, by its public parameter (DLAMI developer guide,
-"Finding the ID of a DLAMI", and the release notes of 2026-03-17: driver 580; checked 2026-11)."""
+"Finding the ID of a DLAMI", and the release notes of 2026-08-15: driver 595; checked 2026-11). AWS patches an
+image until a year after its PyTorch came out: that with 2.9 until 2026-10-15 (DLAMI support policy table)."""
 DEFAULT_TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 """Where that image has PyTorch (its release notes, ``python_location``)."""
 DEFAULT_INSTANCE_PROFILE: Final = "cloudspot-node"
@@ -84,7 +85,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Only these, such as ``["g5.xlarge", "g6.xlarge"]``; left out: the cheapest that have ``resources``."""
     image: str | None = None
     """``"ami-..."``, or the Systems Manager parameter that names one, such as ``"/aws/service/..."``. Left
-    out: AWS's Deep Learning AMI with PyTorch 2.9 on Ubuntu 24.04. With ``regions``, a parameter only, which
+    out: AWS's Deep Learning AMI with PyTorch 2.11 on Ubuntu 24.04. With ``regions``, a parameter only, which
     each of them has."""
     setup_key: str | None = None
     """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is

@@ -69,6 +69,9 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     if code == "UnauthorizedOperation":
         missing = denied_action(clients, error) or "ec2:RunInstances"
         return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
+    if code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
+        why = "which EC2 needs at an account's first spot request"
+        return AuthError(f"{what}: the credentials lack iam:CreateServiceLinkedRole, {why}; see docs/aws.md")
     if body.has_setup_image and code.startswith("InvalidAMIID"):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)

@@ -9,7 +9,8 @@ compares: about the speed of the socket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cloudspot.plugin.bucket import told
@@ -30,17 +31,17 @@ class S3UploadRequests(PartedRequests):
         self._verb = "create" if if_absent else "write"
 
     def begin(self, writer: str) -> str:
+        checksum = {"ChecksumAlgorithm": "CRC32"} if self._bucket.has_checksums else {}
         with self._bucket.asking("write", self._key) as client:
-            answer = client.create_multipart_upload(
-                **self._target, ChecksumAlgorithm="CRC32", Metadata={WRITER: writer}
-            )
+            answer = client.create_multipart_upload(**self._target, **checksum, Metadata={WRITER: writer})
             return str(told(answer.get("UploadId"), "an upload's id"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
-        with self._bucket.asking("write", self._key) as client, payload(part) as what:
+        with self._bucket.asking("write", self._key) as client, self._payload(part) as what:
             answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **what)
             etag = told(answer.get("ETag"), "an ETag")
-        return {"PartNumber": number, "ETag": etag, "ChecksumCRC32": what["ChecksumCRC32"]}
+        checksum = {name: value for name, value in what.items() if name == "ChecksumCRC32"}
+        return {"PartNumber": number, "ETag": etag, **checksum}
 
     def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:
         with self._bucket.asking(self._verb, self._key) as client:
@@ -50,9 +51,12 @@ class S3UploadRequests(PartedRequests):
             told(answer.get("ETag"), "an ETag")
 
     def put(self, writer: str, data: memoryview) -> None:
-        with self._bucket.asking(self._verb, self._key) as client, payload(data) as what:
+        with self._bucket.asking(self._verb, self._key) as client, self._payload(data) as what:
             answer = client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
             told(answer.get("ETag"), "an ETag")
+
+    def _payload(self, data: memoryview) -> AbstractContextManager[Mapping[str, Any]]:
+        return payload(data, has_checksum=self._bucket.has_checksums)
 
     def drop(self, upload_id: str) -> None:
         with self._bucket.asking("write", self._key) as client:

@@ -123,6 +123,22 @@ class S3Bucket(Bucket):
                 error = said
         return error
 
+    @property
+    def has_checksums(self) -> bool:
+        """Return whether payloads carry a checksum; botocore's own setting says if the server has none."""
+        asked = self._clients.core.get_config_variable("request_checksum_calculation")
+        return str(asked).lower() != "when_required"
+
+    def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
+        found = super().translated(error, verb, key)
+        is_refused = type(found) in {CloudspotError, StoreRefused} and verb in {"write", "create"}
+        if not is_refused or not self.has_checksums:
+            return found
+        return type(found)(
+            f"{found}; if this server of S3's protocol takes no checksums, set "
+            "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+        )
+
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
         # The answer to a HEAD has no body, and so no other code.
         is_missing = ERRORS.code_of(error) == "404" and verb == "list"
@@ -137,7 +153,9 @@ class S3Bucket(Bucket):
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         # S3 tells no checksum of a range.
-        mode = {"x-amz-checksum-mode": "ENABLED"} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
+        mode = {"x-amz-checksum-mode": "ENABLED"} if self.has_checksums else {}
+        if span is not None:
+            mode = {"Range": f"bytes={span[0]}-{span[1]}"}
         answer = self._reads.get(name, mode)
         if not answer.headers.get("ETag"):
             answer.body.close()
@@ -205,9 +223,10 @@ class S3Bucket(Bucket):
     def _client_in(self, region: str) -> Any:
         signs = {"payload_signing_enabled": False}
         client = self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
-        if _is_guarded(client.meta.endpoint_url):
+        if self.has_checksums and _is_guarded(client.meta.endpoint_url):
             return client
-        # On an open network the checksum alone would guard the payload, and anybody can compute that.
+        # The signature has a hash of the payload, with which the server compares it. On an open network the
+        # checksum alone would guard the payload, and anybody can compute that; or there is not even that.
         signs = {"payload_signing_enabled": True}
         return self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
 

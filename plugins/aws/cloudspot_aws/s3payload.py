@@ -18,16 +18,16 @@ sends every file-like body. A larger body is then not sent at all if S3 refuses 
 
 
 @contextmanager
-def payload(data: Data) -> Iterator[Mapping[str, Any]]:
-    """Lend the arguments that send ``data``: its body and its checksum. No view of it is kept."""
+def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
+    """Lend the arguments that send ``data``: its body and its checksum, if any. No view of it is kept."""
     with memoryview(data).cast("B") as view:
-        checksum = crc32(view)
+        checksum = {"ChecksumCRC32": crc32(view)} if has_checksum else {}
         if len(view) <= SMALL_BYTES:
-            yield {"Body": bytes(view), "ChecksumCRC32": checksum}
+            yield {"Body": bytes(view), **checksum}
             return
         body = LentBody(view)
         try:
-            yield {"Body": body, "ContentLength": len(view), "ChecksumCRC32": checksum}
+            yield {"Body": body, "ContentLength": len(view), **checksum}
         finally:
             body.release()
 

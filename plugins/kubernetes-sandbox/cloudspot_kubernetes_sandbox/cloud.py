@@ -26,6 +26,7 @@ NODES: Final = (
 _ROLES: Final = Path(cloudspot_kubernetes.__file__).parent
 _PATHS: Final = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
@@ -64,6 +65,7 @@ class EmulatedKubernetes(EmulatedCloud):
         self._store = directory / "store"
         self._store.mkdir()
         apply_roles(plane)
+        let_list_nodes(plane, SUBMITTER)
         self.kubelet = Kubelet(plane, host, self._nodes)
         plane.write_kubeconfig(directory / "admin.kubeconfig", ADMIN)
         submitter = plane.write_kubeconfig(directory / "kubeconfig", SUBMITTER)
@@ -100,3 +102,13 @@ def apply_roles(plane: ControlPlane, namespace: str = NAMESPACE) -> None:
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": SUBMITTER}
     binding = {"metadata": {"name": "cloudspot-submitter"}, "roleRef": role, "subjects": [user]}
     plane.request("POST", _PATHS["RoleBinding"].format(namespace), binding)
+
+
+def let_list_nodes(plane: ControlPlane, user: str) -> None:
+    """Give the user the role for ``cloudspot providers check``, once per cluster."""
+    made = yaml.safe_load((_ROLES / "role-submitter-nodes.yaml").read_text(encoding="utf-8"))
+    plane.request("POST", _PATHS[made["kind"]], made)
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": made["kind"], "name": made["metadata"]["name"]}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+    binding = {"metadata": {"name": f"{role['name']}-{user}"}, "roleRef": role, "subjects": [subject]}
+    plane.request("POST", _PATHS["ClusterRoleBinding"], binding)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import re
 import shlex
 import socketserver
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -57,9 +58,15 @@ exec shutdown -h now
 """
 
 
+_CPU_STEPS: Final = ((1.0, 0.06), (1.0, 0.01), (2.0, 0.005), (math.inf, 0.0025))
+_MEMORY_STEPS: Final = ((4.0, 0.25), (4.0, 0.2), (8.0, 0.1), (112.0, 0.06), (math.inf, 0.02))
+"""What share of the first CPUs or GiB, of the next ones and so on a node keeps for its system."""
+_EVICTION_MIB: Final = 100.0
+
+
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node, and what it has room for."""
+    """One machine that is a node; pods get less than it has: see ``allocatable``."""
 
     name: str
     zone: str = "zone-a"
@@ -67,6 +74,31 @@ class NodeSpec:
     cpus: int = 8
     memory_gib: int = 32
     accelerators: int = 0
+
+
+def allocatable(node: NodeSpec) -> dict[str, str]:
+    """Return what pods can have of the node, as a kubelet reports it.
+
+    Source: Google Kubernetes Engine, "Plan node sizes"; EKS does the same for CPUs (from memory, 2026-11).
+    """
+    return _room(
+        node,
+        millicpus=1000 * (node.cpus - _kept_back(node.cpus, _CPU_STEPS)),
+        memory_mib=1024 * (node.memory_gib - _kept_back(node.memory_gib, _MEMORY_STEPS)) - _EVICTION_MIB,
+    )
+
+
+def _room(node: NodeSpec, *, millicpus: float, memory_mib: float) -> dict[str, str]:
+    room = {"cpu": f"{int(millicpus)}m", "memory": f"{int(memory_mib)}Mi", "pods": "110"}
+    return {**room, "nvidia.com/gpu": str(node.accelerators)} if node.accelerators else room
+
+
+def _kept_back(amount: float, steps: Sequence[tuple[float, float]]) -> float:
+    kept = 0.0
+    for width, share in steps:
+        kept += share * min(amount, width)
+        amount -= min(amount, width)
+    return kept
 
 
 @dataclass
@@ -164,12 +196,11 @@ class Kubelet:
     def _beat(self) -> None:
         for node in self._nodes.values():
             if node.name not in self._failed:
-                self._report_node(node)
+                # Each has a kubelet of its own: one whose node was deleted keeps no other from reporting.
+                with suppress(OSError):
+                    self._report_node(node)
 
     def _report_node(self, node: NodeSpec) -> None:
-        room = {"cpu": str(node.cpus), "memory": f"{node.memory_gib}Gi", "pods": "110"}
-        if node.accelerators:
-            room["nvidia.com/gpu"] = str(node.accelerators)
         at = _written(now_utc())
         condition = {
             "type": "Ready",
@@ -178,7 +209,11 @@ class Kubelet:
             "message": "an emulated node",
         }
         condition |= {"lastHeartbeatTime": at, "lastTransitionTime": at}
-        status: dict[str, Any] = {"capacity": room, "allocatable": room, "conditions": [condition]}
+        status: dict[str, Any] = {
+            "capacity": _room(node, millicpus=1000 * node.cpus, memory_mib=1024 * node.memory_gib),
+            "allocatable": allocatable(node),
+            "conditions": [condition],
+        }
         status["addresses"] = [{"type": "InternalIP", "address": self._plane.address}]
         status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": self._consoles.server_address[1]}}
         self._plane.patch(f"/api/v1/nodes/{node.name}/status", {"status": status})

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from http import HTTPStatus
+from typing import Any, Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Offer, Resources
+from cloudspot.plugin.answers import readable
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
+from cloudspot_kubernetes import noderoom
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.pods import PodProvisioner
 from cloudspot_kubernetes.podspec import PodsRequest, pods_of
 
 _ROLE: Final = "grant it: role-submitter.yaml (docs/kubernetes.md) has all rights that a submitter needs"
+_NOT_COMPARED: Final = (
+    "not compared with the nodes, which this user may not list: role-submitter-nodes.yaml gives the right"
+)
 RIGHTS: Final = (
     ("create", "pods", ""),
     ("delete", "pods", ""),
@@ -38,6 +44,10 @@ def check(options: KubernetesOptions, clients: Cluster, resources: Resources) ->
     provisioner = PodProvisioner(options, clients)
     lines.attempt_listing(provisioner)
     offers = lines.attempt_offers(provisioner, resources)
+    nodes = _Nodes(clients)
+    for (kind, market), ours in sorted(_by_type(offers).items()):
+        ask = partial(_room, options, nodes, [_pod(provisioner, offer) for offer in ours])
+        lines.attempt(f"room, {market} {kind}", ask)
     for market, offer in cheapest_by_market(offers):
         lines.attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, offer))
     return lines.results()
@@ -64,12 +74,58 @@ def _rights(clients: Cluster) -> str:
     return f"all that a driver needs in {clients.namespace}"
 
 
+class _Nodes:
+    """The nodes of the cluster, read when they are first needed."""
+
+    def __init__(self, clients: Cluster) -> None:
+        self._clients = clients
+        self._found: Sequence[noderoom.Node] | None = None
+
+    def read(self) -> Sequence[noderoom.Node] | None:
+        """Return them; None: this user may not list them."""
+        try:
+            self._found = self._found or tuple(self._clients.list("/api/v1/nodes", selector=""))
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.FORBIDDEN:
+                raise translated(refusal, "listing the nodes") from refusal
+            return None
+        return self._found
+
+
+def _by_type(offers: Sequence[Offer]) -> dict[tuple[str, str], list[Offer]]:
+    found: dict[tuple[str, str], list[Offer]] = {}
+    for one in offers:
+        found.setdefault((one.instance_type, one.market.value), []).append(one)
+    return found
+
+
+def _pod(provisioner: PodProvisioner, offer: Offer) -> Mapping[str, Any]:
+    return pods_of(decode_request(provisioner.render(trial_launch(offer)), PodsRequest), "check")[0]
+
+
+def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str, Any]]) -> str:
+    """Compare what a pod asks for with what the nodes of its zones can allocate; they may be full."""
+    with readable("reading the nodes"):
+        found = nodes.read()
+        if found is None:
+            return _NOT_COMPARED
+        allowed = [node for node in found if any(noderoom.allows(node, pod["spec"]) for pod in pods)]
+        if allowed:
+            return noderoom.room(allowed, pods[0]["spec"]["containers"][0]["resources"]["requests"])
+    if options.capacity_wait <= KubernetesOptions().capacity_wait:
+        raise CloudspotError(
+            "no node has its labels and only taints that it tolerates; where an autoscaler makes them, set "
+            "capacity_wait to what a new one takes"
+        )
+    return "no node has its labels and only taints that it tolerates now: an autoscaler has to make one"
+
+
 def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
     """Send the pod that a job would send as a dry run: admission judges it, the scheduler does not."""
-    body = decode_request(provisioner.render(trial_launch(offer)), PodsRequest)
-    path = f"/api/v1/namespaces/{body.namespace}/pods"
+    pod = _pod(provisioner, offer)
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
     try:
-        found = clients.request("POST", path, pods_of(body, "check")[0], query={"dryRun": "All"})
+        found = clients.request("POST", path, pod, query={"dryRun": "All"})
     except Refusal as refusal:
         raise translated(refusal, "a pod of this kind") from refusal
     if not found["metadata"].get("name"):

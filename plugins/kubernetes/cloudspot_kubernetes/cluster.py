@@ -26,6 +26,10 @@ STARTING_SECONDS: Final = 60.0
 """For how long after a failure a missing right may be that of an API server that has just started."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_MESSAGE: Final = 400
+_MAX_REFUSAL: Final = 3900
+"""A quota's refusal names each of its resources three times."""
+_NO_LIMIT: Final = ("must specify limits.", "No limit is specified")
+"""What a ResourceQuota and a LimitRange say of a container without the limit that they want."""
 
 
 class Refusal(CloudspotError):
@@ -123,7 +127,7 @@ class Cluster:
             return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
         except urllib3.exceptions.HTTPError as error:
             self._failed_at = self._monotonic()
-            raise TransientError(f"no answer from the cluster's API: {_one_line(str(error))}") from error
+            raise TransientError(f"no answer from the cluster's API: {one_line(str(error))}") from error
         except UNREADABLE as error:
             raise TransientError("the answer of the cluster's API cannot be read") from error
 
@@ -166,7 +170,7 @@ class Cluster:
             self._context_namespace = chosen["context"].get("namespace", "")
         except config.ConfigException as error:
             if wanted is not None or self._options.kubeconfig:
-                raise field_error("context", _one_line(str(error))) from error
+                raise field_error("context", one_line(str(error))) from error
             self._load_service_account(settings, error)
         return client.ApiClient(settings)
 
@@ -175,7 +179,7 @@ class Cluster:
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException as error:
             raise AuthError(
-                f"there is no kubeconfig: {_one_line(str(outside))}; set KUBECONFIG, or name it in "
+                f"there is no kubeconfig: {one_line(str(outside))}; set KUBECONFIG, or name it in "
                 "providers.kubernetes.kubeconfig"
             ) from error
         if _NAMESPACE_FILE.exists():
@@ -195,6 +199,12 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
             return QuotaError(f"{said}; ask for less, or raise the namespace's ResourceQuota")
+        if "status unknown for quota" in str(refusal):  # one that was made a moment ago
+            return TransientError(said)
+        if any(one in str(refusal) for one in _NO_LIMIT):
+            return ProvisionError(
+                f"{said}; set cpu_limit and memory of the type in providers.kubernetes.types"
+            )
         if is_denial(refusal):
             return AuthError(f"{what}: access denied: {refusal}")
         return ProvisionError(said)
@@ -213,11 +223,14 @@ def is_denial(refusal: Refusal) -> bool:
 def _refusal(status: int, data: bytes) -> Refusal:
     try:
         said = json.loads(data)
-        return Refusal(status, str(said.get("reason", "")), _one_line(str(said.get("message", ""))))
+        return Refusal(
+            status, str(said.get("reason", "")), one_line(str(said.get("message", "")), most=_MAX_REFUSAL)
+        )
     except UNREADABLE:
         return Refusal(status, "", f"HTTP status {status}")
 
 
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
+def one_line(text: str, *, most: int = _MAX_MESSAGE) -> str:
+    """Return the text, which comes from outside, as a printable line of bounded length."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= most else line[: most - 3] + "..."

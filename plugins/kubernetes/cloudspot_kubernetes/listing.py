@@ -10,11 +10,29 @@ from cloudspot.decoding import MAX_NODES, whole_number
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import moment
+from cloudspot_kubernetes.cluster import one_line
 from cloudspot_kubernetes.notice import instance_id
-from cloudspot_kubernetes.podspec import ENDED_BY_US, MARKET, RANK, TYPE, ZONE
+from cloudspot_kubernetes.podspec import CONTAINER, ENDED_BY_US, MARKET, RANK, TYPE, ZONE
 
-_TAKEN: Final = frozenset({"Evicted", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
-"""Reasons of a failed pod whose node took it: node pressure, a graceful node shutdown, preemption."""
+_TAKEN: Final = frozenset({"NodeShutdown", "Preempting", "Shutdown", "Terminated"})
+"""Reasons of a failed pod whose node took it: a graceful node shutdown, preemption. ``Evicted`` is not one: a
+kubelet gives it to a pod that has used up memory or disk, its own or the node's, as it would on any node.
+Whoever drains a node deletes its pods."""
+_USUAL: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Why a container waits that will start soon."""
+_IMAGE: Final = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""Why one waits whose image cannot be had (kubelet, pkg/kubelet/images/types.go)."""
+_OUT_OF_MEMORY: Final = "OOMKilled"
 
 
 def to_instance(pod: Mapping[str, Any]) -> Instance:
@@ -38,6 +56,7 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
         launched_at=parse_time(metadata.get("creationTimestamp")),
         ended_at=_ended_at(pod) if state is InstanceState.ENDED else None,
         store_url=notes.get(machinetags.STORE, ""),
+        detail=detail_of(pod, state),
     )
 
 
@@ -55,6 +74,17 @@ def state_of(pod: Mapping[str, Any]) -> InstanceState:
         has_stopped = bool(containers) and all("terminated" in one.get("state", {}) for one in containers)
         return InstanceState.ENDED if has_stopped else InstanceState.SHUTTING_DOWN
     return InstanceState.PENDING if status.get("phase") == "Pending" else InstanceState.RUNNING
+
+
+def detail_of(pod: Mapping[str, Any], state: InstanceState) -> str:
+    """Return why the pod has ended or does not start, with what to change, in a line; empty: as usual.
+
+    Source: Kubernetes API reference, Pod v1 core: PodStatus, ContainerStateTerminated and
+    ContainerStateWaiting; "Pod Lifecycle", container states (from memory, 2026-11).
+    """
+    if state is InstanceState.ENDED:
+        return _why_ended(pod)
+    return _why_waiting(pod) if state is InstanceState.PENDING else ""
 
 
 def was_scheduled(pod: Mapping[str, Any]) -> bool:
@@ -82,6 +112,61 @@ def _end_reason(pod: Mapping[str, Any], market: Market | None) -> EndReason:
     if reason == "NodeLost":
         return EndReason.LOST
     return EndReason.SELF if status.get("phase") == "Succeeded" else EndReason.UNKNOWN
+
+
+def _why_ended(pod: Mapping[str, Any]) -> str:
+    status = pod.get("status") or {}
+    state = _own_state(pod, "terminated")
+    reason, code = str(state.get("reason") or ""), state.get("exitCode")
+    if reason == _OUT_OF_MEMORY:
+        return _killed_for_memory(pod, code)
+    if status.get("reason"):
+        return one_line(": ".join(filter(None, (str(status["reason"]), str(status.get("message") or "")))))
+    if not code or ENDED_BY_US in (pod["metadata"].get("annotations") or {}):
+        return ""
+    said = f": {state['message']}" if state.get("message") else ""
+    return one_line(f"its container ended with exit status {code} ({reason or 'no reason is told'}){said}")
+
+
+def _killed_for_memory(pod: Mapping[str, Any], code: object) -> str:
+    """Return what to change for a container that the kernel has killed."""
+    kind = (pod["metadata"].get("annotations") or {}).get(TYPE, "")
+    resources = next((one.get("resources") or {} for one in pod["spec"]["containers"]), {})
+    limit = (resources.get("limits") or {}).get("memory")
+    field = f"providers.kubernetes.types.{kind}.memory"
+    if limit is None:
+        cause, advice = "its node had no memory left", f"set {field}, so that the scheduler keeps it free"
+    else:
+        shown = f"{int(limit) / 2**30:g} GiB" if str(limit).isdigit() else limit
+        cause, advice = (
+            f"it may use {shown}, with what is in /dev/shm",
+            f"raise {field}, or let the job use less",
+        )
+    return one_line(f"killed for memory ({_OUT_OF_MEMORY}, exit status {code}): {cause}; {advice}")
+
+
+def _why_waiting(pod: Mapping[str, Any]) -> str:
+    state = _own_state(pod, "waiting")
+    reason = str(state.get("reason") or "")
+    if reason in _USUAL:
+        return ""
+    said = ": ".join(filter(None, (reason, str(state.get("message") or ""))))
+    if reason not in _IMAGE:
+        return one_line(f"its container cannot start ({said})")
+    image = next((str(one.get("image")) for one in pod["spec"]["containers"]), "")
+    advice = "correct providers.kubernetes.image or image_pull_secrets"
+    return one_line(f"the image {image} cannot be pulled; {advice} ({said})")
+
+
+def _own_state(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return this state of the container that runs the node, or of one that has to end before; or nothing."""
+    status = pod.get("status") or {}
+    ours = [one for one in status.get("containerStatuses") or () if one.get("name") in {CONTAINER, None}]
+    for one in (*(status.get("initContainerStatuses") or ()), *ours):
+        state: Mapping[str, Any] = (one.get("state") or {}).get(kind) or {}
+        if state and (one in ours or state.get("exitCode", 1)):
+            return state
+    return {}
 
 
 def _ended_at(pod: Mapping[str, Any]) -> datetime | None:

@@ -1,8 +1,9 @@
 """What a node knows in its pod: who it is, and whether the pod or its node is to go. Standard library only.
 
 The kubelet ends a pod by SIGTERM to the container's process 1, which leaves a file (see ``podspec``). So
-waiting for a notice takes no request. When the file is there, the pod is read once, by its service account:
-the grace period by which it was deleted, which whoever evicts it may choose, says when the kubelet kills it.
+waiting for a notice takes no request. When the file is there, a pod that has its service account's token is
+read once: the grace period by which it was deleted, which whoever evicts it may choose, says when the kubelet
+kills it.
 Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
 """
 
@@ -176,6 +177,8 @@ class PodNoticeSource(PreemptionSource):
             metadata = pod["metadata"]
             if number(metadata.get("deletionGracePeriodSeconds") or 0, most=MAX_GRACE_SECONDS) is None:
                 raise ValueError("its grace period is not a time")
+        except FileNotFoundError:  # no token is in the pod
+            return self._ends(begun, self._shutdown_grace, "SIGTERM")
         except (OSError, *UNREADABLE) as error:
             _log.warning(
                 "this pod is ended, and when cannot be read (%s): it counts on %g s",

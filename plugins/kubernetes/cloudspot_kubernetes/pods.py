@@ -10,14 +10,14 @@ from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 from cloudspot.decoding import EARLIEST
-from cloudspot.errors import CapacityError, ProvisionError, TransientError
+from cloudspot.errors import CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot.plugin.machinetypes import MachineType
-from cloudspot_kubernetes import podspec
+from cloudspot_kubernetes import podspec, quotas
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 from cloudspot_kubernetes.listing import state_of, to_instance, was_scheduled
 from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, require_complete
@@ -74,13 +74,11 @@ class PodProvisioner(Provisioner):
         Raises:
             TransientError: the API server or the scheduler did not answer; the pods may be there.
         """
-        body = decode_request(request, PodsRequest)
-        launch = _Launch(body, token)
+        launch = _Launch(decode_request(request, PodsRequest), token)
         with _meaning("creating the pods"):
             found = self._of(launch)
             if not _is_kept(found):
-                self._add_missing(launch, found)
-                found = self._await_verdict(launch)
+                found = self._made(launch, found)
             self._forget_old(found)
             return [to_instance(pod) for pod in sorted(found, key=_rank) if was_scheduled(pod)]
 
@@ -102,9 +100,9 @@ class PodProvisioner(Provisioner):
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Delete the pods, and mark them so that nobody takes it for an eviction; see Provisioner."""
         with _meaning("deleting the pods"):
-            for pod in self._found(instance_ids):
-                if state_of(pod) is not InstanceState.ENDED:
-                    self._end(pod)
+            self._end_all(
+                pod for pod in self._found(instance_ids) if state_of(pod) is not InstanceState.ENDED
+            )
 
     def evict(self, instance_id: str, *, seconds: float | None) -> bool:
         """Delete a pod as an eviction does; return whether there is one. None: with its own grace period."""
@@ -115,7 +113,9 @@ class PodProvisioner(Provisioner):
         return False
 
     def console(self, instance: Instance) -> str:
-        """Return the container's log; see Provisioner."""
+        """Return the container's log, or why there is none yet; see Provisioner."""
+        if instance.state is InstanceState.PENDING and instance.detail:
+            return f"{instance.detail}\n"
         path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
         try:
             text: str = self._cluster.request("GET", path, query={"tailLines": "1000"}, is_text=True)
@@ -157,7 +157,7 @@ class PodProvisioner(Provisioner):
         for name, kind in options.types.items():
             machine = MachineType(
                 name=name,
-                cpus=kind.cpus,
+                cpus=int(kind.cpus),
                 memory_bytes=kind.memory,
                 accelerator=kind.accelerator,
                 accelerator_count=kind.accelerator_count,
@@ -210,6 +210,19 @@ class PodProvisioner(Provisioner):
                 raise ProvisionError("the token was used before with another request")
         return found
 
+    def _made(self, launch: _Launch, found: Sequence[Pod]) -> list[Pod]:
+        """Return the launch's pods once its outcome is known; a definite refusal leaves none of them."""
+        try:
+            self._add_missing(launch, found)
+            return self._await_verdict(launch)
+        except Refusal as refusal:
+            meaning = translated(refusal, "creating the pods")
+            if isinstance(meaning, QuotaError) and (limit := quotas.never_fits(refusal, launch.body)):
+                meaning = ProvisionError(f"creating the pods: {limit}: {refusal}")
+            if not isinstance(meaning, TransientError) and not _is_kept(self._of(launch)):
+                self._drop(launch)
+            raise meaning from refusal
+
     def _add_missing(self, launch: _Launch, found: Sequence[Pod]) -> None:
         there = {pod["metadata"]["name"] for pod in found}
         for pod in launch.pods:
@@ -218,12 +231,8 @@ class PodProvisioner(Provisioner):
             try:
                 self._cluster.request("POST", launch.path, pod)
             except Refusal as refusal:
-                if refusal.reason == "AlreadyExists":  # our own earlier try, or another driver's
-                    continue
-                meaning = translated(refusal, "creating the pods")
-                if not isinstance(meaning, TransientError):
-                    self._drop(launch)
-                raise meaning from refusal
+                if refusal.reason != "AlreadyExists":  # our own earlier try, or another driver's
+                    raise
 
     def _await_verdict(self, launch: _Launch) -> list[Pod]:
         """Return the launch's pods once its outcome is known, and say so on them.
@@ -267,16 +276,31 @@ class PodProvisioner(Provisioner):
 
     def _drop(self, launch: _Launch) -> None:
         """Delete all pods of the launch, and wait a while for those that had begun."""
-        for pod in self._of(launch):
-            self._end(pod)
+        self._end_all(self._of(launch))
         end = time.monotonic() + GONE_SECONDS
         while self._of(launch) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
 
+    def _end_all(self, pods: Iterable[Pod]) -> None:
+        """End each pod, whatever becomes of the others; raise the first refusal after that."""
+        refused: list[Refusal] = []
+        for pod in pods:
+            try:
+                self._end(pod)
+            except Refusal as refusal:
+                refused.append(refusal)
+        if refused:
+            raise refused[0]
+
     def _end(self, pod: Pod) -> None:
-        """Delete the pod, and mark it before that, so that nobody takes it for an eviction."""
-        self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
-        self._delete(pod, seconds=TERMINATE_SECONDS)
+        """Delete the pod, and mark it before that, so that nobody takes it for an eviction.
+
+        Whoever may not mark it deletes it all the same: a wrong reason costs less than a pod.
+        """
+        try:
+            self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
+        finally:
+            self._delete(pod, seconds=TERMINATE_SECONDS)
 
     def _delete(self, pod: Pod, *, seconds: int | None, is_unchanged: bool = False) -> None:
         metadata = pod["metadata"]

@@ -13,7 +13,7 @@ import msgspec
 from cloudspot.model import InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin import machinetags
 from cloudspot_kubernetes.notice import GRACE, NODE, POD, TERMINATING
-from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, PodType
+from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, PodType, cpu_quantity, is_label
 
 RANK: Final = "cloudspot-rank"
 TOKEN: Final = "cloudspot-token"  # noqa: S105 # a digest of it
@@ -76,6 +76,11 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
     kind = options.types[group.offer.instance_type]
     labels: dict[str, str] = {}
     notes: dict[str, str] = {}
+    for name, value in group.labels.items():
+        # The names of both end with a letter or a digit; an annotation has any value.
+        (labels if is_label(value) else notes)[name.rstrip("._-")] = value
+    labels |= options.labels
+    notes |= options.annotations
     for name, value in machinetags.tags_of(group).items():
         (labels if name in _LABELLED else notes)[name] = value
     facts = {MARKET: group.offer.market.value, TYPE: group.offer.instance_type, ZONE: group.offer.zone}
@@ -136,6 +141,8 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
         "activeDeadlineSeconds": math.ceil(group.max_seconds),
         "terminationGracePeriodSeconds": math.ceil(options.grace),
         "serviceAccountName": options.service_account,
+        # Whatever runs in the pod can use it.
+        "automountServiceAccountToken": options.read_deadline or options.watch_taints or group.drives,
         "enableServiceLinks": False,
         "nodeSelector": selector,
         "tolerations": [_toleration(one) for one in tolerations],
@@ -157,7 +164,27 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
     }
     if options.priority_class is not None:
         spec["priorityClassName"] = options.priority_class
+    _secure(spec, options)
     return spec
+
+
+def _secure(spec: dict[str, Any], options: KubernetesOptions) -> None:
+    """Add the security contexts of the pod and its container, if the options say anything of them.
+
+    Source: Kubernetes, "Pod Security Standards", restricted (from memory, 2026-11).
+    """
+    numbers = {
+        "runAsUser": options.run_as_user,
+        "runAsGroup": options.run_as_user,
+        "fsGroup": options.fs_group,
+    }
+    context: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
+    if options.restricted:
+        context |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        dropped = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        spec["containers"][0]["securityContext"] = dropped
+    if context:
+        spec["securityContext"] = context
 
 
 def _toleration(taint: str) -> dict[str, str]:
@@ -191,7 +218,9 @@ def _environment(options: KubernetesOptions) -> list[dict[str, Any]]:
 def _resources(options: KubernetesOptions, kind: PodType) -> Mapping[str, Mapping[str, str]]:
     requests, limits = {}, {}
     if kind.cpus:
-        requests["cpu"] = str(kind.cpus)
+        requests["cpu"] = cpu_quantity(kind.cpus)
+    if kind.cpu_limit is not None:
+        limits["cpu"] = cpu_quantity(kind.cpu_limit)
     if kind.memory:
         requests["memory"] = limits["memory"] = str(kind.memory)
     if kind.accelerator_count:

@@ -23,6 +23,10 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
     can_run_containers = False
+    cut_network_advice: ClassVar[str] = (
+        "a NetworkPolicy of the namespace may deny it: allow all TCP ports from and to pods with the label "
+        "cloudspot-job"
+    )
     driver_options: ClassVar[frozenset[str]] = frozenset({"kubeconfig", "context"})
 
     def preemption_source(self) -> PreemptionSource:

@@ -59,6 +59,16 @@ def test_the_newest_one_of_the_lineage_is_on_the_disk_afterwards(bench):
     assert not (restored.directory / "part-7.bin").exists()
 
 
+def test_a_whole_save_that_nobody_had_committed_is_told_without_a_guess_why(bench, monkeypatch, caplog):
+    """It said that a node had been lost, although none had."""
+    bench.commit(bench.id(1, 10), b"weights 10")
+    found = (bench.id(1, 10),)
+    monkeypatch.setattr(checkpoint_restore.manifests, "complete", lambda *_arguments: found)
+    caplog.set_level("INFO", logger=checkpoint_restore.__name__)
+    restore_newest(bench.life().context)
+    assert "checkpoint 1-10 was whole but not committed yet: committed it" in caplog.messages
+
+
 def test_a_restart_on_the_same_machine_reads_no_chunk_from_the_store(bench):
     """It read all of them again, though the arena still had what was committed last."""
     life, counted = slots_of_two_saves(bench)

@@ -432,6 +432,24 @@ def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
     assert step_of("last") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("2026-11-20_15-30-53", None),
+        ("run-2026-11-20T15:30:53", None),
+        ("run_2026.11.20", None),
+        ("20261120-153053", None),
+        ("2026-11-20-checkpoint-53", 53),
+        ("2026-11-20_15-30-53-step-400", 400),
+        ("checkpoint-20261120", 20261120),
+        ("epoch-1-20-53", 53),
+    ],
+)
+def test_the_end_of_a_date_is_no_step(name, step):
+    """A directory that was named after the time it was made was called "step 53"."""
+    assert step_of(name) == step
+
+
 def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) -> None:
     directories = watch(tmp_path / "work")
     path = checkpoint(tmp_path / "work", 10)

@@ -59,6 +59,7 @@ def carry(bench, node):
     return start
 
 
+@pytest.mark.full
 def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wait_until):
     life = carry()
     seal = bench.seal(node, bench.id(1, 10))
@@ -71,6 +72,7 @@ def test_a_sealed_slot_becomes_a_commit_and_is_free_again(bench, carry, node, wa
     assert life.context.status.stall_seconds == 0.01
 
 
+@pytest.mark.full
 def test_what_the_last_checkpoint_holds_is_not_sent_again(bench, carry, node, wait_until, monkeypatch):
     monkeypatch.setattr(shared_chunks, "MIN_BYTES", 4)
     life, frozen = carry(), b"frozen"
@@ -86,6 +88,7 @@ def test_what_the_last_checkpoint_holds_is_not_sent_again(bench, carry, node, wa
     fetching.verify(bench.store, "digits-1", manifest)
 
 
+@pytest.mark.full
 def test_saves_beside_the_training_are_compressed_if_the_job_asks_for_it_and_the_first_drain_is_not(
     bench, carry, node, wait_until
 ):
@@ -165,6 +168,7 @@ def test_a_clock_that_is_set_during_an_upload_does_not_change_what_it_takes(
     assert 50.0 <= life.context.status.upload_seconds < 110.0
 
 
+@pytest.mark.full
 def test_what_an_upload_takes_whose_seal_is_of_another_boot_is_unknown(bench, carry, node, wait_until):
     bench.seal(node, bench.id(1, 10), boot="0123abcd", sealed_monotonic=1.0)
     life = carry()
@@ -172,6 +176,7 @@ def test_what_an_upload_takes_whose_seal_is_of_another_boot_is_unknown(bench, ca
     assert life.context.status.upload_seconds is None
 
 
+@pytest.mark.full
 def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, node, wait_until):
     bench.seal(node, bench.id(1, 10))
     bench.seal(node, bench.id(1, 11), taken=True)
@@ -182,6 +187,7 @@ def test_a_seal_that_a_killed_agent_had_taken_is_carried_first(bench, carry, nod
     assert list(node.directory.glob("generations/*/seals/*")) == []
 
 
+@pytest.mark.full
 def test_where_no_seal_is_left_none_is_looked_for_in_later_generations(bench, node):
     """A node that outlives hundreds of generations looked through all their directories, 50 times a second."""
     life = bench.life()
@@ -218,6 +224,7 @@ def parts_put(bench, monkeypatch):
     return found
 
 
+@pytest.mark.full
 def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypatch):
     """Eight ranks' parts of an interval save came first; the drain's missed the deadline."""
     found = parts_put(bench, monkeypatch)
@@ -228,6 +235,7 @@ def test_a_drain_goes_before_all_older_parts_taken_or_not(bench, node, monkeypat
     assert found == [(step, rank) for step in (45, 40) for rank in range(8)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "yields"), [("interval", True), ("drain", False), ("final", False)])
 def test_an_upload_beside_the_training_yields_to_it_and_no_other_does(bench, node, monkeypatch, kind, yields):
     monkeypatch.setattr(parts, "MIN_BACKGROUND_BYTES", len(b"weights"))
@@ -266,6 +274,7 @@ def test_the_node_of_rank_0_goes_first_where_nothing_is_urgent(
     assert len(waited) == num_waits  # before the last of its parts
 
 
+@pytest.mark.full
 def test_a_drain_that_is_sealed_during_an_upload_comes_next(bench, node, monkeypatch):
     for rank in range(8):
         bench.seal(node, bench.id(1, 40), rank=rank, world_size=8)
@@ -315,6 +324,7 @@ def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
     assert found == [40] * first + [45] * count + [40] * (count - first)
 
 
+@pytest.mark.full
 def test_a_save_that_gave_way_waits_for_the_drain_of_every_rank_here(bench, node, draining, monkeypatch):
     """It went on after the first rank's, and was in the way of the second's."""
     monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
@@ -461,6 +471,7 @@ def test_the_parts_of_those_who_stay_are_all_that_a_drain_needs(bench, carry, no
     assert (commit.save, [part.rank for part in commit.parts]) == (SaveId(1, 45, 2), [0])
 
 
+@pytest.mark.full
 def test_a_part_that_this_node_has_put_is_not_read_again(bench, carry, node, wait_until, monkeypatch):
     read = []
 
@@ -489,6 +500,7 @@ def test_a_seal_that_the_trainer_withdraws_is_no_error(bench, node, monkeypatch)
     assert bench.commits() == ()
 
 
+@pytest.mark.full
 def test_an_outage_delays_a_commit_and_loses_none(bench, carry, node, tmp_path):
     now = time.time()
     plan = FaultPlan(outages=(Outage(start=now, end=now + 0.3),), fail_every=5, lose_every=3)
@@ -539,6 +551,7 @@ def test_deleting_old_checkpoints_keeps_no_slot_from_the_trainer(bench, carry, n
     assert bench.id(1, 11) in bench.commits()
 
 
+@pytest.mark.full
 def test_only_as_many_checkpoints_stay_as_the_job_asks_for(bench, carry, node, monkeypatch):
     life = carry(checkpoint={"keep": 2})
     for step in range(10, 15):

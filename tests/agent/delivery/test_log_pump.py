@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,72 @@ def test_a_line_is_not_cut_because_another_file_filled_the_batch(
     (tmp_path / "b.log").write_text("abcdefghi\n")
     assert finish(made)
     assert sink.texts() == ["0123456789", "abcdefghi"]
+
+
+class Watched:
+    """A pump whose clock is set by hand."""
+
+    def __init__(self, directory: Path, source: str = "train") -> None:
+        self.sink, self.log, self.seconds = ListSink(), directory / "a.log", 0
+        self.pump = LogPump(
+            self.sink,
+            stream="1-0",
+            position_path=directory / "position.json",
+            flush_seconds=3600.0,
+            now=lambda: datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=self.seconds),
+        )
+        self.pump.follow(self.log, source)
+
+    def texts_at(self, seconds: int, more: bytes = b"") -> list[str]:
+        """Return the lines that are out after a delivery at that second, before which ``more`` was written."""
+        with self.log.open("ab") as file:
+            file.write(more)
+        self.seconds = seconds
+        assert self.pump._deliver(final=False)
+        return self.sink.texts()
+
+
+def test_a_bar_that_never_ends_its_line_is_delivered_after_a_while(tmp_path: Path) -> None:
+    """A job that only drew a progress bar showed nothing for hours."""
+    watched = Watched(tmp_path)
+    assert watched.texts_at(0, b"begin\n\r 1%\r 2%") == ["begin"]
+    assert watched.texts_at(10, b"\r 3%") == ["begin"]
+    assert watched.texts_at(29) == ["begin"]
+    first = ["begin", "\r 1%\r 2%\r 3%\r 4%"]
+    assert watched.texts_at(40, b"\r 4%\r") == first, "the carriage return may belong to a newline"
+    assert watched.texts_at(100) == first, "nothing but that carriage return"
+    assert watched.texts_at(101, b" 5%") == first
+    assert watched.texts_at(130, b"\r 6%") == [*first, "\r 5%\r 6%"]
+    assert watched.texts_at(131, b"\r100%\ndone\n") == [*first, "\r 5%\r 6%", "\r100%", "done"]
+
+
+def test_a_line_that_stays_without_an_end_is_cut_between_two_characters(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    half, rest = "Größe: ö".encode()[:-1], "ö".encode()[1:]
+    assert watched.texts_at(0, half) == []
+    assert watched.texts_at(30) == ["Größe: "]
+    assert watched.texts_at(60) == ["Größe: "]
+    assert watched.texts_at(61, rest + b"\n") == ["Größe: ", "ö"]
+
+
+def test_half_a_line_of_metrics_waits_for_its_end(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "metrics")
+    assert watched.texts_at(0, b'{"step"') == []
+    assert watched.texts_at(1000) == []
+    assert watched.texts_at(1001, b": 1}\n") == ['{"step": 1}']
+
+
+@pytest.mark.parametrize("text", ["ä", "語", "🙂", "a🙂", "ab🙂", "abc🙂"])
+def test_a_line_longer_than_a_batch_is_cut_between_two_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("cloudspot.agent.delivery.log_pump.BATCH_BYTES", 17)
+    sink = ListSink()
+    (tmp_path / "a.log").write_text(text * 20 + "\r\nend")
+    assert finish(pump(sink, tmp_path))
+    *pieces, end = sink.texts()
+    assert ("".join(pieces), end) == (text * 20, "end")
+    assert len(pieces) > 1
 
 
 def test_a_full_disk_stops_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from support.records.made_journal import open_launch, start_generation
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
+from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
 from cloudspot.jobstore import codec, keys, launches, manifests, retention
@@ -184,6 +185,7 @@ def test_who_waits_long_for_another_says_so(bench, monkeypatch, wait_until):
     assert first.life.context.status.warnings == ()
 
 
+@pytest.mark.full
 def test_the_others_are_idle_once_all_of_them_say_so(bench, make, wait_until):
     """Their heartbeats are read for that, though nothing else about them has changed."""
     first, second, third = make(3, min=2, max=3)
@@ -216,6 +218,7 @@ def test_who_idled_in_the_generation_before_says_nothing_of_this_one(bench, make
     assert not first.membership.others_are_idle()
 
 
+@pytest.mark.full
 def test_who_has_finished_is_not_asked_whether_it_is_idle(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
     third.say("succeeded")
@@ -481,6 +484,7 @@ def test_damage_that_is_noted_while_a_member_waits_is_seen_before_it_proposes_an
     assert listed != []
 
 
+@pytest.mark.full
 def test_a_failure_elsewhere_is_heard_of_for_the_generation_that_runs_and_no_other(bench, make, wait_until):
     first, second, third = make(3, min=2, max=3)
     assert first.membership.votes.failed_elsewhere() is None
@@ -588,6 +592,7 @@ def test_a_member_that_falls_silent_while_it_drains_is_not_waited_for(bench, mak
     assert first.membership.others_are_well() is False
 
 
+@pytest.mark.full
 def test_who_waits_for_a_members_word_obeys_an_order_and_a_newer_generation(bench, make, wait_until):
     first, second, third = make(3, min=1, max=3)
     third.life.context.status.state = "draining"
@@ -624,6 +629,7 @@ def test_a_generation_is_proposed_only_on_a_fresh_answer_to_who_lives(bench, mak
     assert ranks(first.seek("regrouped").found()) == (0,)
 
 
+@pytest.mark.full
 def test_a_generation_is_proposed_without_those_whom_the_proposer_does_not_reach(bench, make):
     first, second, third = make(3, min=2, max=3)
     first.membership.votes.cut_off = frozenset({third.seat})
@@ -639,8 +645,16 @@ def test_a_node_joins_no_generation_of_those_whom_it_does_not_reach(bench, make)
     assert ranks(first.found()) == (0, 1)
     second.membership.votes.cut_off = frozenset({first.seat})
     leaving = second.seek("trainer-failed").found()
-    assert (leaving.outcome, leaving.permanent) == ("failed", False)
-    assert leaving.detail.startswith("node 1.1 does not reach node 1.0")
+    assert (leaving.outcome, leaving.permanent, leaving.is_cut_off) == ("failed", False, True)
+    assert leaving.detail == "node 1.1 does not reach node 1.0: the network between the machines is cut"
+
+
+def test_a_node_that_reaches_no_other_says_what_may_keep_it_apart_on_its_provider(bench, make, monkeypatch):
+    first, second = make(2, min=1, max=2)
+    context = second.life.context
+    monkeypatch.setattr(type(context.provider), "cut_network_advice", "a NetworkPolicy may deny it")
+    said = not_reached(context, [first.seat])
+    assert said.endswith("the network between the machines is cut; a NetworkPolicy may deny it")
 
 
 def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_one_before(bench, make):
@@ -660,6 +674,7 @@ def test_a_node_that_leaves_before_a_generations_training_tells_no_step_of_the_o
 # --- an agent that was killed -----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_restarted_agent_rejoins_the_generation_it_has_not_started(bench, make):
     first, second = make(2, min=1, max=2)
     older = first.found()

@@ -424,6 +424,7 @@ def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkey
         boxed.start(setup_is_done=False, check=lambda: None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "options"), [("docker", "--gpus all"), ("podman", "--device nvidia.com/gpu=all")]
 )
@@ -471,6 +472,7 @@ def options_of(words):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, tmp_path, monkeypatch, name):
     """It has the marks by which the agent finds them, the agent's user, and the time to save at a shutdown."""
@@ -551,6 +553,7 @@ def test_a_pull_that_fails_waits_twice_as_long_before_each_further_one(node, tmp
     assert waits == [(5.0, check), (10.0, check), (20.0, check)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_no_value_of_cloudspots_own_variables_is_on_the_command_line_of_the_engine(
     node, tmp_path, monkeypatch, name
@@ -621,6 +624,7 @@ def test_an_engine_that_changes_a_variable_is_not_used(node, tmp_path, monkeypat
     assert did[did.index("started") + 1 :] == ["killed"] * cuts
 
 
+@pytest.mark.full
 def test_an_engine_takes_a_variable_as_it_is(node, image, monkeypatch):
     odd = "a b #c = 'd' \"e\" $F \\n \u00e9 "
     monkeypatch.setenv("CLOUDSPOT_NOTE", odd)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,18 @@ from pathlib import Path
 import pytest
 
 from cloudspot.agent.node import Node
-from cloudspot.agent.training.fork_server import ForkServer
+from cloudspot.agent.training.fork_server import ForkServer, advice
 from cloudspot.agent.training.runtime import Runtime
 from cloudspot.agent.training.trainer import end_training
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import fork_client
 from cloudspot.train import handoff as files
-from cloudspot.train.fork_server import MARK
+from cloudspot.train.fork_server import MARK, unwanted_path
+from cloudspot.train.preloaded import AT_IMPORT
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows forks by their own environment"),
 ]
 pytest.importorskip("torch")
@@ -61,14 +64,16 @@ class Given:
 
 
 @contextlib.contextmanager
-def serving(root, script="", **variables):
+def serving(root, script="", preload=(), own=(), **variables):
     node = Node("job", 1, "file:///store", "local", root / "node", sys.executable, root / "arena", "5" * 64)
     node.directory.mkdir(parents=True)
     node.create_directories()
-    if script:
-        (node.work / "train.py").write_text(script)
+    for name, text in [("train.py", script), *own]:
+        (node.work / name).write_text(text)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **variables}
-    server = ForkServer(Runtime(node, sys.executable), RunSpec(entrypoint="train.py"), environment)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # so that imports write files
+    run = RunSpec(entrypoint="train.py", preload=preload)
+    server = ForkServer(Runtime(node, sys.executable), run, environment)
     server.start()
     try:
         yield Given(node, environment, server)
@@ -121,7 +126,6 @@ def start(server):
         process.communicate()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("arguments", [("a b",), ("a", "and fails")])
 def test_a_forked_program_sees_what_a_started_one_sees(start, arguments):
     told = []
@@ -135,7 +139,6 @@ def test_a_forked_program_sees_what_a_started_one_sees(start, arguments):
     assert "the end" in told[0]["errors"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "status"),
     [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("os._exit(4)", 4), ("os.kill(os.getpid(), 9)", 137)],
@@ -146,7 +149,6 @@ def test_it_ends_with_its_programs_status(start, line, status):
     assert (out, process.returncode) == ("forked\n", status)
 
 
-@pytest.mark.full
 def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
     environment = {**server.environment}
     del environment["OF_THE_SERVER"]
@@ -160,7 +162,6 @@ def test_it_has_no_variable_of_the_servers_that_it_was_not_given(server):
     assert done.stdout == f"{sorted(environment)} True\n"
 
 
-@pytest.mark.full
 def test_each_draws_its_own_random_numbers(start):
     script = (
         "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
@@ -169,32 +170,37 @@ def test_each_draws_its_own_random_numbers(start):
     assert len({*drawn[0], *drawn[1]}) == 6
 
 
-@pytest.mark.full
 def test_the_cache_files_of_datasets_are_each_ones_own(tmp_path):
     """It names the result of a function that cannot be hashed at random, and reads a file of that name."""
     pytest.importorskip("datasets")
     script = (
         "from datasets.fingerprint import generate_random_fingerprint\nprint(generate_random_fingerprint())\n"
     )
-    with serving(tmp_path, script, HF_HUB_OFFLINE="1") as server:
+    with serving(tmp_path, script, ("datasets",), HF_HUB_OFFLINE="1") as server:
         words = [*server.own.prefix, sys.executable, "train.py"]
         options = {"cwd": server.node.work, "env": server.environment, "capture_output": True, "text": True}
         drawn = {subprocess.run(words, check=True, timeout=100, **options).stdout for _ in range(2)}
     assert len(drawn) == 2
 
 
-def test_a_program_and_what_watches_over_it_are_each_in_a_process_group_of_their_own(server, start):
-    """A program that signals its group reaches nobody else, and one of the others' groups not it."""
+def test_a_program_and_what_watches_over_it_are_in_a_process_group_of_their_own(server, start):
+    """A program that signals its group reaches no other program, and one of the others' groups not it."""
     ids = "[os.getpid(), os.getpgrp(), os.getppid(), os.getpgid(os.getppid()), os.getsid(0)]"
     process = start(f"import json, os\nprint(json.dumps({ids}))\n")
     pid, group, watcher, group_of_watcher, session = json.loads(process.communicate(timeout=100)[0])
     (serving_pid,) = marked_processes(MARK, str(server.node.fork_server))
-    assert (group, group_of_watcher) == (pid, watcher)
+    assert group == group_of_watcher == watcher
     assert session == serving_pid == server.own._process.pid
     assert len({pid, watcher, serving_pid}) == 3
 
 
-@pytest.mark.full
+def test_a_program_can_begin_a_session_of_its_own(start):
+    """As one that was started can: the leader of a process group cannot."""
+    process = start(f"import os\nos.setsid()\nprint(os.getsid(0) == os.getpid())\n{IS_FORKED}sys.exit(3)\n")
+    assert process.communicate(timeout=100)[0] == "True\nforked\n"
+    assert process.returncode == 3
+
+
 def test_a_program_that_signals_its_group_ends_alone(server, start):
     other = start("import time\nprint('ready')\ntime.sleep(100)\n")
     assert other.stdout.readline() == "ready\n"
@@ -225,7 +231,6 @@ def test_the_server_is_started_away_from_the_agents_terminal_and_files(server):
     assert streams[1:] == [str(server.node.fork_server_log)] * 2
 
 
-@pytest.mark.full
 def test_signals_reach_the_program(start):
     process = start(
         "import signal, sys, time\n"
@@ -238,7 +243,6 @@ def test_signals_reach_the_program(start):
     assert process.wait(100) == 7
 
 
-@pytest.mark.full
 def test_a_signal_that_comes_as_soon_as_the_program_may_begin_reaches_it(tmp_path):
     path = str(tmp_path / "socket")
     with fork_client.listen_at(path) as listener:
@@ -279,7 +283,6 @@ def test_a_program_ends_with_its_client_and_carries_its_marks(start, wait_until)
     wait_until(lambda: not is_marked(pid, "SOME_MARK", "x"))
 
 
-@pytest.mark.full
 def test_a_stopped_program_goes_on_with_its_marks(start):
     """As every machine's processes are stopped and continued: by their marks."""
     process = start("import time\nprint('ready')\ntime.sleep(0.3)\nprint('done')\n", SOME_MARK="y")
@@ -294,25 +297,17 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
 @pytest.mark.parametrize(
     ("why", "given"),
     [
-        ("OMP_NUM_THREADS is read before it starts", {"OMP_NUM_THREADS": "2"}),
+        (
+            "OMP_NUM_THREADS was read when torch was imported, and is another one there",
+            {"OMP_NUM_THREADS": "2"},
+        ),
+        (
+            "TORCHINDUCTOR_MAX_AUTOTUNE was read when torch._dynamo was imported",
+            {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
+        ),
         ("PYTHONHASHSEED is read before it starts", {"PYTHONHASHSEED": "1"}),
         ("its environment is too large", {"LARGE": "x" * 100_000}),
         ("it starts in another directory", {"cwd": "plain"}),
-        (
-            "train.py may set a variable that is read before it starts",
-            {"script": f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{IS_FORKED}"},
-        ),
-        (
-            "settings.py may set a variable that is read before it starts",
-            {
-                "script": f"import package.settings\n{IS_FORKED}",
-                "directory": "setting",
-                "others": [
-                    ("package/settings.py", "import os\nos.environ.update({\n'OMP_NUM_THREADS': '1'\n})")
-                ],
-            },
-        ),
-        ("train.py may begin a session of its own", {"script": f"import os\nos.setsid()\n{IS_FORKED}"}),
         ("it has its own typing_extensions", {"directory": "own", "others": [("typing_extensions.py", "")]}),
     ],
 )
@@ -329,39 +324,272 @@ def test_no_module_of_the_jobs_is_imported_in_place_of_the_clients_own(start, tm
     assert process.communicate(timeout=100) == ("started\n", "")
 
 
-@pytest.mark.full
-def test_what_the_script_imports_first_is_imported_once(tmp_path):
-    """And what its imports have set is set, unless a program is given another value."""
-    (tmp_path / "safetensors-9.dist-info").mkdir()
-    (tmp_path / "safetensors-9.dist-info" / "METADATA").write_text("Name: safetensors\nVersion: 9\n")
-    (tmp_path / "safetensors").mkdir()
-    (tmp_path / "safetensors" / "__init__.py").write_text(
-        "import os\nprint('imported')\nos.environ.update(SET_HERE='x', GIVEN='x')\n"
+TELL = "print(os.getpid(), 'torch' in sys.modules, os.environ.get('OMP_NUM_THREADS'))\n"
+BEGIN = f"import os, sys\n{TELL}"
+
+
+def lines_of(process):
+    """Return what a program has printed, without its process id, which is always the same."""
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    told = [line.split() for line in out.splitlines()]
+    assert len({line[0] for line in told}) == 1
+    return [" ".join(line[1:]) for line in told], errors
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "os.environ['OMP_NUM_THREADS'] = '2'",
+        "os.environ.update(OMP_NUM_THREADS='2')",
+        "import numpy, settings",  # which leaves bytecode behind
+        "open(__file__).close(); os.listdir('.'); os.environ['OMP_NUM_THREADS'] = '2'",
+        "print(os.getpid(), 'hello'); os.chdir('/'); os.environ['OMP_NUM_THREADS'] = '2'",
+    ],
+)
+def test_a_script_that_sets_what_torch_reads_before_it_imports_it_starts_over(server, start, line):
+    others = [("settings.py", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")]
+    shutil.rmtree(server.node.work / "early" / "__pycache__", ignore_errors=True)
+    script = f"{BEGIN}{line}\nimport torch\n{TELL}print(os.getpid(), torch.get_num_threads())\n"
+    process = start(script, directory="early", others=others)
+    told, errors = lines_of(process)
+    told = [one for one in told if one != "hello"]
+    assert told == ["True 1", "False 1", "True 2", "2"], "the same process, forked and then started"
+    assert errors == ("cloudspot: OMP_NUM_THREADS comes after torch was imported: this process starts over\n")
+    assert server.own.prefix, "so does each later start"
+
+
+def test_a_script_that_starts_over_sees_what_a_started_one_sees(start):
+    script = f"import os\nos.environ['OMP_NUM_THREADS'] = '3'\n{SELF_PORTRAIT}"
+    forked, started = (
+        json.loads(start(script, "a b", is_forked=is_forked, MINE="ä").communicate(timeout=100)[0])
+        for is_forked in (True, False)
     )
-    script = "import safetensors\nimport os, torch\nprint(os.environ['SET_HERE'], os.environ['GIVEN'])\n"
-    path = os.pathsep.join((str(tmp_path), *sys.path))
-    with serving(tmp_path / "there", script, PYTHONPATH=path, GIVEN="mine") as server:
-        (server.node.work / "tell.py").write_text("import os\nprint(os.environ.get('SET_HERE'))\n")
-
-        def run(*words, **variables):
-            return subprocess.run(
-                [*server.own.prefix, sys.executable, *(words or ("-u", "train.py"))],
-                cwd=server.node.work,
-                env={**server.environment, **variables},
-                capture_output=True,
-                text=True,
-                check=False,
-            ).stdout.split()
-
-        assert run() == run(RANK="1", CLOUDSPOT_GENERATION="2") == ["x", "mine"]
-        assert run("-m", "tell") == ["None"], "torchrun would hand it on"
-        assert run(HOME="/elsewhere") == ["imported", "x", "x"]
-        log = server.node.fork_server_log.read_text()
-        assert log.count("imported\n") == 1
-        assert "HOME may have been read by safetensors, torch" in log
+    assert {name: (forked[name], one) for name, one in started.items() if forked[name] != one} == {}
 
 
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "act",
+    [
+        "open('made', 'w')",
+        "os.mkdir('made')",
+        "import socket; socket.socket()",
+        "import subprocess; subprocess.run(['true'])",
+        "os.waitpid(os.fork() or os._exit(0), 0)",
+        "os.system('true')",
+    ],
+)
+def test_a_script_that_has_acted_goes_on_and_later_starts_are_ordinary_ones(server, start, act, caplog):
+    for made in server.node.work.glob("made"):
+        made.rmdir() if made.is_dir() else made.unlink()
+    told, errors = lines_of(start(f"{BEGIN}{act}\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch\n{TELL}"))
+    assert told == ["True 1", "True 3"]
+    assert errors == (
+        "cloudspot: OMP_NUM_THREADS has no effect: torch was imported before the script began (run.preload, "
+        "run.fork_server); later starts on this machine are ordinary ones\n"
+    )
+    assert server.own.prefix == ()
+    other = ForkServer(Runtime(server.node, sys.executable), RunSpec(entrypoint="train.py"), {})
+    assert other.prefix == (), "an agent that is started again knows it, too"
+    unwanted_path(str(server.node.fork_server)).unlink()
+
+
+def test_a_fork_server_that_is_not_wanted_ends_and_no_other_one_starts(tmp_path, caplog):
+    with serving(tmp_path, f"import os\nos.mkdir('made')\nos.environ['MKL_X'] = '1'\n{IS_FORKED}") as given:
+        with running(given) as process:
+            assert process.stdout.readline() == "forked\n"
+        for _ in range(2):
+            given.own.start()
+            assert marked_processes(MARK, str(given.node.fork_server)) == ()
+        assert caplog.messages == [
+            "the training starts without the fork server from now on; its log says why"
+        ]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import torch\nos.environ['OMP_NUM_THREADS'] = '3'",
+        "from torch import nn\nos.environ['OMP_NUM_THREADS'] = '3'",
+        "import torch.nn.functional\nos.environ['OMP_NUM_THREADS'] = '3'",
+        "from importlib import import_module\nimport_module('torch')\nos.environ['OMP_NUM_THREADS'] = '3'",
+        "__import__('torch', fromlist=['nn'])\nos.environ['OMP_NUM_THREADS'] = '3'",
+        "os.environ['OMP_NUM_THREADS'] = '1'",
+        "os.environ['TORCH_NCCL_TRACE_BUFFER_SIZE'] = '3'",
+        "os.environ['NCCL_DEBUG'] = 'INFO'",
+        "os.environ['MY_OMP'] = '3'",
+        "os.environ.pop('KMP_AFFINITY', None)",
+        "import torch._dynamo\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'",
+    ],
+)
+def test_what_would_make_no_difference_to_a_started_script_makes_none_to_a_forked_one(server, start, lines):
+    process = start(f"import os\n{lines}\n{IS_FORKED}")
+    assert process.communicate(timeout=100) == ("forked\n", "")
+    assert server.own.prefix
+
+
+def test_a_variable_counts_until_the_module_is_imported_that_reads_it(start):
+    """Of torch's own modules, too: importing torch alone does not import its compiler."""
+    script = f"import os, torch\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'\n{IS_FORKED}"
+    process = start(f"{script}import torch._dynamo\nprint(torch._dynamo.config.verbose)\n")
+    out, errors = process.communicate(timeout=100)
+    assert out == "forked\nTrue\n", "it is forked no more, and imports torch itself"
+    assert "TORCHDYNAMO_VERBOSE comes after torch._dynamo was imported" in errors
+
+
+def test_no_variable_is_missing_from_the_list_of_those_that_native_code_reads(tmp_path):
+    """Of those that it reads while torch, NumPy and torch's compiler are imported."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler, for a getenv() that reports its callers")
+    (tmp_path / "reporting.c").write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\n"
+        "static char *report(const char *by, const char *name, void *caller) {\n"
+        "  Dl_info info;\n"
+        '  if (dladdr(caller, &info)) fprintf(stderr, "\\ngetenv\\t%s\\t%s\\n", name, info.dli_fname);\n'
+        "  return ((char *(*)(const char *))dlsym(RTLD_NEXT, by))(name);\n}\n"
+        'char *getenv(const char *name) { return report("getenv", name, __builtin_return_address(0)); }\n'
+        "char *secure_getenv(const char *name) "
+        '{ return report("secure_getenv", name, __builtin_return_address(0)); }\n'
+    )
+    words = [compiler, "-shared", "-fPIC", "-o", "reporting.so", "reporting.c", "-ldl"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import numpy, torch, torch._dynamo"],
+        env={**os.environ, "LD_PRELOAD": str(tmp_path / "reporting.so")},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    reports = [line.split("\t")[1:] for line in done.stderr.splitlines() if line.startswith("getenv\t")]
+    found = {name for name, caller in reports if "site-packages" in caller}
+    assert "OMP_NUM_THREADS" in found
+    assert {name for name in found if not AT_IMPORT.match(name)} == set()
+
+
+SLOW = "import time\nend = time.perf_counter() + 0.2\nwhile time.perf_counter() < end:\n    pass\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A directory with packages that are as if they were installed."""
+    root = tmp_path_factory.mktemp("installed")
+    (root / "listed.py").write_text(
+        "import os\nprint('imported')\nLEVEL = os.environ.get('LEVEL')\n"
+        "os.environ.update(SET_HERE='x', GIVEN='x')\nclass Trainer:\n    pass\n"
+    )
+    (root / "shared.py").write_text("WHERE = 'installed'\n")
+    (root / "slow.py").write_text(SLOW)
+    (root / "slow_by_rank.py").write_text(f"{SLOW}import os\nRANK = os.environ.get('LOCAL_RANK')\n")
+    (root / "slow_thread.py").write_text(
+        f"{SLOW}import threading\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def preloading(tmp_path_factory, installed):
+    path = os.pathsep.join((str(installed), *sys.path))
+    preload = ("listed.Trainer", "shared", "not_there")
+    root = tmp_path_factory.mktemp("preloading")
+    with serving(root, preload=preload, PYTHONPATH=path, GIVEN="mine") as given:
+        yield given
+
+
+def run_in(given, script, *, words=("-u", "train.py"), **variables):
+    """Return what a script of the server's prints, and its standard error."""
+    (given.node.work / "train.py").write_text(script)
+    done = subprocess.run(
+        [*given.own.prefix, sys.executable, *words],
+        cwd=given.node.work,
+        env={**given.environment, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_what_the_job_file_lists_is_imported_once(preloading):
+    """And the environment is as the script's own import would have left it."""
+    script = (
+        "import os\nprint('SET_HERE' in os.environ)\nfrom listed import Trainer\n"
+        "print(os.environ['SET_HERE'], os.environ['GIVEN'])\n"
+    )
+    expected = ["False", "x x"]
+    assert run_in(preloading, script)[0] == run_in(preloading, script, RANK="1")[0] == expected
+    assert run_in(preloading, f"{script}{IS_FORKED}", LEVEL="2")[0] == ["False", "imported", "x x", "started"]
+    log = preloading.node.fork_server_log.read_text()
+    assert log.count("imported\n") == 1
+    assert "LEVEL was read when listed.Trainer was imported, and is another one there" in log
+    assert "run.preload: not_there cannot be imported: ModuleNotFoundError" in log
+
+
+def test_torchrun_is_handed_no_variable_that_an_import_has_set(preloading):
+    (preloading.node.work / "tell.py").write_text("import os\nprint(os.environ.get('SET_HERE'))\n")
+    assert run_in(preloading, "", words=("-m", "tell"))[0] == ["None"]
+
+
+def test_a_script_that_sets_what_a_listed_package_reads_starts_over(preloading):
+    script = f"import os\nos.environ['LEVEL'] = '3'\nimport listed\nprint(listed.LEVEL)\n{IS_FORKED}"
+    told, errors = run_in(preloading, script)
+    assert told == ["imported", "3", "started"]
+    assert "LEVEL comes after listed.Trainer was imported" in errors
+
+
+@pytest.mark.parametrize("act", ["", "open('made', 'w')\n"])
+def test_a_package_of_the_jobs_own_is_never_shadowed(preloading, act):
+    (preloading.node.work / "lib").mkdir(exist_ok=True)
+    (preloading.node.work / "lib" / "shared.py").write_text("WHERE = 'own'\n")
+    script = f"import sys\n{act}sys.path.insert(0, 'lib')\nimport shared\nprint(shared.WHERE)\n{IS_FORKED}"
+    told, errors = run_in(preloading, script)
+    assert told == ["own", "forked" if act else "started"]
+    assert "shared.py, now the first shared on sys.path, " in errors
+    unwanted = unwanted_path(str(preloading.node.fork_server))
+    assert unwanted.exists() == bool(act)
+    unwanted.unlink(missing_ok=True)
+
+
+def test_a_package_beside_the_script_is_the_jobs_own(tmp_path, installed):
+    path = os.pathsep.join((str(installed), *sys.path))
+    own = [("shared.py", "WHERE = 'own'\n")]
+    with serving(tmp_path, preload=("shared",), own=own, PYTHONPATH=path) as given:
+        assert run_in(given, f"import shared\nprint(shared.WHERE)\n{IS_FORKED}")[0] == ["own", "forked"]
+        log = given.node.fork_server_log.read_text()
+        assert "run.preload: shared is the job's own, and each process imports it" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("slow_by_rank", "LOCAL_RANK was read when slow_by_rank was imported"),
+        ("slow_thread", "an import has started a thread"),
+    ],
+)
+def test_a_package_that_cannot_be_shared_makes_no_rank_believe_it_is_another(tmp_path, installed, name, why):
+    path = os.pathsep.join((str(installed), *sys.path))
+    with serving(tmp_path, preload=(name,), PYTHONPATH=path) as given:
+        script = f"{IS_FORKED}import {name}\nprint(getattr({name}, 'RANK', 1))\n"
+        assert run_in(given, script, LOCAL_RANK="1")[0] == ["started", "1"]
+        assert why in given.node.fork_server_log.read_text()
+
+
+def test_a_script_measures_what_could_be_imported_once(preloading):
+    handoff = preloading.node.handoff(7)
+    handoff.mkdir(parents=True)
+    (preloading.node.work / "mine.py").write_text("from slow import time, end\nimport slow_by_rank\n")
+    script = "import mine, slow_thread, listed, json\n"
+    run_in(preloading, script, RANK="2", LOCAL_RANK="0", **{files.HANDOFF: str(handoff)})
+    found = json.loads(files.imports_path(handoff, 2).read_text())["seconds"]
+    assert list(found) == ["slow.time", "slow.end"]
+    assert sum(found.values()) >= 0.2
+    assert advice(("listed",), found) is None, "not worth a line"
+    assert advice(("listed",), {"slow.time": 1.24, "slow.end": 0.0, "not a name": 9.0}) == (
+        'run.preload = ["listed", "slow.time", "slow.end"] in the job file would save 1.2 s of each later '
+        "start on a machine"
+    )
+
+
 def test_what_has_to_be_imported_before_torch_is(tmp_path):
     """Comet sees nothing of a training whose torch was there before it."""
     (tmp_path / "comet_ml.py").write_text("import sys\nprint('torch' in sys.modules)\n")
@@ -375,7 +603,6 @@ def test_what_has_to_be_imported_before_torch_is(tmp_path):
         assert "comet_ml is installed" in server.node.fork_server_log.read_text()
 
 
-@pytest.mark.full
 def test_torchrun_is_forked_without_a_warning(server):
     words = [sys.executable, "-m", "torch.distributed.run", "--help"]
     forked, started = (
@@ -385,7 +612,6 @@ def test_torchrun_is_forked_without_a_warning(server):
     assert (forked.returncode, forked.stdout, forked.stderr) == (0, started.stdout, started.stderr)
 
 
-@pytest.mark.full
 def test_it_is_started_once_and_ends_with_the_training(server, start):
     """Without it programs are started."""
     socket = str(server.node.fork_server)
@@ -403,7 +629,6 @@ def test_it_is_started_once_and_ends_with_the_training(server, start):
     assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "status"),
     [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134)],
@@ -428,7 +653,6 @@ def waiting(at_sigterm):
     )
 
 
-@pytest.mark.full
 def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_killed(tmp_path, wait_until):
     script = waiting("print('heard', flush=True)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
@@ -441,7 +665,6 @@ def test_a_program_is_sent_signals_and_ends_with_its_client_when_the_server_was_
         wait_until(lambda: not marked_processes("SOME_MARK", str(tmp_path)))
 
 
-@pytest.mark.full
 def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known(tmp_path):
     script = waiting("sys.exit(7)")
     with serving(tmp_path, script) as given, running(given, SOME_MARK=str(tmp_path)) as process:
@@ -453,7 +676,6 @@ def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known
         assert process.wait(100) == 7
 
 
-@pytest.mark.full
 def test_a_server_that_was_killed_is_replaced_at_the_next_start(tmp_path, caplog):
     with serving(tmp_path, IS_FORKED) as given:
         with running(given) as process:

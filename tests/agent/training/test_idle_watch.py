@@ -130,6 +130,7 @@ def test_the_first_look_at_a_generation_tells_nothing(train, nvidia_smi):
     assert meter.why_idle(train(SLEEPING), time.monotonic(), is_in_loop=True) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [

@@ -68,6 +68,7 @@ def beat(bench):
     return codec.decode(bench.store.get(keys.heartbeat(JOB, 1, 0)), Heartbeat)
 
 
+@pytest.mark.full
 def test_the_training_finds_each_input_at_its_path_and_by_its_variable(bench, data):
     life = bench.life(SHOW, **tables(data, run={"setup": 'test -z "${CLOUDSPOT_DATA_IMAGES:-}"'}))
     life.run()
@@ -85,6 +86,7 @@ def test_the_training_finds_each_input_at_its_path_and_by_its_variable(bench, da
     ]
 
 
+@pytest.mark.full
 def test_what_is_read_in_place_is_a_url_for_the_training_and_nothing_on_the_disk(bench, data):
     life = bench.life(SHOW, **tables(data, images={"url": f"{data.url}/images/", "mode": "stream"}))
     life.run()
@@ -95,6 +97,7 @@ def test_what_is_read_in_place_is_a_url_for_the_training_and_nothing_on_the_disk
     assert [one.name for one in beat(bench).staged] == ["the-labels"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [ObjectPage(objects=(), next_after="folder/"),
                                    ObjectPage(objects=(), next_after=None, skipped=("\u00e4",))])  # fmt: skip
 def test_what_no_file_could_be_named_may_be_read_in_place(bench, monkeypatch, first):
@@ -124,6 +127,7 @@ def test_what_cannot_be_read_in_place_fails_before_the_training_starts(bench, mo
     assert record.detail.endswith(said)
 
 
+@pytest.mark.full
 def test_an_absolute_path_and_another_file_system_work_too(bench, data, tmp_path, monkeypatch):
     refuse_links(monkeypatch, errno.EXDEV)
     target = tmp_path / "elsewhere" / "images"
@@ -134,6 +138,7 @@ def test_an_absolute_path_and_another_file_system_work_too(bench, data, tmp_path
     assert (target / "a" / "one").is_symlink()
 
 
+@pytest.mark.full
 def test_inputs_are_staged_beside_the_setup_and_then_in_a_phase_of_their_own(
     bench, data, monkeypatch, wait_until
 ):
@@ -156,6 +161,7 @@ def test_inputs_are_staged_beside_the_setup_and_then_in_a_phase_of_their_own(
     assert phases[:3] == ["staging", "restoring", "running"]
 
 
+@pytest.mark.full
 def test_a_second_agent_and_a_second_node_of_the_machine_fetch_nothing(bench, data):
     life = bench.life("", **tables(data))
     life.run()
@@ -193,6 +199,7 @@ def test_an_agent_that_was_killed_before_it_had_noted_the_end_places_the_inputs_
     assert sorted(path.name for path in stopped.iterdir()) == ["a", "two"]
 
 
+@pytest.mark.full
 def test_a_copy_of_each_machines_own_is_the_same_input(bench, data):
     bench.life("", **tables(data)).run()
     for key in ("images/a/one", "images/two"):
@@ -207,6 +214,7 @@ def test_a_copy_of_each_machines_own_is_the_same_input(bench, data):
     assert other.status.warnings == ()
 
 
+@pytest.mark.full
 def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
     bench.life("", **tables(data)).run()
     first = codec.decode(bench.store.get(keys.input_version(JOB, "images", 0)), InputVersion)
@@ -338,6 +346,7 @@ def test_a_setup_that_fails_ends_the_staging(bench, monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name == "staging"]
 
 
+@pytest.mark.full
 def test_a_request_that_takes_long_and_breaks_is_made_again(bench, monkeypatch):
     """The time counts from the first failure, not from the beginning of the request."""
     store = InMemoryStore("memory://data")
@@ -357,6 +366,7 @@ def test_a_request_that_takes_long_and_breaks_is_made_again(bench, monkeypatch):
     assert bench.exit_record().outcome == "succeeded"
 
 
+@pytest.mark.full
 def test_a_store_of_the_job_that_refuses_the_note_ends_no_node(bench, data, monkeypatch):
     def refused(*_arguments):
         raise CloudspotError("no right to write")
@@ -440,6 +450,7 @@ def held(monkeypatch):
     HeldStore.fails = 0
 
 
+@pytest.mark.full
 def test_the_training_starts_without_an_input_for_which_it_does_not_wait(bench, data, held, wait_until):
     life = bench.life(LOOK_FOR.replace("WAIT", "20"), **late_tables(data))
     thread = threading.Thread(target=life.run)
@@ -457,6 +468,7 @@ def test_the_training_starts_without_an_input_for_which_it_does_not_wait(bench, 
     assert [one.name for one in beat(bench).staged] == ["images", "the-labels"]
 
 
+@pytest.mark.full
 def test_an_input_that_is_late_and_cannot_be_had_is_told_and_tried_again(bench, data, held, wait_until):
     held.fails = 10_000
     life = bench.life(LOOK_FOR.replace("WAIT", "20"), **late_tables(data))
@@ -471,6 +483,7 @@ def test_an_input_that_is_late_and_cannot_be_had_is_told_and_tried_again(bench, 
     assert life.context.status.warnings == ()
 
 
+@pytest.mark.full
 def test_one_late_input_that_cannot_be_had_keeps_no_other_away(bench, data, held, wait_until):
     held.may.set()
     found = late_tables(data)
@@ -488,6 +501,7 @@ def test_one_late_input_that_cannot_be_had_keeps_no_other_away(bench, data, held
     assert len(said) == 2, "what is not what the job file says is fetched once"
 
 
+@pytest.mark.full
 def test_a_late_directory_appears_whole(bench, data, held, wait_until):
     held.may.set()
     found = late_tables(data)
@@ -519,6 +533,7 @@ def test_a_notice_ends_a_late_input_at_once(bench, data, held, wait_until):
     held.may.set()
 
 
+@pytest.mark.full
 def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, held, monkeypatch):
     monkeypatch.setattr(input_staging, "LEAVE_SECONDS", 3600.0)
     life = bench.life(LOOK_FOR.replace("WAIT", "0"), **late_tables(data))
@@ -528,6 +543,7 @@ def test_a_training_that_ends_first_does_not_wait_for_a_late_input(bench, data, 
     held.may.set()
 
 
+@pytest.mark.full
 def test_what_the_training_may_use_already_is_not_put_there_again(bench, data, held):
     """An agent is killed after it has put a late input there, and before it has noted that."""
     held.may.set()
@@ -549,6 +565,7 @@ def test_what_the_training_may_use_already_is_not_put_there_again(bench, data, h
     assert "the-labels" in again.context.memory.inputs_ready
 
 
+@pytest.mark.full
 def test_torch_is_imported_while_inputs_are_on_their_way(bench, data, held, monkeypatch):
     states = []
     monkeypatch.setattr(ForkServer, "start", lambda _self: states.append(sorted(bench.staged())))

@@ -71,6 +71,7 @@ def test_an_interpreter_that_is_nowhere_changes_nothing(node):
     assert with_interpreter(environment, "no-such-python", node) == environment
 
 
+@pytest.mark.full
 def test_setup_and_training_call_the_same_python(bench):
     """`python: command not found`, said the setup, and `pip` was that of some other environment."""
     script = "import os, subprocess\nassert subprocess.check_output(['python', '-c', '']) == b''\n"

@@ -72,6 +72,7 @@ assert receivers({10: Process(1, client, handles), 11: Process(10, rank, handles
 """
 
 
+@pytest.mark.full
 def test_who_stands_in_for_a_forked_program_is_not_told_where_the_agent_lies_behind_a_link(tmp_path):
     """Such as the ``lib64`` of a virtual environment. It passes the signal on, so the script had it twice."""
     here = Path(fork_client.__file__).resolve()

@@ -136,6 +136,7 @@ MACROS = st.sampled_from(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(st.lists(st.lists(WORDS | MACROS, max_size=4).map("".join), max_size=5))
 @example(["a$$b", "${local_rank}", "$local_rank", "$HOME", ""])

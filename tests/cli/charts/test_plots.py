@@ -107,6 +107,7 @@ def test_a_job_without_metrics_has_its_timeline_alone(jobs, tmp_path, figures):
     assert [len(figure.axes) for figure in figures] == [1, 1]
 
 
+@pytest.mark.full
 def test_lines_that_cannot_be_read_are_told_of(jobs, tmp_path):
     job_id = jobs.running("digits-a")
     jobs.add_log(job_id, "1-0", ["{"], minutes=101, source="metrics")

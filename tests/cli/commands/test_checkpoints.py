@@ -117,6 +117,7 @@ def export(jobs, target, *arguments, status=0):
     return jobs.run("checkpoints", "export", "new-1", "--to", str(target), *arguments, status=status)
 
 
+@pytest.mark.full
 def test_the_newest_weights_are_taken_home(jobs, trained, tmp_path):
     path = tmp_path / "model.safetensors"
     result = export(jobs, path)
@@ -137,6 +138,7 @@ def test_the_newest_weights_are_taken_home(jobs, trained, tmp_path):
         }
 
 
+@pytest.mark.full
 def test_an_older_step_is_taken_by_its_number(jobs, trained, tmp_path):
     export(jobs, tmp_path / "old.safetensors", "--step", "10")
     export(jobs, tmp_path / "new.safetensors")
@@ -145,6 +147,7 @@ def test_an_older_step_is_taken_by_its_number(jobs, trained, tmp_path):
     assert not old["0.weight"].equal(new["0.weight"])
 
 
+@pytest.mark.full
 def test_json_says_what_was_written(jobs, trained, tmp_path):
     path = tmp_path / "model.safetensors"
     found = jobs.run_json("checkpoints", "export", "new-1", "--to", str(path))
@@ -158,6 +161,7 @@ def test_json_says_what_was_written(jobs, trained, tmp_path):
     }
 
 
+@pytest.mark.full
 def test_the_whole_state_is_in_the_file_with_its_numbers_beside(jobs, trained, tmp_path):
     path = tmp_path / "state.safetensors"
     export(jobs, path, "--all")
@@ -235,6 +239,7 @@ def test_without_torch_the_error_names_the_command(jobs, trained, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "before.safetensors").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_corrupt_chunk_is_named_with_status_8(jobs, trained, tmp_path, suffix):
     key = keys.chunk("new-1", SaveId(1, 20, 0), 0, 0)
@@ -248,6 +253,7 @@ def test_a_corrupt_chunk_is_named_with_status_8(jobs, trained, tmp_path, suffix)
     assert sorted(each.name for each in tmp_path.glob(".*")) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keys", ["*/chunks/*", "*/manifests/*"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_corrupt(
@@ -262,6 +268,7 @@ def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_co
     assert list(tmp_path.glob("*model*")) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("target", "arguments", "line"),
     [

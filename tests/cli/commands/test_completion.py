@@ -103,6 +103,7 @@ def shell(request):
     return request.param
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -85,6 +85,7 @@ def test_the_table_has_a_total_for_people(two):
     assert lines[-1].split()[-1] == "70%"
 
 
+@pytest.mark.full
 def test_csv_has_a_line_for_each_row(two):
     lines = list(csv.DictReader(two.run("cost", "--by", "day", "--csv").stdout.splitlines()))
     found = two.run_json("cost", "--by", "day")["rows"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -73,6 +74,37 @@ def test_which_of_several_scripts_is_asked(project):
     assert not (project / "job.toml").exists()
     init("--entrypoint", "b.py")
     assert load_job(project / "job.toml").run.entrypoint == "b.py"
+
+
+def test_a_script_below_the_top_is_found_and_no_other_is_written(project):
+    """A repository with src/train.py got a toy script in its root."""
+    for name in ("src/train.py", "src/net.py", ".hidden/train.py", "env/lib/train.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("import torch\n")
+    (project / "env/pyvenv.cfg").touch()
+    (project / "setup.py").write_text("import setuptools\n")
+    assert init().stdout.splitlines()[0] == "wrote job.toml for src/train.py"
+    assert load_job(project / "job.toml").run.entrypoint == "src/train.py"
+    assert not (project / "train.py").exists()
+
+
+def test_the_only_file_below_that_mentions_a_framework_is_found(project):
+    (project / "pkg").mkdir()
+    (project / "pkg/finetune.py").write_text("from transformers import Trainer\n")
+    (project / "pkg/plot.py").write_text("import matplotlib\n")
+    assert "wrote job.toml for pkg/finetune.py" in init().stdout
+
+
+def test_which_of_several_scripts_below_is_asked(project):
+    for number in range(7):
+        (project / f"exp{number}").mkdir()
+        (project / f"exp{number}/train.py").write_text("import torch\n")
+    message = init(status=2).stderr
+    assert (
+        "exp0/train.py, exp1/train.py, exp2/train.py, exp3/train.py, exp4/train.py and 2 more could"
+        in message
+    )
+    assert not (project / "train.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -169,3 +201,36 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     assert init(tmp_path / "file" / "x", status=1).stderr == (
         f"error: {tmp_path}/file/x cannot be written: Not a directory\n"
     )
+
+
+@pytest.mark.full
+def test_a_script_whose_imports_take_long_gets_the_line_that_saves_them(project, monkeypatch):
+    """With the seconds as they are on this machine; what differs from rank to rank is left out."""
+    pytest.importorskip("torch")
+    busy = "import os, time\nend = time.perf_counter() + {}\nwhile time.perf_counter() < end:\n    pass\n"
+    modules = project.parent / "modules"
+    modules.mkdir()
+    (modules / "slow_one.py").write_text(busy.format(1.1))
+    (modules / "slow_by_rank.py").write_text(busy.format(0.2) + "RANK = os.environ.get('LOCAL_RANK')\n")
+    (project / "mine.py").write_text("raise SystemExit\n")
+    (project / "train.py").write_text(
+        "import os, mine\nimport slow_by_rank\nfrom slow_one import end as the_end\nimport nowhere\n"
+        + SESSION
+    )
+    monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
+    init()
+    text = (project / "job.toml").read_text()
+    (line,) = [line for line in text.splitlines() if "preload =" in line]
+    assert re.fullmatch(r'# preload = \["slow_one.end"\]  # would save \d+\.\d s of each restart', line)
+    (project / "job.toml").write_text(text.replace("# preload", "preload"))
+    assert load_job(project / "job.toml").run.preload == ("slow_one.end",)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "script", [SESSION, "import torch, json\n" + SESSION, "import\n", "import not_there\n"]
+)
+def test_nothing_is_suggested_where_nothing_is_measured(project, script):
+    (project / "train.py").write_text(script)
+    init()
+    assert "preload =" not in (project / "job.toml").read_text()

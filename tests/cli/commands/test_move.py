@@ -4,8 +4,10 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from support.records.jobclock import at
 
 from cloudspot.cli.commands import move as move_module
+from cloudspot.cli.screen.output import clock_text
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import CapacityError
 from cloudspot.jobstore.reader import HistoryReader
@@ -86,3 +88,56 @@ def test_a_plan_that_something_has_changed_meanwhile_is_not_carried_out(jobs, mo
     result = jobs.run("move", job_id, "--zone", "local-b", "--yes", "--detach", status=1)
     assert "is being moved already" in result.stderr
     assert [one.offer.zone for one in launches(jobs, job_id)] == ["local-a", "local-a"]
+
+
+def moving(jobs, *, commits, began):
+    """A job that trains since minute ``began``, with a new machine that is ready since minute 103."""
+    job_id = jobs.running()
+    phases = jobs.phases(1, restoring=100.6, running=101, **({} if began is None else {"training": began}))
+    jobs.add_heartbeat(job_id, 1, step=17, minutes=103, phases=phases)
+    if commits:
+        jobs.add_checkpoint(job_id, 1, 17)
+    jobs.add_intent(job_id, 2, minutes=102)
+    jobs.claim(job_id, 2, minutes=102.5)
+    return HistoryReader(jobs.store, job_id), job_id
+
+
+@pytest.mark.parametrize(
+    ("commits", "began", "minute", "said"),
+    [
+        (False, None, 104, "wait, billed, while the training first makes a checkpoint and begins"),
+        (
+            False,
+            102,
+            104,
+            "first makes a checkpoint and trains until {until}, ten times as long as its start took",
+        ),
+        (
+            True,
+            102,
+            104,
+            "while the training first trains until {until}, ten times as long as its start took",
+        ),
+        (True, 102, 115, "the new machines are ready and take over now"),
+    ],
+)
+def test_it_says_what_the_new_machines_wait_for(jobs, commits, began, minute, said):
+    """It waited for 76 to 101 s, billed twice, without a line."""
+    reader, job_id = moving(jobs, commits=commits, began=began)
+    jobs.add_heartbeat(job_id, 2, step=0, minutes=102.6, state="restoring")
+    assert move_module.wait_text(reader.read(), 2, at(minute)) == ""
+    jobs.add_heartbeat(job_id, 2, step=0, minutes=103, state="ready")
+    text = said.format(until=clock_text(at(112)))
+    assert text in move_module.wait_text(reader.read(), 2, at(minute))
+
+
+def test_a_job_that_ends_before_it_has_moved_is_no_error(jobs, monkeypatch):
+    job_id = jobs.running()
+    monkeypatch.setattr(LocalProvisioner, "create", lambda *_args, **_options: ())
+    monkeypatch.setattr(
+        move_module,
+        "time",
+        SimpleNamespace(sleep=lambda _seconds: jobs.add_finished(job_id, "succeeded", minutes=150)),
+    )
+    result = jobs.run("move", job_id, "--market", "on-demand", "--yes")
+    assert result.stdout.splitlines()[-1] == f"job {job_id} succeeded before it had moved"

@@ -23,7 +23,7 @@ def test_plan_prints_what_a_dry_run_prints(jobs):
 
 def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
     result = jobs.run("plan", str(jobs.job_file))
-    assert result.stdout.splitlines()[-1] == "dry run: nothing was launched or stored"
+    assert "nothing was launched or stored" in result.stdout
     assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
     assert list(local_home.iterdir()) == []
 
@@ -189,3 +189,28 @@ def test_what_a_gib_of_checkpoints_costs_is_a_column_where_some_offer_is_elsewhe
             "local-a": 0.0,
             "local-b": 0.02,
         }
+
+
+@pytest.mark.parametrize("command", [["plan"], ["run", "--detach"]])
+def test_files_that_the_machines_will_lack_are_named(jobs, command):
+    for number in range(7):
+        (jobs.job_file.parent / f"data{number}").symlink_to("/mnt/data")
+    said = jobs.run(*command, str(jobs.job_file)).stderr.splitlines()
+    assert "warning: not sent to the machines: data0: is a symlink that leads out of the code" in said
+    assert "warning: not sent to the machines: 2 more such files" in said
+
+
+def test_the_very_request_with_its_boot_script_is_printed_when_it_is_asked_for(jobs):
+    """190 lines of boot script came before anything useful."""
+    assert len(jobs.run("plan", str(jobs.job_file)).stdout.splitlines()) < 20
+    lines = jobs.run("plan", str(jobs.job_file), "--request").stdout.splitlines()
+    assert (
+        "    | #!/usr/bin/env bash" in lines[lines.index("request for offer 1 (--json prints them all):") :]
+    )
+
+
+def test_the_limits_of_a_job_are_among_the_first_lines(jobs):
+    sets = ["--set", "limits.max_cost=20", "--set", "limits.max_runtime=2h", "--set", "nodes=2"]
+    lines = jobs.run("plan", str(jobs.job_file), *sets).stdout.splitlines()
+    assert lines[1] == "buys 2 x local in local-a (spot), 0.6000 USD an hour in all"
+    assert lines[3].startswith("stops at 20.00 USD (limits.max_cost) or 2h 00m")

@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MEMORY = Path(__file__).parents[2] / "testing"
+TESTS = Path(__file__).parents[2]
 POINTS = "[cloudspot.providers]\n{name} = {module}\n[cloudspot.stores]\n{name} = {module}\n"
 
 
@@ -223,7 +223,7 @@ def memory(tmp_path):
     tests.mkdir()
     (site / "cloudspot_memory.py").write_text(HOOKS)
     environment = installed(site, "memory", "cloudspot_memory", ("msgspec>=0.1", "plot-sdk; extra == 'plot'"))
-    environment["PYTHONPATH"] += os.pathsep + str(MEMORY)
+    environment["PYTHONPATH"] += os.pathsep + str(TESTS)
 
     def check(text, *words, status):
         (tests / "test_it.py").write_text(text)

@@ -232,6 +232,8 @@ def ids(jobs, *arguments):
     ("filters", "found"),
     [
         (["state=failed"], ["tinygpt-c"]),
+        (["state==failed"], ["tinygpt-c"]),
+        (["state=fail*"], ["tinygpt-c"]),
         (["state!=failed"], ["tinygpt-d", "digits-b", "digits-a"]),
         (["name=digits"], ["digits-b", "digits-a"]),
         (["id=*-[bd]"], ["tinygpt-d", "digits-b"]),
@@ -298,6 +300,8 @@ def test_a_store_in_which_no_job_passes_says_so(several):
         (["--filter", "cost>much"], ["--filter cost: expected a number, got 'much'"]),
         (["--filter", "duration>1x"], ["--filter duration: expected a duration such as"]),
         (["--filter", "started<soon"], ["--filter started: expected a time such as"]),
+        (["--filter", "state=runing"], ["--filter state: expected one of queued, launching,", "'runing'"]),
+        (["--filter", "state=>failed"], ["--filter state: expected one of", "'>failed'"]),
         (["--filter", "state<x"], ["--filter state: text can only be compared with = and !="]),
     ],
 )

@@ -186,6 +186,7 @@ def test_jobs_that_are_not_marked_live_are_found_on_request(jobs):
     assert list_live(jobs.store) == {}
 
 
+@pytest.mark.full
 def test_a_request_for_all_jobs_leaves_alone_what_ended_long_ago(jobs, monkeypatch):
     jobs.reclaimed_and_finished("done-1")
     unfinished(jobs, "done-2")

@@ -51,6 +51,7 @@ def test_several_go_at_once_and_shared_code_stays_for_the_third(jobs):
     assert [key for key in all_keys(jobs.store) if key.startswith("code/")] != []
 
 
+@pytest.mark.full
 def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     before = all_keys(jobs.store)

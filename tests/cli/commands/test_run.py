@@ -15,15 +15,17 @@ def stored(jobs):
     return [meta.key for meta in jobs.store.list_objects("") if meta.key != keys.STORE_ID]
 
 
-def test_a_dry_run_shows_offers_in_order_and_the_very_request_and_stores_nothing(jobs):
+def test_a_dry_run_shows_cost_and_what_next_first_then_offers_in_order_and_stores_nothing(jobs):
     result = jobs.run("run", str(jobs.job_file), "--dry-run", "--name", "dry-1")
     lines = result.stdout.splitlines()
     assert lines[0] == f"job dry-1 on local, 1 node(s), store {jobs.store.url}"
     offers = [line.split() for line in lines if line[:2] in ("1 ", "2 ", "3 ", "4 ")]
     assert [offer[3] for offer in offers] == ["spot", "spot", "on-demand", "on-demand"]
-    assert "    | #!/usr/bin/env bash" in lines
-    assert "dry-1" in result.stdout
-    assert lines[-1] == "dry run: nothing was launched or stored"
+    assert lines[1] == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
+    assert lines[2].startswith("expected: ")
+    assert lines[3] == "no limit: limits.max_cost would set one"
+    assert lines[4] == "nothing was launched or stored; to start it: cloudspot run, with the same arguments"
+    assert "#!/usr/bin/env bash" not in result.stdout
     assert stored(jobs) == []
 
 
@@ -55,6 +57,16 @@ def test_the_job_file_may_name_the_store_and_the_command_line_another(jobs, tmp_
         (["--json"], 2, "--json needs --dry-run or --detach"),
         (["--dry-run", "--detach"], 2, "give --dry-run or --detach, not both"),
         (["--provider", "moon"], 3, "moon"),
+        (
+            ["--set", 'resources.accelerator=["A100", "H100"]'],
+            2,
+            '"["A100", "H100"]" names several, and one is possible',
+        ),
+        (
+            ["--set", "resources.accelerator=A100,H100"],
+            2,
+            '--set: resources.accelerator: "A100,H100" names several, and one is possible',
+        ),
         (["--name", "Not_A_Label"], 2, "--name must be"),
         (["--set", "nodez=2"], 2, "nodez"),
         (["--set", "run.entrypoint=missing.py"], 2, "missing.py"),

@@ -67,6 +67,7 @@ def test_the_example_of_the_page_is_what_the_command_prints(monkeypatch):
     assert money == {"on-demand": "120.00", "spot-then-on-demand": "68.00", "deadline": "42.00"}
 
 
+@pytest.mark.full
 def test_every_policy_is_told_with_the_optimum_last(eight_hours):
     found = run_json("--trace", eight_hours, *JOB, "--spot-price", "0.35", "--max-wait", "0s")
     assert list(found["policies"]) == [

@@ -20,6 +20,7 @@ from cloudspot.cli.screen.lines import in_order_of_time
 from cloudspot.controller import loop
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
+from cloudspot.jobstore import keys
 from cloudspot.jobstore.reader import HistoryReader, read_summary
 from cloudspot.jobstore.records import CheckpointId
 from cloudspot.jobstore.store_clock import utc_now
@@ -41,7 +42,13 @@ def test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it(jobs):
         "train[2.0] step 100",
     ]
     block = lines[lines.index("job digits-7k3f succeeded") :]
-    assert block[1:4] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
+    assert [line.split()[0] for line in block[1:5]] == ["steps", "cost", "duration", "next"]
+    where = f"digits-7k3f --store {jobs.store.url}"
+    assert (
+        block[4]
+        == f"  next         get its weights: cloudspot checkpoints export {where} --to weights.safetensors"
+    )
+    assert block[5:8] == ["  starts       2", "  nodes        2 in all", "  notices      1"]
 
 
 def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(jobs, monkeypatch):
@@ -52,9 +59,20 @@ def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(
     said = jobs.run("attach", job_id).stderr.splitlines()
     assert said[-2:] == [
         f"warning: it is not proven that {machine} has ended, and until then the bill counts it",
-        f"warning: look again with: cloudspot reconcile --job {job_id} --store {jobs.store.url}",
+        f"warning: look again with: cloudspot attach {job_id} --store {jobs.store.url}",
     ]
     assert not any("proven" in line for line in jobs.run("attach", jobs.reclaimed_and_finished()).stderr)
+
+
+def test_whoever_waits_for_the_proof_of_the_last_ends_is_told_so(jobs, monkeypatch):
+    monkeypatch.setattr(loop, "END_LIMIT_SECONDS", -1e9)
+    job_id = jobs.reclaimed_and_finished()
+    newest = HistoryReader(jobs.store, job_id).read().launches[-1]
+    (machine,) = newest.certificates
+    jobs.store.delete(keys.certificate(job_id, newest.number, machine))
+    lines = jobs.run("attach", job_id).stdout.splitlines()
+    told = f"making sure that {machine} has ended, which takes half a minute as a rule"
+    assert [line for line in lines if told in line] == [line for line in lines if "making sure" in line] != []
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
@@ -299,6 +317,19 @@ def test_events_are_told_by_their_own_times(jobs):
         "job",
     ]
     assert texts.index("checkpoint at step 40 committed") < texts.index("node 1.0 drained at step 40")
+
+
+def test_the_lines_and_events_of_one_look_are_shown_in_the_order_of_their_times(jobs):
+    job_id = jobs.running()
+    jobs.add_log(job_id, "1-0", ["a line"], minutes=100.75)
+    job, screen = Job(jobs.store, job_id), Screen()
+    interrupts = SimpleNamespace(check=lambda: None)
+    follower = follow_module._Follower(job, interrupts, screen, Feed(), is_new=True)
+    history = job.history()
+    follower.on_tick(loop.Tick(history=history, instances=(), events=diff(None, history)))
+    shown = [line for line in screen.lines if not line.text.startswith("step ")]
+    assert [line.at for line in shown] == sorted(line.at for line in shown)
+    assert 0 < [line.text for line in shown].index("a line") < len(shown) - 1
 
 
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):

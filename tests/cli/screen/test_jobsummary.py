@@ -1,8 +1,10 @@
 """The summary of a job in a few lines."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from cloudspot.cli.screen.jobsummary import steps_lost_text, weights_text
+from cloudspot.cli.screen.jobsummary import _next_text, _nodes_text, steps_lost_text, weights_text
 
 
 def test_steps_lost_are_told_as_exactly_as_they_are_known():
@@ -23,3 +25,29 @@ def test_steps_lost_are_told_as_exactly_as_they_are_known():
 )
 def test_the_line_of_the_weights_says_why_there_is_no_hash(sha256, are_sharded, text):
     assert weights_text({"weights_sha256": sha256, "are_weights_sharded": are_sharded}) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "commit", "text"),
+    [
+        ("succeeded", {}, "get its weights: cloudspot checkpoints export x --to weights.safetensors"),
+        ("succeeded", None, "see its log: cloudspot logs x"),
+        ("failed", {}, "see why: cloudspot logs x; go on after a change: cloudspot resume x"),
+        ("stopped", {}, "let it go on: cloudspot resume x"),
+        ("suspended", {}, "let it go on: cloudspot resume x"),
+        ("waiting", {}, "follow and drive it: cloudspot attach x"),
+    ],
+)
+def test_the_next_command_fits_the_state(state, commit, text):
+    spec = SimpleNamespace(checkpoint=SimpleNamespace(directory=None))
+    job = SimpleNamespace(command=lambda name: f"cloudspot {name} x", spec=spec)
+    assert _next_text(job, {"state": state, "last_commit": commit}) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"), [("running", "1 of 2, 1 on the way, 2 so far"), ("succeeded", "2 in all")]
+)
+def test_nothing_is_on_its_way_to_a_finished_job(state, text):
+    nodes = [{"name": "1.0", "ended": None}, {"name": "2.0", "ended": None}]
+    value = {"state": state, "nodes": nodes, "nodes_max": 2, "generations": [{"nodes": ["1.0"]}]}
+    assert _nodes_text(value) == text

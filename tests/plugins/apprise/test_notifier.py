@@ -99,6 +99,7 @@ def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit
     assert [path for path, _ in sink.got].count("/200") == 1
 
 
+@pytest.mark.full
 def test_a_notifier_that_is_not_there_is_told_as_a_failure_of_each_url(sink):
     failed = {"good": "could not be asked: its process failed"}
     assert send("pager", MESSAGE, {"good": f"{sink.url}/200"}, own=()) == failed

@@ -173,10 +173,10 @@ def test_a_machine_writes_to_the_log_groups_that_its_roles_policy_has(account):
             logs.create_log_group(logGroupName="/teams/vision")
         policy = json.loads((DOCS / "policy-node.json").read_text())
         (statement,) = [one for one in policy["Statement"] if one["Sid"] == "Logs"]
-        statement["Resource"] = [statement["Resource"], "arn:aws:logs:*:*:log-group:/teams/vision*"]
-        boto3.client("iam").put_role_policy(
-            RoleName="cloudspot-node", PolicyName="cloudspot-node", PolicyDocument=json.dumps(policy)
-        )
+        statement["Resource"] = [statement["Resource"], "arn:*:logs:*:*:log-group:/teams/vision*"]
+        iam = boto3.client("iam")
+        made = iam.create_policy(PolicyName="cloudspot-node", PolicyDocument=json.dumps(policy))["Policy"]
+        iam.attach_role_policy(RoleName="cloudspot-node", PolicyArn=made["Arn"])
         logs.create_log_group(logGroupName="/teams/vision")
         logs.create_log_stream(logGroupName="/teams/vision", logStreamName="digits/1-0")
         with pytest.raises(ClientError, match="not authorized to perform: logs:DeleteLogStream"):

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import botocore.utils
 import pytest
 
-from cloudspot.errors import SpecError
+from cloudspot.errors import AuthError, SpecError
 from cloudspot_aws.clients import AwsClients, parse_time
 
 
@@ -86,6 +86,29 @@ def test_what_cannot_be_used_is_a_spec_error_that_names_it(config, monkeypatch):
     config.write_text("[broken\n")
     with pytest.raises(SpecError, match="the AWS configuration cannot be read"):
         _ = AwsClients().region
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "false",
+            "from custom-process: it failed and printed nothing on standard error; to see more, run it",
+        ),
+        ("sh -c 'echo denied by SSO >&2; exit 3'", "from custom-process: denied by SSO"),
+        ("/nonexistent/program", "credential_process gives no AWS credentials: No such file or directory"),
+        ("echo hello", "credential_process gives no AWS credentials: it prints no JSON"),
+        ("echo '{\"Version\": 2}'", "Unsupported version '2' for credential process provider"),
+    ],
+)
+def test_a_credential_process_that_fails_is_an_auth_error_with_its_reason(config, monkeypatch, command, said):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    config.write_text(f"[default]\ncredential_process = {command}\n")
+    with pytest.raises(AuthError) as error:
+        AwsClients(region="us-east-1").client("s3")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_there_is_one_client_for_each_service_region_and_number_of_attempts(aws):

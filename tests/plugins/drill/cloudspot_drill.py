@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import msgspec
-from support.stores import faultstore
 from support.stores.faultstore import FaultPlan, FaultyStore, load_plan
 
 from cloudspot.hookspecs import hookimpl
@@ -31,7 +30,7 @@ class DrillProvider(LocalProvider):
     def boot_profile(self) -> BootProfile:
         """Return the local profile with this plugin and the store that fails on the path."""
         profile = super().boot_profile()
-        ours = [str(Path(file).parent) for file in (__file__, faultstore.__file__)]
+        ours = [str(directory) for directory in (Path(__file__).parent, Path(__file__).parents[2])]
         path = os.pathsep.join(filter(None, [*ours, profile.environment.get("PYTHONPATH")]))
         return msgspec.structs.replace(profile, environment={**profile.environment, "PYTHONPATH": path})
 

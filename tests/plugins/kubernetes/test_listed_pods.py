@@ -47,6 +47,16 @@ def test_a_pod_with_an_empty_label_is_nobodys_and_spoils_no_list():
     assert [one.id.partition(".")[0] for one in provisioner.instances()] == ["mine"]
 
 
+def test_the_console_of_a_pod_that_cannot_start_is_why_and_takes_no_request():
+    waiting = pod("waits")
+    state = {"waiting": {"reason": "ErrImagePull", "message": "manifest unknown"}}
+    waiting["status"] = {"phase": "Pending", "containerStatuses": [{"name": "node", "state": state}]}
+    waiting["spec"] = {"containers": [{"name": "node", "image": "train:7"}]}
+    provisioner, _ = provisioner_of(waiting)
+    (found,) = provisioner.instances()
+    assert provisioner.console(found).endswith("(ErrImagePull: manifest unknown)\n")
+
+
 def test_pods_are_forgotten_a_day_after_their_end_by_the_clusters_clock():
     """By a driver's, which may be a day ahead, the end of a pod was forgotten before anybody had seen it."""
     new = pod("new")

@@ -73,6 +73,19 @@ def test_until_a_sigterm_nothing_is_asked(tmp_path):
     assert source(tmp_path, api=NoApi()).poll() is None
 
 
+def test_a_pod_without_a_token_counts_on_its_nodes_shutdown_and_warns_of_nothing(
+    tmp_path, monkeypatch, caplog
+):
+    terminate(tmp_path)
+    monkeypatch.setattr(notice, "SERVICE_ACCOUNT", tmp_path / "none")
+    for name in ("CLOUDSPOT_POD_NAMESPACE", "CLOUDSPOT_POD_NAME", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    told = source(tmp_path).poll()
+    assert (told.deadline, told.source) == (after(15.0), "SIGTERM")
+    assert caplog.records == []
+
+
 class SilentApi(PodApi):
     """The API server does not answer."""
 

@@ -38,9 +38,10 @@ class PodAccount(Account):
     def __init__(self, field, proxy):
         self.field, self.proxy = field, proxy
         field.url = proxy.url
-        field.add_nodes(NodeSpec("a", cpus=NUM_CPUS))
+        field.add_nodes(NodeSpec("a", cpus=NUM_CPUS + 1))
         self.made = []
         self.is_denied = False
+        self.is_filled = False
 
     def provider(self):
         selector = {"field": self.field.name}
@@ -76,7 +77,10 @@ class PodAccount(Account):
             self.is_denied = True
             self.wait_for_rights(are_there=False)
         elif fault is Fault.QUOTA:
-            self.make("resourcequotas", {"hard": {"pods": "1"}})
+            # Another pod uses it up, or else it would never have room for two.
+            self.limit(NUM_CPUS // CPUS_A_POD - 1)
+            self.is_filled = True
+            self.make("resourcequotas", {"hard": {"pods": "2"}})
         elif fault is Fault.REFUSED:
             self.make("limitranges", {"limits": [{"type": "Container", "max": {"cpu": "1"}}]})
         else:
@@ -128,6 +132,9 @@ class PodAccount(Account):
             self.field.plane.request("POST", self.binding().rpartition("/")[0], binding)
             self.is_denied = False
             self.wait_for_rights(are_there=True)
+        if self.is_filled:
+            self.limit(None)
+            self.is_filled = False
         while self.made:
             self.request("DELETE", self.made.pop())
 

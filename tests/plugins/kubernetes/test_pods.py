@@ -130,7 +130,7 @@ def test_nobody_offers_such_nodes(cluster):
 
 
 def test_a_launch_keeps_as_many_as_there_is_room_for_and_no_replay_adds_to_them(field, wait_until):
-    field.add_nodes(NodeSpec("a", cpus=4), NodeSpec("b", cpus=4))
+    field.add_nodes(NodeSpec("a", cpus=5), NodeSpec("b", cpus=5))
     field.plane.patch(f"/api/v1/nodes/{field.name}-b", {"spec": {"unschedulable": True}})
     provisioner = field.provisioner()
     request = field.request(provisioner, num_nodes=3, min_nodes=2)
@@ -159,13 +159,31 @@ def test_a_scheduler_that_says_nothing_leaves_the_outcome_open(cluster, monkeypa
     assert len(provisioner.create(request, token="one")) == 1
 
 
-def test_a_quota_refuses_the_whole_launch_and_nothing_remains(cluster, wait_until):
+def set_quota(cluster, wait_until, hard):
+    """Return once the API server goes by the quota."""
     path = f"/api/v1/namespaces/{cluster.name}/resourcequotas"
-    cluster.plane.request("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
+    cluster.plane.request("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": hard}})
     wait_until(lambda: "hard" in cluster.plane.get(f"{path}/few").get("status", {}))
+
+
+def test_a_quota_that_others_use_up_refuses_the_whole_launch_and_nothing_remains(cluster, wait_until):
     provisioner = cluster.provisioner()
+    (other,) = provisioner.create(cluster.request(provisioner), token="zero")
+    set_quota(cluster, wait_until, {"pods": "2"})
     with pytest.raises(QuotaError, match="exceeded quota: few"):
         provisioner.create(cluster.request(provisioner, num_nodes=2), token="one")
+    assert by_id(provisioner).keys() == {other.id}
+
+
+@pytest.mark.parametrize(
+    ("hard", "name"), [({"pods": "1"}, "pods"), ({"requests.cpu": "1500m"}, "requests.cpu")]
+)
+def test_a_quota_that_has_never_room_refuses_a_launch_for_good(cluster, wait_until, hard, name):
+    set_quota(cluster, wait_until, hard)
+    provisioner = cluster.provisioner()
+    with pytest.raises(ProvisionError, match=f"for more {name} than the namespace's quota") as caught:
+        provisioner.create(cluster.request(provisioner, num_nodes=2), token="one")
+    assert type(caught.value) is ProvisionError
     assert cluster.pods() == []
 
 

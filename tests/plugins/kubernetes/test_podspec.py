@@ -53,7 +53,12 @@ def options_of(**fields):
 
 
 @pytest.fixture
-def provisioner(tmp_path, monkeypatch):
+def provisioner(provisioner_with):
+    return provisioner_with()
+
+
+@pytest.fixture
+def provisioner_with(tmp_path, monkeypatch):
     # A kubeconfig that is only read: no request is made.
     path = tmp_path / "kubeconfig"
     named = [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}]
@@ -62,13 +67,17 @@ def provisioner(tmp_path, monkeypatch):
     config = {"clusters": named, "contexts": contexts, "users": users, "current-context": "x"}
     path.write_bytes(msgspec.json.encode({**config, "apiVersion": "v1", "kind": "Config"}))
     monkeypatch.setenv("KUBECONFIG", str(path))
-    return KubernetesProvider(options_of()).provisioner()
+    return lambda **fields: KubernetesProvider(options_of(**fields)).provisioner()
 
 
-def spec_of(provisioner, *, market=Market.SPOT, **fields):
+def spec_of(provisioner, **fields):
+    return pod_of(provisioner, **fields)["spec"]
+
+
+def pod_of(provisioner, *, market=Market.SPOT, **fields):
     offer = next(one for one in provisioner.offers(Resources(accelerator="a10")) if one.market is market)
     body = msgspec.convert(provisioner.render(group_of(offer, **fields)).body, PodsRequest)
-    return pods_of(body, "token")[0]["spec"]
+    return pods_of(body, "token")[0]
 
 
 def test_a_spot_pod_asks_for_its_type_on_spot_nodes_of_its_zone(provisioner):
@@ -100,6 +109,76 @@ def test_a_spot_pod_asks_for_its_type_on_spot_nodes_of_its_zone(provisioner):
     assert spec["enableServiceLinks"] is False, (
         "each service of the namespace would add variables to the training"
     )
+
+
+def types_with(**fields):
+    return {"a10": {**JOB["types"]["a10"], **fields}}
+
+
+@pytest.mark.parametrize(("cpus", "written"), [(7, "7"), (7.5, "7500m"), (0.1, "100m"), (1.001, "1001m")])
+def test_a_pod_may_ask_for_a_fraction_of_a_cpu_and_be_limited_to_another(provisioner_with, cpus, written):
+    resources = spec_of(provisioner_with(types=types_with(cpus=cpus, cpu_limit=8.25)))["containers"][0][
+        "resources"
+    ]
+    assert resources["requests"]["cpu"] == written
+    assert resources["limits"]["cpu"] == "8250m"
+
+
+def test_a_type_with_a_fraction_fits_jobs_that_ask_for_no_more(provisioner_with):
+    provisioner = provisioner_with(types=types_with(cpus=7.5))
+    assert [len(provisioner.offers(Resources(cpus=cpus))) for cpus in (7, 8)] == [2, 0]
+
+
+def test_the_jobs_labels_and_those_of_the_options_reach_its_pods_but_not_over_cloudspots_own(
+    provisioner_with,
+):
+    provisioner = provisioner_with(
+        labels={"kueue.x-k8s.io/queue-name": "gpus", "team": "vision"},
+        annotations={"karpenter.sh/do-not-disrupt": "true"},
+    )
+    labels = {"team": "nlp", "project": "b 7", "stage.": "dev", "cloudspot-job": "other"}
+    metadata = pod_of(provisioner, labels=labels)["metadata"]
+    ours = {"cloudspot-job", "cloudspot-launch", "cloudspot-rank", "cloudspot-token"}
+    assert metadata["labels"]["cloudspot-job"] == "digits-1"
+    assert {name: text for name, text in metadata["labels"].items() if name not in ours} == {
+        "kueue.x-k8s.io/queue-name": "gpus",
+        "team": "vision",
+        "stage": "dev",
+    }
+    assert metadata["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    assert metadata["annotations"]["project"] == "b 7", "no label can have this value"
+
+
+def test_a_restricted_pod_has_what_the_standard_asks_for(provisioner_with):
+    spec = spec_of(provisioner_with(restricted=True, run_as_user=1000, fs_group=2000))
+    assert spec["securityContext"] == {
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 2000,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_without_these_options_the_image_decides_who_runs(provisioner_with):
+    spec = spec_of(provisioner_with())
+    assert "securityContext" not in spec
+    assert "securityContext" not in spec["containers"][0]
+    assert spec_of(provisioner_with(run_as_user=0))["securityContext"] == {"runAsUser": 0, "runAsGroup": 0}
+
+
+def test_a_pod_has_its_accounts_token_only_where_it_needs_one(provisioner_with):
+    def has_token(*, drives=False, **fields):
+        return spec_of(provisioner_with(**fields), drives=drives)["automountServiceAccountToken"]
+
+    assert has_token() is False
+    assert has_token(drives=True) is True
+    assert has_token(read_deadline=True) is True
+    assert has_token(watch_taints=True) is True
 
 
 def test_an_on_demand_pod_stays_off_spot_nodes(provisioner):
@@ -173,6 +252,13 @@ def test_a_sigterm_before_the_agent_runs_ends_the_container_at_once(provisioner,
         ({"namespace": "A b"}, r'providers.kubernetes.namespace: "A b" is not a namespace'),
         ({"spot_tolerations": ["a=b=c"]}, r'providers.kubernetes.spot_tolerations: "a=b=c" is not a taint'),
         ({"types": {"x": {"cpus": 1}}}, r'providers.kubernetes.types: "x" has no price'),
+        ({"types": types_with(cpus=0.0001)}, r'types: "a10" asks for CPUs finer than 0.001'),
+        ({"types": types_with(cpu_limit=7.5)}, r'types: "a10" may use 7.5 CPUs, fewer than its cpus'),
+        ({"labels": {"a b": "c"}}, r'providers.kubernetes.labels: "a b" is not a label\'s name'),
+        ({"labels": {"a": "b c"}}, r'providers.kubernetes.labels: "a" cannot have the value "b c"'),
+        ({"labels": {"cloudspot-job": "x"}}, r'labels: "cloudspot-job" is reserved'),
+        ({"annotations": {"cloudspot-kept": "x"}}, r'annotations: "cloudspot-kept" is reserved'),
+        ({"restricted": True, "run_as_user": 0}, r"run_as_user: 0 is root, which restricted forbids"),
         ({"claims": {"data": "x"}}, r'providers.kubernetes.claims: nothing can be mounted at "data"'),
         ({"claims": {"/dev/shm": "x"}}, r"providers.kubernetes.claims: nothing can be mounted at"),
     ],

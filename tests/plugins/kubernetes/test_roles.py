@@ -84,6 +84,8 @@ def test_a_submitter_has_what_the_check_tries(cluster):
         ("rights", True),
         ("listing", True),
         ("offers", True),
+        ("room, on-demand small", True),
+        ("room, spot small", True),
         ("launch, spot", True),
         ("launch, on-demand", True),
     ]

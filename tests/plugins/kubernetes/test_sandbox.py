@@ -66,6 +66,7 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
             spot_tolerations=("spot",),
             secrets=("keys",),
             claims={"/data": "data"},
+            read_deadline=True,
             capacity_wait=20.0,
         )
         provisioner = PodProvisioner(options, Cluster(options))

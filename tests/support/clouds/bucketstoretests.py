@@ -169,6 +169,7 @@ class BucketStoreTests:
         wanted = ("put", "put", "get", "get", "get", "head", "list", "delete")
         assert cloud.faults.actions() == [cloud.actions[request] for request in wanted]
 
+    @pytest.mark.full
     def test_a_store_takes_each_right_that_the_policies_grant_and_stays_below_its_prefix(self, cloud, store):
         cloud.faults.calls.clear()
         store.put("k", b"x", if_absent=True)
@@ -328,6 +329,7 @@ class BucketStoreTests:
         store.put("other", b"y", if_absent=True)
         assert store.get("other") == b"y"
 
+    @pytest.mark.full
     def test_other_throttled_requests_are_made_again_too(self, cloud, store):
         store.put("k", b"x")
         for request, call in (
@@ -352,6 +354,7 @@ class BucketStoreTests:
                 store.put("k", data, if_absent=True)
         assert store.get("k") == b"a" * size
 
+    @pytest.mark.full
     @pytest.mark.parametrize("size", [1, 3 * MIB])
     def test_a_create_whose_connection_breaks_is_known_for_ours(self, cloud, proxy, bucket, size):
         store = cloud.open(f"{cloud.scheme}://{bucket}", sleep=lambda seconds: None)
@@ -392,6 +395,7 @@ class BucketStoreTests:
         with pytest.raises(StoreRefused, match="second create of the same key was accepted"):
             probe(patient(store, sleep=lambda seconds: None))
 
+    @pytest.mark.full
     @pytest.mark.parametrize("request_name", ["put", "complete"])
     def test_a_condition_that_is_not_ours_is_no_sign_of_an_object(self, cloud, store, request_name):
         """Such as an organisation's policy: a checkpoint would count as written that is not there."""
@@ -407,6 +411,7 @@ class BucketStoreTests:
 
     # --- answers that are somebody else's ---------------------------------------------------------
 
+    @pytest.mark.full
     @pytest.mark.parametrize("page", [b"", b"<html><p>Log in<br></html>", b"<html><p>Log in</p></html>"])
     def test_a_login_page_is_no_success(self, cloud, proxy, store, page):
         other = cloud.open(store.url, part_bytes=cloud.large_bytes // 3, sleep=lambda seconds: None)
@@ -431,6 +436,7 @@ class BucketStoreTests:
         assert other.get("k") == b"0123456789" * 10
         assert [meta.key for meta in store.list_objects("")] == ["k"]
 
+    @pytest.mark.full
     @pytest.mark.parametrize("if_absent", [True, False])
     def test_a_login_page_in_place_of_a_streams_last_answer_is_no_success(
         self, cloud, proxy, store, if_absent

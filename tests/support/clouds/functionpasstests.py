@@ -79,7 +79,7 @@ class Account:
         prepared = self._prepared(name=job_id)  # A pass also reads earlier jobs of the same name.
         submit(
             self.store, spec=prepared.spec, provider=self.cloud.name, workdir=prepared.workdir, environ={},
-            job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store, prepared.provider, job_id),
+            job_id=job_id, agent=AGENT, adopt=partial(adopt, self.store),
         )  # fmt: skip
 
     def _prepared(self, *, name="x"):

@@ -51,6 +51,7 @@ class EmulatedImageTests(ImageHostTests):
             provider.provisioner().create(request, token="kit-2")
         assert len(account.running()) == 1
 
+    @pytest.mark.full
     def test_an_image_on_another_base_is_not_used(self, account):
         self._make(account)
         other = account.provider_with(setup_key=KEY, image=self.other_image)
@@ -77,6 +78,7 @@ class EmulatedImageTests(ImageHostTests):
         code, status = account.errors[Fault.DENIED]
         account.cloud.faults.inject(action, code, status=status, times=ALWAYS)
 
+    @pytest.mark.full
     def test_an_answer_that_is_lost_makes_no_second_image(self, account):
         machine = self._machine(account)
         code, status = account.errors[Fault.UNWELL]

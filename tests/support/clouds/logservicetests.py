@@ -49,6 +49,7 @@ def seqs(records):
 class LogServiceTests:
     """What such a sink promises beyond LogSinkTests, a test for each."""
 
+    @pytest.mark.full
     def test_two_stores_jobs_of_one_id_do_not_see_each_other(self, service, make_sink):
         one, other = make_sink(), make_sink(store_url=service.other_store)
         one.write([line(0, "one's"), line(1, "one's")])

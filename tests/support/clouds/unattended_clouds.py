@@ -110,7 +110,7 @@ def _gcp(method: str, service: str, path: str, **options: Any) -> Any:
 CLOUDS = {
     "aws": UnattendedCloud(
         _let_aws_nodes_drive,
-        pythons=((3, 10), (3, 11), (3, 12), (3, 13)),
+        pythons=((3, 10), (3, 11), (3, 12), (3, 13), (3, 14)),
         names=_aws_names,
         job_settings=('providers.aws.instance_types=["m5.large"]',),
     ),

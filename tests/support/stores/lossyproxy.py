@@ -20,6 +20,8 @@ class LossyProxy:
         self.change_request: Callable[[bytes], bytes] = lambda body: body
         self.change_answer: Callable[[bytes], bytes] = lambda body: body
         """Is applied to the body of a success."""
+        self.forbids = ""
+        """A request with a header that begins so is answered as a server does that does not implement it."""
         self.page: bytes | None = None
         """Answers each request in place of the cloud, as the login page of a network does."""
         self.page_status, self.page_type = 200, "text/html"
@@ -35,6 +37,13 @@ class LossyProxy:
 
             def handle_any(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if proxy.forbids and any(name.lower().startswith(proxy.forbids) for name in self.headers):
+                    said = b"<Error><Code>NotImplemented</Code><Message>A header is unknown</Message></Error>"
+                    self.send_response(501)
+                    self.send_header("Content-Length", str(len(said)))
+                    self.end_headers()
+                    self.wfile.write(said)
+                    return
                 page = proxy.page
                 if page is not None and proxy.takes(self.command, self.path):
                     self.send_response(proxy.page_status)

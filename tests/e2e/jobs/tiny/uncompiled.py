@@ -1,9 +1,8 @@
 """Keeps torch from importing its compiler, which this training never uses.
 
 DDP and each optimizer import ``torch._dynamo`` at their first use, only to mark functions that it must not
-trace. That takes 1.5 s of CPU in every process, half as long as all else that a process does before its first
-step. For the same reason the script does not name DDP: the fork server would import the compiler for it. The
-examples and the tests of the session train with the real one.
+trace. That takes 1.5 s of CPU in every process that the fork server does not fork, half as long as all else
+that a process does before its first step. The examples and the tests of the session train with the real one.
 """
 
 from __future__ import annotations

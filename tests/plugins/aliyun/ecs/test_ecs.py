@@ -106,6 +106,7 @@ class TestEcsImages(EmulatedImageTests):
         with pytest.raises(CloudspotError, match="cloudspot has not made image"):
             host.remove(made.id)
 
+    @pytest.mark.full
     def test_the_snapshot_goes_with_the_image(self, account):
         made = self._make(account)
         assert len(self._snapshots(account)) == 1
@@ -120,12 +121,14 @@ class TestEcsImages(EmulatedImageTests):
         assert self._snapshots(account) == []
         assert len(account.running()) == 2
 
+    @pytest.mark.full
     def test_a_snapshot_is_deleted_when_ecs_has_forgotten_its_image(self, account):
         made = self._make(account)
         account.cloud.faults.inject("DeleteSnapshot", "SnapshotCreatedImage", status=403, times=7)
         account.provider().image_host().remove(made.id)
         assert self._snapshots(account) == []
 
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ("code", "kind"), [("Forbidden.RAM", AuthError), ("SnapshotCreatedImage", TransientError)]
     )
@@ -691,6 +694,7 @@ def test_an_api_that_is_unwell_is_not_asked_for_each_machine(kit):
     assert kit.cloud.faults.count("DeleteInstances") == 1
 
 
+@pytest.mark.full
 def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
     kit = Kit(cloud, deployment_set="auto")
     made = kit.launch(num_nodes=2)
@@ -718,6 +722,7 @@ def test_a_deployment_set_that_another_driver_removed_meanwhile_is_removed(cloud
     assert cloud.place.deployment_sets == {}
 
 
+@pytest.mark.full
 def test_a_launch_that_is_too_large_for_a_deployment_set_is_refused_before_it_is_sent(cloud):
     kit = Kit(cloud, deployment_set="auto")
     with pytest.raises(

@@ -29,6 +29,7 @@ def failure(cloud, resources=None, **options):
 # --- types and prices -----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_without_a_table_the_cheapest_types_that_fit_are_offered_in_every_zone(cloud):
     found = offers(cloud, Resources(cpus=2, memory_bytes=2 * 2**30))
     assert sorted({one.instance_type for one in found}) == [
@@ -41,6 +42,7 @@ def test_without_a_table_the_cheapest_types_that_fit_are_offered_in_every_zone(c
     assert len(found) == 4 * 3 * 2
 
 
+@pytest.mark.full
 def test_a_job_that_asks_for_no_accelerator_gets_none_and_nothing_that_is_throttled(cloud):
     kinds = [KINDS[one.instance_type] for one in offers(cloud)]
     assert {kind.num_gpus for kind in kinds} == {0}

@@ -42,6 +42,7 @@ def test_offers_are_in_both_each_with_its_own_network(make):
     assert len(switches) == len({one.zone for one in offers})
 
 
+@pytest.mark.full
 def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_there(cloud, make):
     provisioner = make().provisioner()
     at_home, there = launch(provisioner, HOME), launch(provisioner, OTHER)
@@ -72,6 +73,7 @@ def test_another_regions_id_is_not_found(cloud, make):
     assert set(refused) == {"InvalidInstanceId.NotFound"}
 
 
+@pytest.mark.full
 def test_a_region_that_does_not_answer_leaves_no_listing(cloud, make):
     provisioner = make().provisioner()
     launch(provisioner, OTHER)

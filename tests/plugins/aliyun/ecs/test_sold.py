@@ -74,6 +74,7 @@ def plain(name):
     return Sold(name, cpus, cpus * GIB_A_CPU[family])
 
 
+@pytest.mark.full
 def test_what_is_offered_without_an_accelerator_has_none_and_is_large_enough(cloud):
     provisioner = cloud.provider().provisioner()
     for asked in combinations(None):

@@ -1,6 +1,7 @@
 """The store in OSS beyond the promises of every store."""
 
 import json
+import socket
 from datetime import datetime, timedelta, timezone
 
 import crcmod
@@ -11,6 +12,7 @@ import urllib3
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
+    ObjectExists,
     SpecError,
     StoreRefused,
     TransientError,
@@ -127,6 +129,7 @@ def sts(oss, number, seconds=3600):
     return Credentials(made.access_key, made.secret_key, made.token)
 
 
+@pytest.mark.full
 def test_a_temporary_key_that_expires_in_mid_run_is_renewed_and_no_write_is_lost(oss, bucket):
     first, second, third = sts(oss, 1), sts(oss, 2), sts(oss, 3)
     store = quick(
@@ -180,24 +183,75 @@ def test_the_internal_endpoint_is_taken_on_a_machine_of_the_buckets_region(oss, 
         return oss.url
 
     monkeypatch.setattr("cloudspot_aliyun.ossbucket.oss_endpoint", endpoint)
-    monkeypatch.setattr("cloudspot_aliyun.ossbucket.is_on_ecs", lambda: True)
+    monkeypatch.setattr(clients, "is_on_ecs", lambda: True)
     for machine, is_internal in (("cn-hangzhou", True), ("cn-beijing", False), (None, False)):
-        monkeypatch.setattr(
-            "cloudspot_aliyun.ossbucket.region_of_this_machine", lambda machine=machine: machine
-        )
+        monkeypatch.setattr(clients, "region_of_this_machine", lambda machine=machine: machine)
         asked.clear()
         quick(bucket).list_page("")
         # Not once the other, which a machine without a way to the internet does not reach.
         assert asked == [("cn-hangzhou", is_internal)]
-    monkeypatch.setattr("cloudspot_aliyun.ossbucket.region_of_this_machine", lambda: "ap-southeast-1")
+    monkeypatch.setattr(clients, "region_of_this_machine", lambda: "ap-southeast-1")
     asked.clear()
     quick(oss.make_bucket(region="ap-southeast-1")).list_page("")
     assert asked == [("cn-hangzhou", False), ("ap-southeast-1", True)]
     oss.faults.denied.add("oss:GetBucketInfo")
-    monkeypatch.setattr("cloudspot_aliyun.ossbucket.region_of_this_machine", lambda: "cn-hangzhou")
+    monkeypatch.setattr(clients, "region_of_this_machine", lambda: "cn-hangzhou")
     asked.clear()
     quick(bucket).list_page("")
     assert asked == [("cn-hangzhou", True)]
+
+
+def test_a_function_of_the_buckets_region_takes_the_internal_endpoint(monkeypatch):
+    """It has no metadata service, and the public endpoint is refused to new accounts."""
+    monkeypatch.setenv("FC_REGION", "cn-hangzhou")
+    assert [clients.is_inside(one) for one in ("cn-hangzhou", "cn-beijing")] == [True, False]
+    monkeypatch.delenv("FC_REGION")
+    assert not clients.is_inside("cn-hangzhou")
+
+
+@pytest.fixture
+def domain(oss, bucket, monkeypatch):
+    """A domain that is bound to the bucket, in an account that may not use the public endpoint."""
+    name, ask = "runs.example.com", socket.getaddrinfo
+
+    def here(host, *rest, **options):
+        return ask("127.0.0.1" if host == name else host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+    monkeypatch.setattr(oss.app, "domains", {name: bucket})
+    monkeypatch.setattr(oss.app, "is_public_endpoint_forbidden", True)
+    return oss.url.replace("127.0.0.1", name)
+
+
+def test_an_account_without_the_public_endpoint_is_told_of_a_domain_of_its_own(domain, bucket):
+    store = quick(bucket)
+    calls = (lambda: store.put("k", b"v"), lambda: store.get("k"), lambda: store.list_page(""))
+    for call in calls:
+        with pytest.raises(StoreRefused) as caught:
+            call()
+        assert f"CLOUDSPOT_OSS_DOMAINS={bucket}=https://..." in str(caught.value)
+        assert "docs/aliyun.md" in str(caught.value)
+
+
+def test_a_bucket_is_used_by_the_domain_that_the_environment_names_for_it(oss, domain, bucket, monkeypatch):
+    other = oss.make_bucket()
+    monkeypatch.setenv("CLOUDSPOT_OSS_DOMAINS", f"another=https://a.example.com, {bucket}={domain}")
+    store = quick(bucket)
+    store.put("a/b", b"v", if_absent=True)
+    assert store.get("a/b") == b"v"
+    assert [one.key for one in store.list_page("").objects] == ["a/b"]
+    with pytest.raises(ObjectExists):
+        store.put("a/b", b"w", if_absent=True)
+    assert store.presign_get("a/b", seconds=60).startswith(f"{domain}/a/b?")
+    with pytest.raises(StoreRefused):
+        quick(other).get("k")  # the domain is the one bucket's
+
+
+@pytest.mark.parametrize("wrong", ["https://x", "b=", "b=ftp://x", "b=https://x/path", "=https://x"])
+def test_a_malformed_list_of_domains_is_refused(bucket, monkeypatch, wrong):
+    monkeypatch.setenv("CLOUDSPOT_OSS_DOMAINS", wrong)
+    with pytest.raises(SpecError, match="CLOUDSPOT_OSS_DOMAINS must be pairs such as"):
+        quick(bucket).get("k")
 
 
 def test_a_machines_region_that_its_metadata_did_not_tell_at_first_is_asked_for_again(monkeypatch):
@@ -295,6 +349,7 @@ def test_an_empty_object_has_no_range_however_the_server_says_so(oss, bucket, mo
     assert store.get_range_into("k", 0, bytearray(5)) == 0
 
 
+@pytest.mark.full
 def test_no_sum_is_computed_by_crcmod_which_may_be_in_pure_python(oss, bucket, monkeypatch):
     def update(self, data):
         raise AssertionError("crcmod is at work")

@@ -19,6 +19,7 @@ class TestPromises(ObjectStoreTests):
         self.fill = lambda store, keys: [cloud.put_raw(bucket, f"some/prefix/{key}") for key in keys]
 
 
+@pytest.mark.full
 class TestPromisesAtTheTopOfTheBucket(ObjectStoreTests):
     """As any store, without a prefix."""
 

@@ -33,6 +33,7 @@ class TestPromises(LogSinkTests):
     """As any sink."""
 
 
+@pytest.mark.full
 class TestPromisesInSmallBlocks(LogSinkTests):
     """As any sink, where little is read at once and an object holds little."""
 

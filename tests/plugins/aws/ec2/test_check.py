@@ -1,3 +1,5 @@
+from datetime import datetime, timedelta, timezone
+
 import pytest
 from support.worlds.groups import group_of
 
@@ -23,6 +25,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "region": "us-east-1",
         "credentials": "arn:aws:sts::123456789012:user/moto",
         "listing": "0 machines of cloudspot's",
+        "image": "ami-0c10d5b07ca5e0001, 0 days old",
         "instance profile": "cloudspot-node",
         "launch, spot": "g5.xlarge in us-east-1b may be launched",
         "quota, spot": "256 vCPUs, enough for 64 g5.xlarge",
@@ -76,10 +79,11 @@ def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machine
     (detail, remedy) = failed(cloud.provider(**own))["logs"]
     assert "logs:DescribeLogStreams" in detail
     assert remedy == (
-        'add "arn:aws:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
+        'add "arn:*:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("right", ["ec2:RunInstances", "iam:PassRole"])
 def test_each_right_that_a_launch_needs_is_named(cloud, right):
     cloud.faults.denied = {right}
@@ -117,6 +121,20 @@ def test_a_profile_that_is_missing_is_one_line(cloud):
     found = failed(cloud.provider(instance_types=("m5.large",), instance_profile="nobody"))
     message = 'providers.aws.instance_profile: there is no "nobody"; docs/aws.md tells how to make it'
     assert found["instance profile"] == (message, "")
+
+
+def test_how_old_the_image_is_and_that_its_owner_advises_against_it_is_told(cloud):
+    """AWS no longer patched the image of PyTorch 2.9, and nobody was told that it grew old."""
+    from moto.ec2.models import ec2_backends  # it reads its tables for a second
+
+    provider = cloud.provider(instance_types=("m5.large",))
+    provider.check(resources=Resources())  # the account has its images from its first call on
+    image = ec2_backends["123456789012"]["us-east-1"].amis["ami-0c10d5b07ca5e0001"]
+    today = datetime.now(timezone.utc)
+    image.creation_date = today - timedelta(days=51)
+    assert lines(provider)["image"].detail == "ami-0c10d5b07ca5e0001, 51 days old"
+    image.deprecation_time = datetime(2026, 10, 15, tzinfo=timezone.utc)
+    assert lines(provider)["image"].detail.endswith("; deprecated since 2026-10-15: name another image")
 
 
 def test_a_quota_that_is_too_small_names_its_code(cloud):

@@ -80,6 +80,7 @@ class TestEc2Images(EmulatedImageTests):
         with pytest.raises(CloudspotError, match="cloudspot has not made image"):
             account.provider().image_host().remove(IMAGE_ID)
 
+    @pytest.mark.full
     def test_a_snapshot_that_stays_is_told(self, account):
         made = self._make(account)
         account.cloud.faults.denied.add("ec2:DeleteSnapshot")
@@ -89,6 +90,7 @@ class TestEc2Images(EmulatedImageTests):
             account.provider().image_host().remove(made.id)
         assert account.provider().image_host().find(KEY) is None
 
+    @pytest.mark.full
     def test_the_snapshot_goes_with_the_image(self, account):
         made = self._make(account)
         client = account.cloud.client()
@@ -372,6 +374,32 @@ def test_an_ended_machine_says_why(kit, reason):
     assert (found.state, found.end_reason) == (InstanceState.ENDED, reason)
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "reason", "advice"),
+    [
+        ("Client.InternalError", "Client error on launch", "unstartable", "encrypted with a key"),
+        (
+            "Client.InvalidSnapshot.NotFound",
+            "The snapshot was not found",
+            "unstartable",
+            "providers.aws.image",
+        ),
+        ("Client.VolumeLimitExceeded", "Volume limit exceeded", "quota", "Service Quotas"),
+        ("Server.InsufficientInstanceCapacity", "There was too little capacity", "capacity", ""),
+        ("Server.InternalError", "Internal error on launch", "lost", ""),
+        ("Client.SomethingNew", "Nobody knows", "unknown", ""),
+    ],
+)
+def test_a_machine_that_died_at_its_launch_says_why_and_what_to_do(kit, code, said, reason, advice):
+    kit.cloud.ec2.machines.launch_failures.append((code, said))
+    (instance,) = kit.launch()
+    assert instance.state is InstanceState.PENDING
+    found = kit.listed()[instance.id]
+    assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason(reason))
+    assert found.detail.startswith(f"{code}: {said}")
+    assert advice in found.detail
+
+
 def test_an_ended_machine_is_listed_for_an_hour_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
@@ -395,6 +423,7 @@ def test_a_stopped_machine_is_not_dead(kit):
 # --- announce, terminate, release -----------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_announced_facts_and_names_are_tags_on_each_machine(kit):
     made = kit.launch(num_nodes=2)
     facts = {"MASTER_ADDR": made[0].address, "NUM_NODES": "2"}
@@ -409,6 +438,7 @@ def test_announced_facts_and_names_are_tags_on_each_machine(kit):
         assert (found["Name"], found["cloudspot-node"]) == (f"digits-1-1-{rank}", str(rank))
 
 
+@pytest.mark.full
 def test_tags_may_show_late(kit):
     made = kit.launch()
     kit.cloud.faults.tag_lag_seconds = 5.0
@@ -420,6 +450,7 @@ def test_tags_may_show_late(kit):
     assert kit.cloud.host.tags[made[0].id]["MASTER_ADDR"] == "172.31.0.4"
 
 
+@pytest.mark.full
 def test_a_machine_takes_its_volume_along(kit):
     made = kit.launch(num_nodes=2)
     volumes = kit.cloud.client().describe_volumes(
@@ -430,6 +461,7 @@ def test_a_machine_takes_its_volume_along(kit):
     assert kit.cloud.client().describe_volumes()["Volumes"] == []
 
 
+@pytest.mark.full
 def test_a_placement_group_is_made_used_and_removed_with_the_job(cloud):
     kit = Kit(cloud, placement_group="auto")
     made = kit.launch(num_nodes=2)
@@ -451,6 +483,7 @@ def test_a_placement_group_is_made_used_and_removed_with_the_job(cloud):
     assert client.describe_placement_groups()["PlacementGroups"] == []
 
 
+@pytest.mark.full
 def test_another_stores_job_of_the_same_id_has_a_placement_group_of_its_own_and_its_machines_say_whose_they_are(
     cloud,
 ):
@@ -464,6 +497,7 @@ def test_another_stores_job_of_the_same_id_has_a_placement_group_of_its_own_and_
     ]
 
 
+@pytest.mark.full
 def test_a_node_that_is_replaced_alone_joins_the_placement_group_of_its_job(cloud):
     kit = Kit(cloud, placement_group="auto")
     kit.launch(num_nodes=2)
@@ -502,6 +536,7 @@ def schedules(cloud):
     return {json.loads(one["Target"]["Input"])["InstanceIds"][0]: one for one in found}
 
 
+@pytest.mark.full
 def test_a_limit_outside_the_machine_is_scheduled_once_and_removed_with_the_job(cloud):
     kit = Kit(cloud, limit_role=ROLE)
     made = kit.launch(num_nodes=2)
@@ -532,6 +567,7 @@ def test_each_machine_has_its_own_limit_also_if_whoever_created_it_was_killed_be
     assert ends == {1: "at(2026-09-21T15:23:20)", 2: "at(2026-09-21T15:03:20)"}
 
 
+@pytest.mark.full
 def test_the_limit_ends_the_machine_that_is_left_when_its_time_is_up(cloud):
     kit = Kit(cloud, limit_role=ROLE)
     gone, left = (one.id for one in kit.launch(num_nodes=2))
@@ -575,6 +611,7 @@ def test_moto_alone_would_have_been_kinder(cloud):
 # --- consoles -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("instance_type", ["g5.xlarge", "t2.micro"])
 def test_a_console_that_cannot_be_told_at_once_is_told_once_it_is_posted(kit, instance_type):
     """Only Nitro machines tell the newest output, and no ended one does."""

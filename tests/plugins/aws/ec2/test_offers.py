@@ -94,6 +94,7 @@ def test_a_price_counts_the_disk_and_the_public_address_and_names_what_it_leaves
     assert parts_of(cloud, resources, **options) == parts
 
 
+@pytest.mark.full
 def test_only_machines_in_subnets_that_give_public_addresses_have_one_unless_it_is_said(cloud):
     subnets = [one["SubnetId"] for one in cloud.client().describe_subnets()["Subnets"]]
     for one in subnets:
@@ -233,6 +234,7 @@ def test_types_for_a_placement_group_can_be_in_one(cloud):
         offers(cloud, placement_group="auto", instance_types=("t3.large",))
 
 
+@pytest.mark.full
 def test_a_price_that_is_given_is_not_asked_for(cloud):
     cloud.faults.denied = {"pricing:GetProducts"}
     found = offers(cloud, instance_types=("m5.large",), on_demand_prices={"m5.large": 0.2})

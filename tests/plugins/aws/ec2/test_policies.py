@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from support.worlds.groups import group_of
 
+from cloudspot.errors import AuthError
 from cloudspot.model import Market, Resources
 from cloudspot.testing.imagekit import KEY
-from cloudspot_aws_sandbox.rights import rights_of
+from cloudspot_aws_sandbox.rights import is_allowed, rights_of
 
-POLICIES = Path(__file__).parents[4] / "docs" / "aws"
+ROOT = Path(__file__).parents[4]
+POLICIES = ROOT / "docs" / "aws"
+PLUGIN = ROOT / "plugins" / "aws" / "cloudspot_aws"
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
 ELSEWHERE = ("s3:*", "logs:*")
 """Compared where whole jobs run: tests/e2e/test_sandboxes.py."""
@@ -37,7 +40,7 @@ def test_pulling_from_ecr_takes_a_policy_of_its_own_which_reads_one_repository()
     login, pull = json.loads((POLICIES / "policy-ecr.json").read_text())["Statement"]
     assert (login["Action"], login["Resource"]) == ("ecr:GetAuthorizationToken", "*")
     assert pull["Action"] == ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
-    assert pull["Resource"] == "arn:aws:ecr:*:*:repository/REPOSITORY"
+    assert pull["Resource"] == "arn:*:ecr:*:*:repository/REPOSITORY"
 
 
 def needed(calls):
@@ -113,7 +116,7 @@ def test_images_are_made_of_cloudspots_machines_and_removed_only_if_they_are_its
     statements = json.loads((POLICIES / "policy-submitter.json").read_text())["Statement"]
     found = {one["Sid"]: one for one in statements if "Image" in one["Sid"]}
     own_machines, new, own = (found[sid] for sid in ("ImagesOfOwnMachines", "NewImages", "OwnImages"))
-    assert own_machines["Resource"] == "arn:aws:ec2:*:*:instance/*"
+    assert own_machines["Resource"] == "arn:*:ec2:*:*:instance/*"
     assert own_machines["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
     assert new["Action"] == own_machines["Action"] == "ec2:CreateImage"
     assert own["Action"] == ["ec2:DeleteSnapshot", "ec2:DeregisterImage"]
@@ -129,9 +132,9 @@ def test_a_node_has_no_right_of_ec2s():
 def test_a_node_may_use_all_objects_of_the_one_bucket_and_cloudspots_logs():
     statements = json.loads((POLICIES / "policy-node.json").read_text())["Statement"]
     assert {one["Sid"]: one["Resource"] for one in statements} == {
-        "Bucket": "arn:aws:s3:::BUCKET",
-        "Objects": "arn:aws:s3:::BUCKET/*",
-        "Logs": "arn:aws:logs:*:*:log-group:/cloudspot/*",
+        "Bucket": "arn:*:s3:::BUCKET",
+        "Objects": "arn:*:s3:::BUCKET/*",
+        "Logs": "arn:*:logs:*:*:log-group:/cloudspot/*",
     }
 
 
@@ -162,4 +165,37 @@ def test_a_submitter_ends_and_tags_cloudspots_machines_only():
             assert statement["Condition"] == {"Null": {"ec2:ResourceTag/cloudspot-job": "false"}}
         if statement["Action"] == "iam:PassRole":
             assert "iam:PassedToService" in statement["Condition"]["StringEquals"]
-            assert statement["Resource"].startswith("arn:aws:iam::*:role/cloudspot-")
+            assert statement["Resource"].startswith("arn:*:iam::*:role/cloudspot-")
+
+
+def test_every_policy_holds_in_each_of_awss_partitions():
+    """China and GovCloud have ARNs of their own."""
+    files = [*POLICIES.glob("policy-*.json"), *PLUGIN.glob("policy-*.json")]
+    assert len(files) == 8
+    for file in files:
+        for statement in json.loads(file.read_text())["Statement"]:
+            resources = statement["Resource"]
+            for one in [resources] if isinstance(resources, str) else resources:
+                assert one == "*" or one.startswith("arn:*:"), (file.name, one)
+            passed = statement.get("Condition", {}).get("StringEquals", {}).get("iam:PassedToService", "")
+            assert passed != "ec2.amazonaws.com", f"{file.name}: in China EC2 is ec2.amazonaws.com.cn"
+
+
+def test_a_driver_may_make_the_role_that_an_accounts_first_spot_request_needs_as_a_submitter_may(cloud):
+    """EC2 makes it in the name of whoever launches first."""
+    right = "iam:CreateServiceLinkedRole"
+    driver = (PLUGIN / "policy-driver.json").read_text()
+    role = (
+        "arn:aws-us-gov:iam::123456789012:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
+    )
+    assert is_allowed([driver], right, role)
+    assert is_allowed([(POLICIES / "policy-submitter.json").read_text()], right, role)
+    provisioner = cloud.provider(instance_types=("g5.xlarge",)).provisioner()
+    request = provisioner.render(group_of(cloud.offer(provisioner), num_nodes=1))
+    cloud.faults.denied.add(right)
+    with pytest.raises(AuthError, match="lack iam:CreateServiceLinkedRole"):
+        provisioner.create(request, token="first")
+    cloud.faults.denied.clear()
+    assert len(provisioner.create(request, token="second")) == 1
+    cloud.faults.denied.add(right)  # of no use any more
+    assert len(provisioner.create(request, token="third")) == 1

@@ -5,6 +5,7 @@ import json
 from datetime import datetime, timedelta, timezone
 
 import boto3
+import msgspec
 import pytest
 from support.clouds.bucketstoretests import rights_named
 from support.clouds.elsewhere import elsewhere
@@ -74,6 +75,7 @@ def service(aws):
     )
 
 
+@pytest.mark.full
 class TestPromises(LogSinkTests):
     """As any sink."""
 
@@ -195,6 +197,29 @@ def test_one_who_follows_does_not_fetch_what_he_has_seen(aws, make_sink, monkeyp
     back = make_sink().read_back("1-0")
     assert [next(back).seq for _ in range(5)] == [100, 99, 98, 97, 96]
     assert aws.faults.count("GetLogEvents") - before == 1
+
+
+@pytest.mark.full
+def test_one_who_follows_many_streams_stays_within_the_accounts_quota(aws, make_sink, monkeypatch):
+    """Each stream takes two requests a round, and the account has ten a second."""
+    clock, asked = [0.0], []
+    reader = make_sink(
+        sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0]
+    )
+    writer = make_sink()
+    for rank in range(20):
+        writer.write([msgspec.structs.replace(line(0), stream=f"1-{rank}")])
+    record = aws.faults.record
+
+    def noting(call):
+        if call.action == "GetLogEvents":
+            asked.append(clock[0])
+        record(call)
+
+    monkeypatch.setattr(aws.faults, "record", noting)
+    assert [len(list(reader.read(f"1-{rank}"))) for rank in range(20)] == [1] * 20
+    assert len(asked) == 40
+    assert max(sum(at <= other < at + 1.0 for other in asked) for at in asked) <= 10
 
 
 def test_what_others_write_into_the_stream_is_skipped(logs, job, make_sink):

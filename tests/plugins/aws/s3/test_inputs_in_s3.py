@@ -55,6 +55,7 @@ def test_what_is_not_a_key_is_told_and_not_left_out(bucket, cloud, store, tmp_pa
         InputCache(tmp_path).stage(open_input(DataSpec(url=f"{store.url}/")), STAGING)
 
 
+@pytest.mark.full
 def test_what_is_missing_and_what_is_denied_are_told_apart(aws, bucket, tmp_path):
     with pytest.raises(InputMissing):
         InputCache(tmp_path).stage(open_input(DataSpec(url=f"s3://{bucket}/none/")), STAGING)

@@ -14,7 +14,7 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import FlexibleChecksumError
 from support.clouds.bucketstoretests import one_line, upload
 
-from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, TransientError
+from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, StoreRefused, TransientError
 from cloudspot.registry import open_store
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
@@ -141,9 +141,25 @@ def test_payloads_are_signed_only_where_others_could_change_them(aws, store):
     ] == [False] * 3
 
 
+def test_a_server_without_checksums_is_named_and_served_without(aws, proxy, bucket, monkeypatch):
+    proxy.forbids = "x-amz-checksum-"
+    with pytest.raises(StoreRefused, match="set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"):
+        S3Store(f"s3://{bucket}", clients=AwsClients()).put("k", b"x")
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    proxy.forbids = "x-amz-checksum"
+    store = S3Store(f"s3://{bucket}", clients=AwsClients(), part_bytes=5 * MIB)
+    store.put("k", b"x" * 3 * MIB)
+    upload(store, "large", b"y" * 6 * MIB)
+    assert (store.get("k"), len(store.get("large"))) == (b"x" * 3 * MIB, 6 * MIB)
+    proxy.change_request = lambda body: body[:-1] + b"!" if body else body
+    with pytest.raises(TransientError, match="XAmzContentSHA256Mismatch"):
+        store.put("other", b"x" * 10)
+
+
 # --- streams --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_stream_goes_up_in_parts_and_a_small_one_in_a_single_put(aws, store):
     for key, size in (("small", 100), ("large", 12 * MIB)):
         upload(store, key, b"x" * size)
@@ -164,6 +180,7 @@ def test_parts_that_cannot_be_dropped_are_told_of(aws, store, caplog):
 # --- the rest -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
     store = S3Store(f"s3://{bucket}")
     assert [(one.name, one.ok) for one in store.check()] == [

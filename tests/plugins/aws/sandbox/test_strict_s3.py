@@ -93,6 +93,7 @@ def test_a_clock_that_is_off_is_refused(aws, s3, bucket, monkeypatch):
     assert refused(s3.get_object, Bucket=bucket, Key="k") == ("RequestTimeTooSkewed", 403)
 
 
+@pytest.mark.full
 def test_a_presigned_url_reads_one_object_until_it_expires(aws, s3, bucket, monkeypatch):
     for key in ("a b+c", "other"):
         s3.put_object(Bucket=bucket, Key=key, Body=b"hello")

@@ -71,6 +71,7 @@ def test_the_right_to_the_nodes_account_may_be_granted_on_that_account_alone(clo
     assert found.detail.endswith("of the project; iam.serviceAccounts.actAs is not granted on all accounts")
 
 
+@pytest.mark.full
 def test_where_resource_manager_cannot_be_asked_the_permissions_are_unknown(cloud):
     cloud.faults.inject(
         "cloudresourcemanager.projects.testIamPermissions",

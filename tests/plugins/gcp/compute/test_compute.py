@@ -418,6 +418,7 @@ def test_what_is_sent_is_what_was_rendered_and_stored(kit):
     assert call.parameters["requestId"] == request_id("token-1")
 
 
+@pytest.mark.full
 def test_a_boot_script_of_256_kib_goes_and_a_longer_one_is_refused(kit):
     script = SCRIPT + "x" * (262144 - len(SCRIPT))
     kit.launch(script=script)
@@ -456,6 +457,7 @@ def test_a_token_whose_machines_are_gone_makes_no_others_and_tells_why(kit):
     assert kit.cloud.alive == []
 
 
+@pytest.mark.full
 def test_a_machine_of_a_name_that_was_used_before_is_another_machine(kit):
     """As when a controller sleeps between its intent and the request until nobody remembers the request."""
     (first,) = kit.launch()
@@ -535,6 +537,7 @@ def test_where_one_zone_has_too_few_another_zone_of_the_region_has_all(kit):
     assert {one.zone for one in kit.launch(num_nodes=2)} == {"us-central1-c"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("market", "metric"), [("spot", "PREEMPTIBLE_CPUS"), ("on-demand", "CPUS")])
 def test_a_quota_is_found_behind_the_minimum_that_was_not_reached(kit, market, metric):
     kit.cloud.faults.vcpu_quota[market] = 4
@@ -655,6 +658,7 @@ def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that
     assert "launching without: machines hear of a reclaim 30 seconds ahead at best" in warning
 
 
+@pytest.mark.full
 def test_an_operation_that_fails_for_the_notice_is_followed_by_one_without(kit, caplog):
     message = "Field preemptionNoticeDuration is not supported by n2-standard-4."
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "UNSUPPORTED_OPERATION", message=message)
@@ -733,6 +737,7 @@ def test_another_controller_knows_of_a_machine_that_is_gone_all_but_its_store(ki
     assert (found.id, found.end_reason, found.store_url) == (instance.id, EndReason.RECLAIMED, "")
 
 
+@pytest.mark.full
 def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
     (instance,) = kit.launch()
     kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED, shutting_down=True)
@@ -743,6 +748,7 @@ def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
     assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
 
 
+@pytest.mark.full
 def test_an_ended_machine_is_remembered_for_two_weeks_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
@@ -789,6 +795,7 @@ def test_a_zone_in_which_the_job_can_have_no_machine_keeps_nobody_from_listing(k
     assert list(kit.listed()) == [instance.id]
 
 
+@pytest.mark.full
 def test_the_machines_end_after_their_time_without_anybodys_doing(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 3600 + 599
@@ -819,6 +826,7 @@ def test_machines_of_a_smaller_launch_are_told_how_many_they_are(kit):
     assert kit.cloud.faults.count("compute.instances.setMetadata") == 2
 
 
+@pytest.mark.full
 def test_where_the_first_machine_is_missing_another_address_is_told(kit):
     kit.launch(num_nodes=2)
     (_, second) = kit.listed().values()
@@ -931,6 +939,7 @@ def test_a_job_of_one_node_needs_no_placement_policy(cloud):
     assert cloud.faults.count("compute.resourcePolicies.insert") == 0
 
 
+@pytest.mark.full
 def test_a_placement_policy_of_ones_own_is_used_and_stays(cloud):
     cloud.client("ResourcePoliciesClient").insert_unary(
         project="my-project-123",

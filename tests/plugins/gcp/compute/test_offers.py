@@ -118,6 +118,7 @@ def test_types_are_found_by_what_a_node_must_have(cloud, resources, names):
     assert len(found) <= 4
 
 
+@pytest.mark.full
 def test_a_type_with_shared_processors_is_bought_only_by_its_name(cloud):
     small = Resources(cpus=2, memory_bytes=4 * GIB)
     assert "e2-medium" not in {one.instance_type for one in offers(cloud, small, machine_types=())}
@@ -138,6 +139,7 @@ def test_a_job_that_asks_for_nothing_gets_small_machines_that_can_train(cloud):
     assert not names & {"e2-medium", "n1-standard-1", "n2-highcpu-2"}
 
 
+@pytest.mark.full
 def test_an_accelerator_is_attached_to_machines_that_have_none_of_their_own(cloud):
     resources = Resources(accelerator="T4", accelerator_count=2, cpus=8)
     found = offers(cloud, resources, machine_types=(), regions=("us-central1", "us-east1"))
@@ -197,6 +199,7 @@ def test_a_machine_is_offered_on_the_markets_where_it_is_sold(cloud, machine_typ
     assert {one.market for one in found} == markets
 
 
+@pytest.mark.full
 def test_types_that_only_boot_from_hyperdisk_are_not_offered_with_another_disk(cloud):
     resources = Resources(accelerator="H200", accelerator_count=8)
     assert offers(cloud, resources, machine_types=()) == ()
@@ -208,6 +211,7 @@ def test_types_that_only_boot_from_hyperdisk_are_not_offered_with_another_disk(c
     assert found[0].price_parts.endswith("disk 0.010959, disk performance not counted, address 0.0025")
 
 
+@pytest.mark.full
 def test_a_part_of_a_gpu_is_bought_only_by_its_name(cloud):
     resources = Resources(accelerator="RTX-PRO-6000", accelerator_count=1)
     options = {"disk_type": "hyperdisk-balanced"}
@@ -224,6 +228,7 @@ def test_no_machine_is_asked_for_in_an_ai_zone(cloud):
     assert "us-central1-ai1a" not in found[0].details["other_zones"]
 
 
+@pytest.mark.full
 def test_the_attached_accelerator_is_in_the_request_and_the_machine(cloud):
 
     provisioner = cloud.provider(machine_types=("n1-standard-8",)).provisioner()
@@ -265,6 +270,7 @@ def test_of_the_named_types_those_that_fit_are_offered(cloud):
     assert {one.instance_type for one in found} == {"g2-standard-8"}
 
 
+@pytest.mark.full
 def test_types_for_a_placement_policy_can_be_placed_together(cloud):
     names = {one.instance_type for one in offers(cloud, machine_types=(), placement_policy="auto")}
     assert names
@@ -387,6 +393,7 @@ def dearer(monkeypatch, factor):
     monkeypatch.setattr(prices, "skus", lambda: changed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("machine_type", "resources"),
     [
@@ -438,6 +445,7 @@ def test_the_list_is_read_page_by_page_and_only_what_is_needed_of_it(cloud, monk
     assert "pricingInfo" in calls[0].parameters["fields"]
 
 
+@pytest.mark.full
 def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_once_a_minute(cloud):
     now = 0.0
     options = GcpOptions(

@@ -61,6 +61,7 @@ def test_a_machine_deletes_itself_by_its_account_and_is_known_to_have_ended_by_i
     assert (found.id, found.state, found.end_reason) == (instance_id, InstanceState.ENDED, EndReason.SELF)
 
 
+@pytest.mark.full
 def test_a_machine_that_may_not_delete_itself_says_why_in_a_line_and_goes_down(cloud, machine):
     _, host = machine
     cloud.faults.denied = {"compute.instances.delete"}

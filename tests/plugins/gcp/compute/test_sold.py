@@ -134,6 +134,7 @@ def test_what_is_offered_with_an_accelerator_to_attach_may_have_so_many(cloud, a
         assert_sold(asked, sorted(rows), sold)
 
 
+@pytest.mark.full
 def test_what_is_offered_without_an_accelerator_is_sold_and_has_none(cloud):
     plain = {row.name: row for row in PLAIN}
     provisioner = provisioner_of(cloud, None)

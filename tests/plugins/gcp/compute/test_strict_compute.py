@@ -636,6 +636,7 @@ def test_the_disk_of_a_running_machine_is_copied_only_by_force(api):
     assert api.post(IMAGES, IMAGE, forceCreate="true")["status"] == "RUNNING"
 
 
+@pytest.mark.full
 def test_an_image_takes_a_while_and_is_one_of_its_name_with_the_disk_of_its_machine(cloud, api):
     launch(api)
     operation = api.post(IMAGES, IMAGE, forceCreate="true")

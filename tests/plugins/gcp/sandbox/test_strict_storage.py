@@ -131,6 +131,7 @@ def test_buckets_are_made_listed_and_removed(gcp, sdk, bucket):
         sdk.bucket(bucket).delete()
 
 
+@pytest.mark.full
 def test_of_many_raw_creates_one_wins(call, bucket):
     def create(number):
         path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name=k&ifGenerationMatch=0"

@@ -12,6 +12,7 @@ from cloudspot.errors import (
     AuthError,
     CloudspotError,
     ObjectExists,
+    ObjectMissing,
     StoreRefused,
     TransientError,
 )
@@ -42,6 +43,43 @@ def test_to_replace_an_object_takes_the_right_to_delete_it(gcp, store):
         store.put("k", b"two", if_absent=True)
     with pytest.raises(AuthError, match=r"storage\.objects\.delete to replace one"):
         store.put("k", b"two")
+
+
+def test_a_refused_condition_without_a_reason_is_one_and_with_another_reason_is_none(gcp, store):
+    """Google's storage-testbench and fake-gcs-server answer 412 and give no reason."""
+    store.put("k", b"one")
+    gcp.faults.inject("storage.objects.insert", "", status=412)
+    with pytest.raises(ObjectExists):
+        store.put("k", b"two", if_absent=True)
+    gcp.faults.inject("storage.objects.insert", "orgPolicyConstraintFailed", status=412)
+    with pytest.raises(CloudspotError, match="orgPolicyConstraintFailed") as caught:
+        store.put("new", b"two", if_absent=True)
+    assert not isinstance(caught.value, ObjectExists)
+
+
+def test_a_deletion_that_is_answered_by_200_counts_once_the_object_is_gone(store, monkeypatch):
+    """storage-testbench and fake-gcs-server answer so; a login page does too, and deletes nothing."""
+    send, does_delete = store.bucket.send, [True]
+
+    def answered_by_200(method, path, **options):
+        if method == "DELETE" and not does_delete[0]:
+            return send("GET", path, **options)
+        answer = send(method, path, **options)
+        if method == "DELETE":
+            answer.status_code = 200
+        return answer
+
+    monkeypatch.setattr(store.bucket, "send", answered_by_200)
+    store.put("k", b"one")
+    store.delete("k")
+    with pytest.raises(ObjectMissing):
+        store.get("k")
+    store.delete("k")  # of what is not there, as ever
+    store.put("k", b"two")
+    does_delete[0] = False
+    with pytest.raises(TransientError, match="lacks the status 204"):
+        store.delete("k")
+    assert store.get("k") == b"two"
 
 
 def test_credentials_that_do_not_serve_are_an_auth_error(gcp, bucket, monkeypatch, tmp_path):

@@ -1,0 +1,140 @@
+"""The modules that the fork server imports, and the environment variables that their imports have read.
+
+What Python code reads is recorded while it is imported. What native code reads is listed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+AT_START = re.compile("PYTHON|LD_|MALLOC_|GLIBC_|LC_|LANG")
+"""Variables that are read before a script begins: python(1), ld.so(8), mallopt(3), locale(7)."""
+AT_IMPORT = re.compile(
+    # Read by the OpenMP runtimes when they are loaded: "Environment Variables" of the manual of libgomp, and
+    # of LLVM's and Intel's ("Supported Environment Variables").
+    "OMP_|GOMP_|ACC_|KMP_"
+    # Read by torch's MKL and oneDNN and by NumPy's OpenBLAS when they are loaded, some at the first use.
+    "|MKL_|MKLDNN_|ONEDNN_|DNNL_|OPENBLAS_|GOTO_|NPY_|NUMPY_|GFORTRAN_"
+    # Read by libc10 and libtorch when they are loaded, such as TORCH_SHOW_CPP_STACKTRACES and
+    # PYTORCH_ALLOC_CONF (BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp), some at the first
+    # use. ProcessGroupNCCL reads TORCH_NCCL_* when it is made, NCCL its own NCCL_* after that.
+    "|PYTORCH_|TORCH_(?!NCCL_)|ATEN_|KINETO_"
+    # MKL reads these of MPI's, and the rest are what torch brings along: Intel's tracing, OpenSSL.
+    "|I_MPI_|OMPI_|MPI_|INTEL_LIBITTNOTIFY|OPENSSL_"
+    # Read by CUDA's first call, which an import may make: pytorch/pytorch#80876.
+    "|CUDA_|HIP_|ROCR_"
+)
+"""Variables that native code reads when torch is imported: those that a getenv() of our own sees with torch
+2.13 for the CPU and NumPy 2.2, as in a test, and those in torch's source where that build lacks the code."""
+_LISTED = re.compile("TQDM_|FSSPEC_")
+"""Variables that a package finds in a list of all: ``envwrap`` in tqdm/utils.py, ``set_conf_env`` in
+fsspec/config.py."""
+BEFORE_TORCH = "comet_ml"
+"""The package that has to be imported before torch: Comet's documentation on PyTorch."""
+_OF_SHELLS = frozenset(("PWD", "OLDPWD", "SHLVL", "_"))
+"""Variables that the shell before a script sets."""
+
+
+class _Recorder(os._Environ[str]):  # noqa: SLF001 - the type of os.environ
+    """``os.environ`` while an import is recorded."""
+
+    def __getitem__(self, key: str) -> str:
+        _counts[key] += 1
+        return super().__getitem__(key)
+
+
+_counts = Counter[str]()
+
+
+@dataclass
+class Reads:
+    """The variables that Python code has read, whether they are set or not."""
+
+    names: set[str] = field(default_factory=set)
+    has_listed: bool = False
+    """Whether it has read all of them at once, too, which says nothing of a single one."""
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Reads]:
+    """Record what is read in the block; it is known after that."""
+    global _counts
+    _counts, kind, present = Counter(), type(os.environ), {*os.environ}
+    os.environ.__class__ = _Recorder
+    found = Reads()
+    try:
+        yield found
+    finally:
+        os.environ.__class__ = kind
+        num_lists = min((_counts[name] for name in present), default=0)
+        found.has_listed = num_lists > 0
+        found.names |= {one for one, count in _counts.items() if one not in present or count > num_lists}
+
+
+def differing(names: set[str], here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Return which of the variables have another value there, in order."""
+    return sorted(name for name in names - _OF_SHELLS if here.get(name) != there.get(name))
+
+
+@dataclass
+class Preloaded:
+    """What this process has imported for others, in the order of the imports."""
+
+    names: list[str] = field(default_factory=list)
+    changed: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    """The variables that each import has set, or removed (None)."""
+    _readers: dict[str, set[str]] = field(default_factory=dict)
+    _listers: set[str] = field(default_factory=set)
+    """Those that have read all variables at once."""
+
+    def add(self, name: str) -> None:
+        """Import a module, or an object of one: ``transformers.Trainer``.
+
+        Raises:
+            Exception: anything that the import raises.
+        """
+        before = dict(os.environ)
+        try:
+            with recording() as read:
+                pkgutil.resolve_name(name)
+        finally:
+            self.names.append(name)
+            for variable in read.names:
+                self._readers.setdefault(variable, set()).add(name)
+            self._listers |= {name} if read.has_listed else set()
+            after = dict(os.environ)
+            differ = (one for one in {*before, *after} if before.get(one) != after.get(one))
+            self.changed[name] = {one: after.get(one) for one in differ}
+
+    def readers(self, variable: str) -> set[str]:
+        """Return the imports that have read the variable, or may have."""
+        native = {"torch"} if AT_IMPORT.match(variable) else set()
+        listers = self._listers if _LISTED.match(variable) else set()
+        return native | listers | self._readers.get(variable, set())
+
+    def why_not(self, here: Mapping[str, str], there: Mapping[str, str]) -> str:
+        """Return why a program with the variables ``there`` must import anew; an empty text: it need not."""
+        for name in differing({*here, *there}, here, there):
+            if AT_START.match(name):
+                return f"{name} is read before it starts"
+            if self.readers(name):
+                return (
+                    f"{name} was read when {min(self.readers(name))} was imported, and is another one there"
+                )
+        return ""
+
+    def packages(self) -> dict[str, str]:
+        """Return the file of each package that has been imported, Python's own apart."""
+        found = {}
+        for name, module in list(sys.modules.items()):
+            origin = getattr(getattr(module, "__spec__", None), "origin", None)
+            if "." not in name and name not in sys.stdlib_module_names and origin is not None:
+                found[name] = os.path.realpath(origin)
+        return found

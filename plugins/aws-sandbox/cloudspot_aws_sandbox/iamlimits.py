@@ -1,0 +1,109 @@
+"""IAM's limits, which moto knows but does not enforce: the sizes of policies, how many there are, and names.
+
+Source: IAM user guide, "IAM and AWS STS quotas": white space does not count, and all inline policies of a
+user, group or role count together; IAM API reference, PutUserPolicy, CreatePolicy (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import botocore.session
+
+from cloudspot_aws_sandbox.query import ApiError
+
+_INLINE: Final = {"PutUserPolicy": "User", "PutGroupPolicy": "Group", "PutRolePolicy": "Role"}
+_MANAGED: Final = frozenset({"CreatePolicy", "CreatePolicyVersion"})
+_TRUSTS: Final = {"CreateRole": "AssumeRolePolicyDocument", "UpdateAssumeRolePolicy": "PolicyDocument"}
+_ATTACHED: Final = {"AttachUserPolicy": "User", "AttachGroupPolicy": "Group", "AttachRolePolicy": "Role"}
+_COUNTED: Final = {
+    "CreateUser": "Users",
+    "CreateGroup": "Groups",
+    "CreateRole": "Roles",
+    "CreateInstanceProfile": "InstanceProfiles",
+    "CreatePolicy": "Policies",
+}
+"""What a call makes one more of, as the account's summary names it."""
+
+
+def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
+    """Refuse what IAM refuses; ``iam`` is moto's account, whose summary names the quotas.
+
+    Raises:
+        ApiError: a name or another parameter has a form that it may not have, or a quota would be exceeded.
+    """
+    _check_forms(action, form)
+    quotas = iam.account_summary.summary_map
+    if action in _COUNTED:
+        what = _COUNTED[action]
+        _require(quotas[what] < quotas[f"{what}Quota"], f"{what}PerAccount: {quotas[f'{what}Quota']}")
+    if action in _TRUSTS:
+        most = quotas["AssumeRolePolicySizeQuota"]
+        _require(_size(form.get(_TRUSTS[action], "")) <= most, f"ACLSizePerRole: {most}")
+    if action in _MANAGED:
+        most = quotas["PolicySizeQuota"]
+        _require(_size(form.get("PolicyDocument", "")) <= most, f"PolicySize: {most}")
+    if action in _INLINE:
+        kind = _INLINE[action]
+        others = dict(_holder(iam, kind, form).policies)
+        others[form["PolicyName"]] = form["PolicyDocument"]
+        most, name = quotas[f"{kind}PolicySizeQuota"], form[f"{kind}Name"]
+        if sum(map(_size, others.values())) > most:
+            text = f"Maximum policy size of {most} bytes exceeded for {kind.lower()} {name}"
+            raise ApiError("LimitExceeded", text, status=409)
+    if action in _ATTACHED:
+        kind = _ATTACHED[action]
+        most = quotas[f"AttachedPoliciesPer{kind}Quota"]
+        attached = _holder(iam, kind, form).managed_policies
+        _require(form["PolicyArn"] in attached or len(attached) < most, f"PoliciesPer{kind}: {most}")
+    if action == "AddUserToGroup":
+        most, user = quotas["GroupsPerUserQuota"], _holder(iam, "User", form)
+        _require(sum(user in one.users for one in iam.groups.values()) < most, f"GroupsPerUser: {most}")
+
+
+def _holder(iam: Any, kind: str, form: Mapping[str, str]) -> Any:
+    """Return the user, group or role; one that does not exist has no policies, and moto refuses the call."""
+    named = form[f"{kind}Name"]
+    found = {"User": iam.users, "Group": iam.groups, "Role": iam.roles}[kind]
+    for one in found.values():
+        if one.name == named:
+            return one
+    raise ApiError("NoSuchEntity", f"The {kind.lower()} with name {named} cannot be found.", status=404)
+
+
+def _require(is_within: bool, quota: str) -> None:  # noqa: FBT001
+    if not is_within:
+        raise ApiError("LimitExceeded", f"Cannot exceed quota for {quota}", status=409)
+
+
+def _size(document: str) -> int:
+    return len(re.sub(r"\s", "", document))
+
+
+@cache
+def _model() -> Any:
+    return botocore.session.get_session().get_service_model("iam")
+
+
+def _check_forms(action: str, form: Mapping[str, str]) -> None:
+    """Hold the parameters against IAM's own model, of whose bounds botocore checks the least lengths only."""
+    if action not in _model().operation_names:
+        return
+    shape = _model().operation_model(action).input_shape
+    for name, member in ({} if shape is None else shape.members).items():
+        if name not in form or member.type_name != "string":
+            continue
+        value, rules = form[name], member.metadata
+        if not rules.get("min", 0) <= len(value) <= rules.get("max", len(value)):
+            _refuse_form(name, f"length from {rules.get('min', 0)} to {rules.get('max')}")
+        if "pattern" in rules and not re.fullmatch(rules["pattern"], value, re.ASCII):
+            _refuse_form(name, f"regular expression pattern: {rules['pattern']}")
+
+
+def _refuse_form(name: str, rule: str) -> None:
+    at = name[0].lower() + name[1:]
+    text = f"1 validation error detected: Value at '{at}' failed to satisfy constraint: Member must satisfy"
+    raise ApiError("ValidationError", f"{text} {rule}")

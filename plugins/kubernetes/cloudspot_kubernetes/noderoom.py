@@ -1,0 +1,62 @@
+"""Which nodes a pod may be on, and which of these could ever have room for it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudspot.errors import CloudspotError
+from cloudspot_kubernetes.quotas import amount, amounts
+
+Node = Mapping[str, Any]
+
+
+def allows(node: Node, spec: Mapping[str, Any]) -> bool:
+    """Return whether a pod with this spec may be on the node, by its labels and taints.
+
+    Source: Kubernetes, "Assigning Pods to Nodes" and "Taints and Tolerations" (from memory, 2026-11).
+    """
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    keeping_off = [
+        one for one in node["spec"].get("taints") or () if one.get("effect") in {"NoSchedule", "NoExecute"}
+    ]
+    return all(any(_tolerates(one, taint) for one in spec.get("tolerations") or ()) for taint in keeping_off)
+
+
+def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
+    """Return how many of the nodes, on which a pod may be, can allocate what it asks for.
+
+    Raises:
+        CloudspotError: none can, even if nothing else is on it.
+    """
+    wanted = amounts(requests)
+    lacking = [_lacking(node, wanted) for node in nodes]
+    fitting = lacking.count("")
+    if fitting:
+        return f"{fitting} of {len(nodes)} nodes with its labels can have it, if others leave them free"
+    raise CloudspotError(
+        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps "
+        "some of its machine back: ask for less in providers.kubernetes.types"
+    )
+
+
+def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
+    """Return of what the node can allocate too little, and how much it can; empty: it has enough."""
+    status = node["status"]
+    capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
+    for name, asked in wanted.items():
+        if amount(allocatable.get(name, "0")) < asked:
+            whole = f"{asked / 2**20:.0f}Mi" if name == "memory" else f"{asked.normalize():f}"
+            shown = f"{allocatable.get(name, '0')} of {capacity.get(name, '0')}"
+            return f"it asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
+    return ""
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in {None, "", taint.get("effect")}:
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in {None, "", taint.get("key")}
+    return (toleration.get("key"), toleration.get("value", "")) == (taint.get("key"), taint.get("value", ""))

@@ -1,0 +1,59 @@
+"""Quantities of resources: what a ResourceQuota refuses for ever, and what a node can allocate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
+
+from cloudspot_kubernetes.cluster import Refusal
+from cloudspot_kubernetes.podspec import PodsRequest
+
+_AMOUNTS = re.compile(r"(requested|limited): ((?:[^\s=,]+=[^\s=,;]+,?)+)")
+
+
+def never_fits(refusal: Refusal, body: PodsRequest) -> str:
+    """Return that a quota has no room for the launch even when nothing else runs; empty: it may have.
+
+    Each pod of a launch asks for the same, and it needs ``min_nodes`` of them at once. The API server tells
+    the figures in its message alone: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9, limited: A=9``
+    (kubernetes, plugin/pkg/admission/resourcequota/controller.go).
+    """
+    told = {kind: _amounts(text) for kind, text in _AMOUNTS.findall(str(refusal))}
+    for name, limit in told.get("limited", {}).items():
+        asked = told.get("requested", {}).get(name)
+        if asked is not None and asked * body.min_nodes > limit:
+            pods = "one pod asks" if asked > limit else f"the {body.min_nodes} pods that it needs ask"
+            return (
+                f"{pods} for more {name} than the namespace's quota can ever give: ask for less, or raise it"
+            )
+    return ""
+
+
+def amount(quantity: object) -> Decimal:
+    """Return a quantity as Kubernetes writes it, such as ``7910m`` or ``28Gi``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: Decimal = parse_quantity(quantity)
+    return found
+
+
+def amounts(quantities: Mapping[str, Any] | None) -> dict[str, Decimal]:
+    """Return all of them by resource."""
+    return {name: amount(one) for name, one in (quantities or {}).items()}
+
+
+def _amounts(text: str) -> dict[str, Decimal]:
+    """Return what a message names, without what cannot be read."""
+    found = {}
+    for one in text.strip(",").split(","):
+        name, _, quantity = one.partition("=")
+        with suppress(ValueError):
+            found[name] = amount(quantity)
+    return found
