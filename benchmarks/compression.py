@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import zstandard
 
-from cloudspot.jobstore.compression import Compression, compress, decompress
-from cloudspot.jobstore.fetching import fetch
-from cloudspot.jobstore.manifests import write_manifest
-from cloudspot.jobstore.parts import CHUNK_BYTES, upload_directory
-from cloudspot.jobstore.records import File, SaveId
+from cloudspot.jobstore.checkpoints.compression import Compression, compress, decompress
+from cloudspot.jobstore.checkpoints.fetching import fetch
+from cloudspot.jobstore.checkpoints.manifests import write_manifest
+from cloudspot.jobstore.checkpoints.parts import CHUNK_BYTES, upload_directory
+from cloudspot.jobstore.layout.records import File, SaveId
 from cloudspot.local.filestore import FileStore
 
 

@@ -35,7 +35,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.registry import open_store
 
 CHUNK_BYTES = 64 << 20
-"""Of a checkpoint, as the courier uploads it (cloudspot.jobstore.parts)."""
+"""Of a checkpoint, as the courier uploads it (cloudspot.jobstore.checkpoints.parts)."""
 BLOCK = random.Random(1).randbytes(1 << 20)
 """What goes up, over and over."""
 BUCKET = "bench"

@@ -19,8 +19,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cloudspot.cli.commands.ps import NUM_THREADS
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Summary
 
 LOOP = """
 import json, sys, time

@@ -41,8 +41,8 @@ import sys, time
 from contextlib import contextmanager
 from pathlib import Path
 from cloudspot.jobfile.data import DataSpec
-from cloudspot.jobstore.input_cache import InputCache, Staging
-from cloudspot.jobstore.inputs import open_input
+from cloudspot.jobstore.inputs.input_cache import InputCache, Staging
+from cloudspot.jobstore.inputs.inputs import open_input
 
 @contextmanager
 def progress(total, here):

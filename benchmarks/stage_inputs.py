@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.jobfile.data import DataSpec
-from cloudspot.jobstore.input_cache import NUM_THREADS, InputCache, Staging
-from cloudspot.jobstore.inputs import open_input
+from cloudspot.jobstore.inputs.input_cache import NUM_THREADS, InputCache, Staging
+from cloudspot.jobstore.inputs.inputs import open_input
 
 SMALL_BYTES = 4096
 

@@ -30,7 +30,7 @@ from support.stores.request_counts import RequestCounts
 from cloudspot.cli.commands import logs
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
-from cloudspot.jobstore import codec, keys
+from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import LogRecord, ObjectMeta, ObjectPage
 
 SEGMENT_BYTES = 1 << 20

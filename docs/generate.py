@@ -35,7 +35,7 @@ from cloudspot.agent import store_retry
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
-from cloudspot.agent.training import drain_schedule
+from cloudspot.agent.training.watching import drain_schedule
 from cloudspot.boot import script
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
@@ -45,7 +45,7 @@ from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
-from cloudspot.jobstore import delivering
+from cloudspot.jobstore.nodes import delivering
 from cloudspot.local.options import LocalOptions
 from cloudspot.plugin import cloudprovider
 

@@ -23,8 +23,8 @@ import pytest
 
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore import store_clock
-from cloudspot.jobstore.state_home import HOME
+from cloudspot.jobstore.access import store_clock
+from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.processes import MARK, end_machine_processes

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from cloudspot.decoding import Metrics, convert, decode
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.layout.records import CheckpointId
 
 # Fresh types each round, whose parts the threads meet for the first time at once. With msgspec's own
 # functions this ends with a segmentation fault, most often in the first hundred rounds.

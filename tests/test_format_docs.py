@@ -15,10 +15,10 @@ from support.stores.directorystore import directory_store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.records import CheckpointId, Chunk, File, Manifest, Part, SaveId
-from cloudspot.train import tree
+from cloudspot.jobstore.checkpoints.compression import Compression
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, Chunk, File, Manifest, Part, SaveId
+from cloudspot.train.state import tree
 
 DOCS = Path(__file__).parents[1] / "docs"
 LAYOUT = (DOCS / "bucket-layout.md").read_text()

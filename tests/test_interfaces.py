@@ -10,9 +10,10 @@ from cloudspot import interfaces
 from cloudspot.controller.account_orphans import AccountReaper
 from cloudspot.errors import StoreRefused, TransientError
 from cloudspot.interfaces import Provider, Provisioner
-from cloudspot.jobstore import keys, removal
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.store_inventory import SharedObjectInventory
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs import removal
+from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import (
     Billing,
     Instance,

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.jobs.reader import HistoryReader
 
 _log = logging.getLogger(__name__)
 

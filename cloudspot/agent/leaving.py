@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudspot.jobstore.records import Final, NodeOutcome
+from cloudspot.jobstore.layout.records import Final, NodeOutcome
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,23 @@ from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
 from cloudspot.agent.notices.notice_pipe import NoticePipe
-from cloudspot.agent.training.container import runtime_of
 from cloudspot.agent.training.generation_run import GenerationRun
-from cloudspot.agent.training.input_staging import InputStaging, data_variables
-from cloudspot.agent.training.kept_setup import bake
-from cloudspot.agent.training.preparation import fetch_code, run_setup, start_kept
-from cloudspot.agent.training.trainer import end_training
+from cloudspot.agent.training.launching.input_staging import InputStaging, data_variables
+from cloudspot.agent.training.launching.kept_setup import bake
+from cloudspot.agent.training.launching.preparation import fetch_code, run_setup, start_kept
+from cloudspot.agent.training.launching.trainer import end_training
+from cloudspot.agent.training.programs.container import runtime_of
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.image import find_login
-from cloudspot.jobstore import keys, launches
-from cloudspot.jobstore.lineage import newest_generation
-from cloudspot.jobstore.log_streams import stream_name
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Exit
-from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import read_secrets
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.jobs.submission import read_secrets
+from cloudspot.jobstore.journal.lineage import newest_generation
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Exit
+from cloudspot.jobstore.logs.log_streams import stream_name
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import RegistryLogin
 
 _log = logging.getLogger(__name__)

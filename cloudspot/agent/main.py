@@ -21,12 +21,12 @@ from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError
 from cloudspot.host.locks import lock
 from cloudspot.host.low_priority import end_low_priority
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import launches
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import job_file_of
-from cloudspot.jobstore.records import Intent
-from cloudspot.jobstore.store_clock import clock_of
-from cloudspot.jobstore.submission import read_submission_of
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.jobs.reader import job_file_of
+from cloudspot.jobstore.jobs.submission import read_submission_of
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout.records import Intent
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import NodeIdentity
 from cloudspot.registry import open_job_store, open_provider, with_driver_options
 

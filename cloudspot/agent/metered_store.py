@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
 
 
 class MeteredStore(WrappedStore):

@@ -13,7 +13,7 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
-from cloudspot.jobstore.records import StagedInput
+from cloudspot.jobstore.layout.records import StagedInput
 from cloudspot.model import DATA_CACHE
 from cloudspot.train.handoff import RESTORE_IN_MEMORY
 

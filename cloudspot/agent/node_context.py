@@ -15,13 +15,21 @@ from cloudspot.agent.status import Status
 from cloudspot.agent.store_retry import insist
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import newest_generation, why_over
-from cloudspot.jobstore.records import JournalRecord, Part, SaveId, Seat, StopReason, StopRequest, Submission
-from cloudspot.jobstore.store_clock import StoreClock, clock_of
-from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.access.store_clock import StoreClock, clock_of
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import newest_generation, why_over
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
+    JournalRecord,
+    Part,
+    SaveId,
+    Seat,
+    StopReason,
+    StopRequest,
+    Submission,
+)
 from cloudspot.model import NodeIdentity
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from cloudspot.agent.reclaim import Reclaim
-from cloudspot.jobstore.records import Generation, StopRequest
+from cloudspot.jobstore.layout.records import Generation, StopRequest
 
 
 class Orders:

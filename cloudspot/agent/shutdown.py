@@ -24,12 +24,12 @@ from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
-from cloudspot.agent.training.preparation import end_setup
-from cloudspot.agent.training.trainer import end_training
+from cloudspot.agent.training.launching.preparation import end_setup
+from cloudspot.agent.training.launching.trainer import end_training
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.locks import try_lock
-from cloudspot.jobstore import launches
-from cloudspot.jobstore.store_clock import clock_of, utc_now
+from cloudspot.jobstore.access.store_clock import clock_of, utc_now
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_job_store, open_provider
 

@@ -14,7 +14,8 @@ import msgspec
 
 from cloudspot.decoding import Metrics, convert
 from cloudspot.host.names import printable
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.access.store_clock import utc_now
+from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Failed,
     Idle,
@@ -25,7 +26,6 @@ from cloudspot.jobstore.records import (
     Transfer,
     TransferKind,
 )
-from cloudspot.jobstore.store_clock import utc_now
 from cloudspot.train import handoff as files
 
 MAX_METRICS_BYTES = 1 << 20

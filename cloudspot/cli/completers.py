@@ -40,7 +40,7 @@ def _quiet(find: Callable[[click.Context, str], Iterable[str]]) -> _Complete:
 def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
     """Return the ids of the store's jobs that begin like this; reads only a listing."""
     from cloudspot.cli.jobs import open_named_store
-    from cloudspot.jobstore import keys
+    from cloudspot.jobstore.layout import keys
 
     store = open_named_store(_store_url(ctx))
     found = store.list_objects(keys.index_prefix() + incomplete)
@@ -67,7 +67,7 @@ def complete_providers(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 @_quiet
 def complete_nodes(ctx: click.Context, _incomplete: str) -> Iterable[str]:
     """Return the names of the job's nodes; reads only a listing."""
-    from cloudspot.jobstore import keys
+    from cloudspot.jobstore.layout import keys
 
     store, job_id = _job(ctx)
     prefix = keys.nodes_prefix(job_id)
@@ -79,7 +79,7 @@ def complete_nodes(ctx: click.Context, _incomplete: str) -> Iterable[str]:
 @_quiet
 def complete_generations(ctx: click.Context, _incomplete: str) -> Iterable[str]:
     """Return the numbers of the job's generations, from its summary."""
-    from cloudspot.jobstore.reader import read_summary
+    from cloudspot.jobstore.jobs.reader import read_summary
 
     summary = read_summary(*_job(ctx))
     num_generations = 0 if summary is None else min(summary.starts, MAX_GENERATIONS)

@@ -22,13 +22,13 @@ from cloudspot.controller.ownership import open_to_drive
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Submission
-from cloudspot.jobstore.retention import standing_checkpoints
-from cloudspot.jobstore.store_clock import store_time
+from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, Submission
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.registry import open_job_store, open_provider, open_store, with_driver_options
 
 if TYPE_CHECKING:

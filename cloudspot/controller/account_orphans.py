@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError, as_cloudspot_error
 from cloudspot.interfaces import Inventory, ObjectStore
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.index_entry import read_entry
-from cloudspot.jobstore.job_lists import is_marked_live, list_live
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import has_finished
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.index_entry import read_entry
+from cloudspot.jobstore.jobs.job_lists import is_marked_live, list_live
+from cloudspot.jobstore.jobs.reader import has_finished
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import Asset
 
 DEFAULT_AGE = timedelta(hours=1)

@@ -35,13 +35,14 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.job_lists import mark_live
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import void_slot
-from cloudspot.jobstore.manifests import complete
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.access.stored_records import create_record, find_meta
+from cloudspot.jobstore.checkpoints.manifests import complete
+from cloudspot.jobstore.jobs.job_lists import mark_live
+from cloudspot.jobstore.jobs.submission import delete_secrets, request_stop
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
     Certificate,
     Finished,
     Intent,
@@ -51,8 +52,7 @@ from cloudspot.jobstore.records import (
     VoidOutcome,
     new_nonce,
 )
-from cloudspot.jobstore.stored_records import create_record, find_meta
-from cloudspot.jobstore.submission import delete_secrets, request_stop
+from cloudspot.jobstore.nodes.launches import void_slot
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import void_detail

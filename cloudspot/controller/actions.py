@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.records import JobOutcome, Seat, StopReason, VoidOutcome
+from cloudspot.jobstore.layout.records import JobOutcome, Seat, StopReason, VoidOutcome
 from cloudspot.model import EndReason, Instance, Offer
 
 

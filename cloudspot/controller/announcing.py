@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloudspot.controller.actions import Announce
 from cloudspot.controller.deaths import find_instance
 from cloudspot.controller.observed import Observed
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal.history import History
 from cloudspot.model import InstanceState
 
 

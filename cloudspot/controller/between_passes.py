@@ -6,10 +6,15 @@ from cloudspot.controller.clock import Clock
 from cloudspot.controller.memory import Memory
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import mark_live
-from cloudspot.jobstore.records import Suspicions
-from cloudspot.jobstore.suspicions import delete_suspicions, last_written, read_suspicions, write_suspicions
+from cloudspot.jobstore.jobs.job_lists import mark_live
+from cloudspot.jobstore.jobs.suspicions import (
+    delete_suspicions,
+    last_written,
+    read_suspicions,
+    write_suspicions,
+)
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Suspicions
 
 
 class BetweenPasses:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of
 
 
 @dataclass(frozen=True)

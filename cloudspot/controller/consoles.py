@@ -10,7 +10,7 @@ from datetime import datetime
 from cloudspot.controller.observed import LastWords
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.interfaces import Provisioner
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit
 

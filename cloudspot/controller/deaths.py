@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from cloudspot.controller.actions import Certify
 from cloudspot.controller.observed import Observed
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_exit
 

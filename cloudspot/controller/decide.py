@@ -43,9 +43,9 @@ from cloudspot.controller.restarts import judge
 from cloudspot.controller.supply import may_replace, movable, need
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Seat, VoidOutcome
-from cloudspot.jobstore.seats import Seats, seats_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Seat, VoidOutcome
+from cloudspot.jobstore.nodes.seats import Seats, seats_of
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes
 

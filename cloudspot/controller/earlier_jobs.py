@@ -12,11 +12,11 @@ from cloudspot.controller.measured import start_seconds
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import list_recent
-from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.reader import HistoryReader, job_file_of, read_summary
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.jobs.job_lists import list_recent
+from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of, read_summary
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.progress import first_step, steps_total
 from cloudspot.story.stretches import stretches
 from cloudspot.story.timeline import timeline

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from cloudspot.errors import CloudspotError, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.market_records import read_market_seen, write_market_seen
+from cloudspot.jobstore.jobs.market_records import read_market_seen, write_market_seen
+from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import Knowledge
 from cloudspot.story.market_seen import learned, market_seen, to_record
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from cloudspot.jobstore.records import Lasting
+from cloudspot.jobstore.layout.records import Lasting
 
 MAX_PASS_GAP_SECONDS = 600.0
 """The most that counts between two passes: nobody has watched the rest of a longer gap."""

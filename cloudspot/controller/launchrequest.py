@@ -15,10 +15,10 @@ from cloudspot.controller.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import codec
-from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
-from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import agent_key, hash_of
+from cloudspot.jobstore.jobs.submission import agent_key, hash_of
+from cloudspot.jobstore.layout import codec
+from cloudspot.jobstore.layout.records import Submission
+from cloudspot.jobstore.nodes.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer, Resources
 
 MAX_LIFE_SECONDS = 7 * 86400.0

@@ -20,8 +20,8 @@ from cloudspot.controller.supply import Need
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Heartbeat, StopReason
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Heartbeat, StopReason
 from cloudspot.model import Instance, InstanceState, Offer
 from cloudspot.story.ledger import GIB, Ledger, bill, spent_in
 from cloudspot.story.outcomes import last_sign, own_beat

@@ -37,13 +37,13 @@ from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.job_lists import resumed_writer, unmark_live
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, job_file_of, write_summary
-from cloudspot.jobstore.records import Summary
-from cloudspot.jobstore.settled_launches import settled_launches, write_settled
-from cloudspot.jobstore.suspicions import delete_suspicions
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.job_lists import resumed_writer, unmark_live
+from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of, write_summary
+from cloudspot.jobstore.jobs.suspicions import delete_suspicions
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Summary
+from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Market, Offer
 from cloudspot.story.events import Event, EventKind, diff

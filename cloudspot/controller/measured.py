@@ -11,8 +11,8 @@ from itertools import pairwise
 from math import sqrt
 
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Generation, Seat
 from cloudspot.story.progress import steps_total
 
 DEFAULT_START_SECONDS = 300.0

@@ -12,9 +12,17 @@ import msgspec
 
 from cloudspot.controller.lasting import BEGUN, lengthened, looks_still
 from cloudspot.controller.observed import CreateFailure, LastWords, Observed, end_of, stop_of
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions, new_nonce
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import (
+    Ending,
+    KnownEnding,
+    Lasting,
+    Seat,
+    Suspect,
+    Suspicions,
+    new_nonce,
+)
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Offer
 

@@ -13,9 +13,9 @@ from cloudspot.controller.supply import may_replace, room
 from cloudspot.controller.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.market.knowledge import NOTHING_KNOWN
 from cloudspot.model import Market, Offer
 from cloudspot.story.states import TERMINAL_STATES, job_state

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, Seat, VoidOutcome
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Ending, Seat, VoidOutcome
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, Offer
 

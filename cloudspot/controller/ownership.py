@@ -16,10 +16,10 @@ from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.notify import NotifySpec, secrets_in
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import own_jobs
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.state_home import state_home
+from cloudspot.jobstore.jobs import own_jobs
+from cloudspot.jobstore.jobs.state_home import state_home
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Submission
 from cloudspot.model import Instance, InstanceState
 from cloudspot.registry import open_provider, provider_class, with_driver_options
 

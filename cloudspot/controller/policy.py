@@ -21,7 +21,7 @@ from cloudspot.controller.refusals import (
 from cloudspot.controller.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
 from cloudspot.controller.transfer import price_with_transfer, traffic_of
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.market.situation import ON_DEMAND
 from cloudspot.model import Market, Offer

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cloudspot.controller.actions import Terminate
 from cloudspot.controller.observed import Observed, end_of, stop_of
-from cloudspot.jobstore.delivering import (
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Ending, Seat
+from cloudspot.jobstore.nodes.delivering import (
     END_GRACE_SECONDS,
     EXIT_GRACE_SECONDS,
     SILENT_LIMIT_SECONDS,
@@ -12,9 +14,7 @@ from cloudspot.jobstore.delivering import (
     STOP_GRACE_SECONDS,
     may_deliver,
 )
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Ending, Seat
-from cloudspot.jobstore.seats import Seats
+from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import Instance, InstanceState
 
 

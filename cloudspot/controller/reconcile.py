@@ -21,13 +21,13 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.job_lists import drop_marks_of_missing_job, list_live
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.standing_drivers import note_driver
-from cloudspot.jobstore.stored_records import find_meta
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.jobs.job_lists import drop_marks_of_missing_job, list_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.standing_drivers import note_driver
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Submission
 from cloudspot.model import Instance, InstanceState
 from cloudspot.registry import provider_names
 

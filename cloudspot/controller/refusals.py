@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import VoidOutcome
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import VoidOutcome
 from cloudspot.model import Offer
 from cloudspot.story.outcomes import end_so_far, void_outcome
 

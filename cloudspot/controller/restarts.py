@@ -9,7 +9,7 @@ from datetime import datetime
 
 from cloudspot.controller.actions import Wait
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History, LaunchHistory
+from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.story.outcomes import End, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0

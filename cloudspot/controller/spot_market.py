@@ -11,7 +11,7 @@ import numpy as np
 from cloudspot.controller.measured import assumed_seconds_to_go, doubt_seconds, restart_seconds, start_seconds
 from cloudspot.controller.refusals import cool_until, refusal, waiting_since
 from cloudspot.jobfile.spec import JobSpec, SpotSpec
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal.history import History
 from cloudspot.market.hazards import usual_elsewhere
 from cloudspot.market.knowledge import Knowledge, pool
 from cloudspot.market.plugin_policy import plugin_policy

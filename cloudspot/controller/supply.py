@@ -8,9 +8,9 @@ from datetime import datetime
 from cloudspot.controller.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS, MAX_CAPACITY_COOL_SECONDS, refusal
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.seats import Seats
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 

@@ -13,12 +13,12 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobfile.notify import URGENT, NewsKind, NotifySpec
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import new_nonce
-from cloudspot.jobstore.stored_records import find_meta
-from cloudspot.jobstore.submission import read_secrets
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.jobs.submission import read_secrets
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import new_nonce
 from cloudspot.model import Message, Severity, ToldEvent
 from cloudspot.registry import notifier_class
 from cloudspot.story.events import Event, EventKind

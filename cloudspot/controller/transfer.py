@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from cloudspot.controller.expected_losses import hours_until_loss
 from cloudspot.controller.measured import MAX_INTERVALS
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import Knowledge
 from cloudspot.model import Offer
 from cloudspot.story.ledger import GIB

@@ -30,7 +30,7 @@ from cloudspot.emulation.spot_plan import Spell, SpotPlan
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.jobfile.tables import convert
-from cloudspot.jobstore.state_home import state_home
+from cloudspot.jobstore.jobs.state_home import state_home
 from cloudspot.local import enclosure, namespaces
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.machines import erase

@@ -31,7 +31,7 @@ from cloudspot.host.names import find_symlink
 from cloudspot.host.partial_files import create_partial, remove_abandoned
 from cloudspot.host.piecewise_writes import PIECE_BYTES
 from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, check_key, is_key
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
 STAGING = ".cloudspot-staging"

@@ -39,7 +39,7 @@ from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.bounded_reads import read_end
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
-from cloudspot.jobstore import codec
+from cloudspot.jobstore.layout import codec
 from cloudspot.local.machine_records import MachineRecord, MachineState, ReclaimRequest, SupervisorRecord
 from cloudspot.local.processes import end_machine_processes
 from cloudspot.model import EndReason, Instance, InstanceState

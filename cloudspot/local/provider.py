@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.jobstore.state_home import HOME, state_home
+from cloudspot.jobstore.jobs.state_home import HOME, state_home
 from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner

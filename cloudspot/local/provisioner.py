@@ -21,8 +21,8 @@ from cloudspot.errors import AuthError, CapacityError, CloudspotError, Provision
 from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.interfaces import Provisioner
-from cloudspot.jobstore import own_jobs
-from cloudspot.jobstore.state_home import account, state_home
+from cloudspot.jobstore.jobs import own_jobs
+from cloudspot.jobstore.jobs.state_home import account, state_home
 from cloudspot.local.machine_records import LaunchTerms, MachineRecord, PlannedReclaim, ReclaimRequest
 from cloudspot.local.machines import MachineDirectory, erase, now_utc
 from cloudspot.local.options import LocalOptions

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import live_members
-from cloudspot.train.interval import LONGEST_AUTO_SECONDS
+from cloudspot.train.rounds.interval import LONGEST_AUTO_SECONDS
 
 SILENT_SECONDS = 5 * 60.0
 """Heartbeats come every few seconds, and clocks may differ a little."""

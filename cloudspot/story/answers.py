@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import CheckpointId, Commit, Notice
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import CheckpointId, Commit, Notice
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cloudspot.jobstore.extraction import Member
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.code.extraction import Member
+from cloudspot.jobstore.journal.history import History
 from cloudspot.story.report import show_json
 
 MAX_TEXT_BYTES = 256 << 10

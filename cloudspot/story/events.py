@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import (
     Commit,
     Finished,
     Generation,

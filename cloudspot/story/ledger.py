@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
 from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_beat
 from cloudspot.story.states import held_generations

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import MarketSeen, PoolSeen
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import MarketSeen, PoolSeen
 from cloudspot.market.hazards import AGE_EDGES_HOURS, NUM_AGES, Tally, total
 from cloudspot.market.knowledge import Knowledge, pool
 from cloudspot.model import EndReason, Market

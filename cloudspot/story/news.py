@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 
 from cloudspot.jobfile.notify import NewsKind
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Finished, Resumed, Suspended
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Finished, Resumed, Suspended
 from cloudspot.model import EndReason
 from cloudspot.story.events import launch_text, stop_text, turn_text
 from cloudspot.story.node_names import named

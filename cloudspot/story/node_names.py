@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cloudspot.decoding import MAX_LAUNCHES, MAX_NODES, whole_number
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 
 
 def parse_seat(name: str) -> Seat:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import get_args
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import (
     Certificate,
     Exit,
     Heartbeat,

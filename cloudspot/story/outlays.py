@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Outlay, Summary
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Outlay, Summary
 from cloudspot.model import Market
 from cloudspot.story.ledger import PURPOSES, Ledger, pieces_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Exit, Generation, Heartbeat, Notice, Seat
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Exit, Generation, Heartbeat, Notice, Seat
 from cloudspot.story.outcomes import own_beat, own_exit, own_exits
 from cloudspot.story.states import is_holding
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from cloudspot.decoding import Metrics
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import (
     Commit,
     Finished,
     Generation,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from cloudspot.jobstore.log_streams import METRICS, parse_stream
-from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.jobstore.layout.records import Generation, Seat
+from cloudspot.jobstore.logs.log_streams import METRICS, parse_stream
 from cloudspot.model import LogRecord
 from cloudspot.story.progress import first_step
 

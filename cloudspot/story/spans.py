@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Phase, Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Phase, Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import Stretch, node_end, phases_of

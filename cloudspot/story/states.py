@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import get_args
 
 from cloudspot.jobfile.spec import Nodes, spec_from_json
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Generation, JobOutcome, JobState, Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Generation, JobOutcome, JobState, Seat
 from cloudspot.story.outcomes import end_by_nodes, own_beat, succeeded
 
 TERMINAL_STATES: frozenset[str] = frozenset(get_args(JobOutcome))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Phase, Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Generation, Phase, Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.story.outcomes import own_beat
 from cloudspot.story.progress import StepsLost, last_step, steps_lost_by
 from cloudspot.story.states import held_generations, job_state, live_members

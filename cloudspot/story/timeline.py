@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import Generation, Resumed, Seat, Suspended
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Generation, Resumed, Seat, Suspended
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.story.answers import Answer, answers
 from cloudspot.story.spans import STATES, NodeLine, Span, between, mark, node_lines, trained
 from cloudspot.story.states import ended_at, held_generations

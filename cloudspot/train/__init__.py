@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cloudspot.train.errors import CheckpointError, SessionError, TrainError
 
 if TYPE_CHECKING:
-    from cloudspot.train.training import Session
+    from cloudspot.train.sessions.training import Session
 
 __all__ = ["CheckpointError", "SessionError", "TrainError", "init_process_group", "session"]
 
@@ -80,7 +80,7 @@ def session(
             process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
-    from cloudspot.train.opening import open_session
+    from cloudspot.train.sessions.opening import open_session
 
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     return open_session({**named, **others}, dataloader=dataloader, exact=exact)

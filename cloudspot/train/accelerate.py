@@ -7,7 +7,7 @@ from typing import Any
 import cloudspot.train as spot
 from cloudspot.train.distributed import current_world
 from cloudspot.train.errors import SessionError
-from cloudspot.train.training import Session
+from cloudspot.train.sessions.training import Session
 
 
 def session(accelerator: Any, **others: Any) -> Session:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from cloudspot.train import handoff, randomness
-from cloudspot.train.checkpoint import Checkpoint
+from cloudspot.train import handoff
 from cloudspot.train.errors import SessionError
-from cloudspot.train.training import Session
-from cloudspot.train.tree import rebuild
+from cloudspot.train.sessions.training import Session
+from cloudspot.train.state import randomness
+from cloudspot.train.state.checkpoint import Checkpoint
+from cloudspot.train.state.tree import rebuild
 
 
 class FrameworkLoop:

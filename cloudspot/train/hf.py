@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 import cloudspot.train as spot
+from cloudspot.train.data.replayed_loader import ReplayedLoader, set_epoch
 from cloudspot.train.errors import SessionError
 from cloudspot.train.framework_loop import (
     FrameworkLoop,
@@ -23,7 +24,6 @@ from cloudspot.train.framework_loop import (
     restore_randomness,
     restored_state,
 )
-from cloudspot.train.replayed_loader import ReplayedLoader, set_epoch
 
 _METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_run_epoch")
 """What is used of the Trainer, and what those from version 5 on have."""

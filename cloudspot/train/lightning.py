@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer import call
 
 import cloudspot.train as spot
+from cloudspot.train.data.replayed_loader import ReplayedLoader
 from cloudspot.train.errors import SessionError
 from cloudspot.train.framework_loop import (
     FrameworkLoop,
@@ -24,8 +25,7 @@ from cloudspot.train.framework_loop import (
     has_agent,
     restore_randomness,
 )
-from cloudspot.train.replayed_loader import ReplayedLoader
-from cloudspot.train.tree import flatten, rebuild
+from cloudspot.train.state.tree import flatten, rebuild
 
 _log = logging.getLogger("cloudspot")
 

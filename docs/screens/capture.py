@@ -28,8 +28,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 import fixed_job  # noqa: E402 - beside this file
 
 from cloudspot.interfaces import ObjectStore  # noqa: E402
-from cloudspot.jobstore import store_clock  # noqa: E402
-from cloudspot.jobstore.store_clock import StoreClock  # noqa: E402
+from cloudspot.jobstore.access import store_clock  # noqa: E402
+from cloudspot.jobstore.access.store_clock import StoreClock  # noqa: E402
 
 if TYPE_CHECKING:
     from support.jobs.pseudo_terminal import Terminal
@@ -185,7 +185,7 @@ def _attach_without_driving() -> None:
     """Let the controller look once and then wait: what it would do to machines is no part of the picture."""
     from cloudspot.cli.following import livefeed, pace
     from cloudspot.controller.loop import Controller, Tick
-    from cloudspot.jobstore.reader import HistoryReader
+    from cloudspot.jobstore.jobs.reader import HistoryReader
     from cloudspot.story.events import diff
 
     def run(controller: Controller, on_tick: Callable[[Tick], None]) -> None:

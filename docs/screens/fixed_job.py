@@ -9,9 +9,8 @@ from datetime import datetime, timedelta, timezone
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
     Certificate,
     CheckpointId,
     Chunk,
@@ -31,6 +30,7 @@ from cloudspot.jobstore.records import (
     Summary,
     Transfer,
 )
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, Offer
 
 JOB = "digits-7k3f"

@@ -20,12 +20,13 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.process_marks import kill_marked
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, parts, retention
-from cloudspot.jobstore.bundle import make_bundle, put_bundle
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.records import CheckpointId, Exit, SaveId
-from cloudspot.jobstore.submission import new_submission
+from cloudspot.jobstore.checkpoints import parts, retention
+from cloudspot.jobstore.code.bundle import make_bundle, put_bundle
+from cloudspot.jobstore.jobs.submission import new_submission
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import generations_of
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import CheckpointId, Exit, SaveId
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.train import handoff as files

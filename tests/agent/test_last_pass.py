@@ -15,8 +15,8 @@ from cloudspot.agent import last_pass
 from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.reclaim import understand
 from cloudspot.errors import AuthError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.launches import void_slot
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.nodes.launches import void_slot
 from cloudspot.model import PreemptionNotice
 
 DRIVE = {"min": 1, "max": 1, "drive": True}

@@ -26,14 +26,16 @@ from cloudspot.agent.membership import agreement
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
-from cloudspot.agent.training import container, trainer
+from cloudspot.agent.training.launching import trainer
+from cloudspot.agent.training.programs import container
 from cloudspot.errors import AuthError, ObjectMissing
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore import codec, keys, launches
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Heartbeat, Notice
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Heartbeat, Notice
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import PreemptionNotice, RegistryLogin
 from cloudspot.train import handoff as files
 
@@ -566,7 +568,7 @@ def two_nodes(bench, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.REGROUP_SECONDS", 0.02)
     monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.REGROUP_SECONDS", 0.03)
     monkeypatch.setattr("cloudspot.agent.membership.heartbeat_writer.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("cloudspot.agent.training.supervision.DUMP_SECONDS", 0.2)
+    monkeypatch.setattr("cloudspot.agent.training.watching.supervision.DUMP_SECONDS", 0.2)
 
     def make(script, **tables):
         return [
@@ -671,7 +673,7 @@ def test_a_network_that_is_cut_in_one_direction_ends_no_job_for_good_either(
 @pytest.mark.full
 def test_a_torchrun_that_finds_no_peers_within_reach_is_ended(bench, two_nodes, monkeypatch):
     """It tries for ten minutes, and of a script without a session nobody would say that it is stuck."""
-    monkeypatch.setattr("cloudspot.agent.training.supervision.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("cloudspot.agent.training.watching.supervision.CONNECT_SECONDS", 0.3)
     monkeypatch.setattr("cloudspot.agent.membership.failure_votes.unreachable", frozenset)
     end_both(two_nodes("", run={"env": {"WITHOUT_PEERS": "1"}}, nodes=HOLD))
     records = [bench.exit_record(rank=rank) for rank in range(2)]
@@ -706,7 +708,7 @@ end_loop()
 @pytest.mark.parametrize("is_stand_in", [False, True])
 def test_a_ready_newcomer_joins_by_a_drain(bench, two_nodes, monkeypatch, wait_until, is_stand_in):
     """All go on from where the members were: nothing is repeated, and nobody is lost."""
-    monkeypatch.setattr("cloudspot.agent.training.drain_schedule.JOIN_AFTER_STARTS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.training.watching.drain_schedule.JOIN_AFTER_STARTS", 0.0)
     nodes = {"min": 1, "max": 1 if is_stand_in else 2}
     first = bench.life(SESSION + JOIN, nodes=nodes, num_seats=1)
     thread = run(first)
@@ -726,8 +728,8 @@ def test_a_ready_newcomer_joins_by_a_drain(bench, two_nodes, monkeypatch, wait_u
 
 @pytest.mark.full
 def test_a_drain_for_newcomers_that_takes_too_long_is_no_failure(bench, two_nodes, monkeypatch, wait_until):
-    monkeypatch.setattr("cloudspot.agent.training.drain_schedule.JOIN_AFTER_STARTS", 0.0)
-    monkeypatch.setattr("cloudspot.agent.training.drain_schedule.STOP_GUARD_SECONDS", 0.5)
+    monkeypatch.setattr("cloudspot.agent.training.watching.drain_schedule.JOIN_AFTER_STARTS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.training.watching.drain_schedule.STOP_GUARD_SECONDS", 0.5)
     nodes, limits = {"min": 1, "max": 2}, {"max_restarts": 0}
     script = SESSION + JOIN.replace("drain(40)", "time.sleep(3600)")
     first = bench.life(script, nodes=nodes, limits=limits, num_seats=1)

@@ -15,10 +15,12 @@ from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent import main, store_retry
 from cloudspot.errors import SpecError, TransientError
-from cloudspot.jobstore import codec, keys, launches, store_clock
-from cloudspot.jobstore.store_clock import StoreClock, utc_now
-from cloudspot.jobstore.submission import hash_of
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access import store_clock
+from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
+from cloudspot.jobstore.jobs.submission import hash_of
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.nodes import launches
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import NodeIdentity
 

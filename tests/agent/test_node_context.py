@@ -3,7 +3,7 @@
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of
 
 
 class NamedStore(InMemoryStore):

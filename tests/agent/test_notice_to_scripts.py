@@ -8,9 +8,9 @@ import pytest
 from support.records import made_journal
 
 from cloudspot.agent.reclaim import understand
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.submission import request_stop
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import PreemptionNotice
 
 pytestmark = pytest.mark.full
@@ -110,7 +110,7 @@ def test_what_it_was_in_the_middle_of_saving_is_no_answer_and_not_committed(benc
 
 
 def test_one_that_trains_on_after_its_save_is_ended_once_that_is_committed(bench, start, monkeypatch):
-    monkeypatch.setattr("cloudspot.agent.training.supervision.LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("cloudspot.agent.training.watching.supervision.LEAVE_SECONDS", 0.1)
     script = SCRIPT + "Path('ready').touch()\nwait()\nsave(107)\nsave(107, 'done')\ntime.sleep(3600)\n"
     life, thread = start(script, checkpoint={**TABLE, "complete_file": "done", "on_notice": "stop"})
     reclaim(life, 300.0)
@@ -237,8 +237,8 @@ sys.exit(0)
 def test_a_script_is_told_of_newcomers_and_left_alone_where_it_cannot_be(
     bench, wait_until, monkeypatch, is_told
 ):
-    monkeypatch.setattr("cloudspot.agent.training.drain_schedule.JOIN_AFTER_STARTS", 0.0)
-    monkeypatch.setattr("cloudspot.agent.training.supervision.SCRIPT_START_SECONDS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.training.watching.drain_schedule.JOIN_AFTER_STARTS", 0.0)
+    monkeypatch.setattr("cloudspot.agent.training.watching.supervision.SCRIPT_START_SECONDS", 0.0)
     monkeypatch.setattr("cloudspot.agent.membership.peer_heartbeats.LISTEN_SECONDS", 0.04)
     table = {**TABLE, "complete_file": "model"}
     if not is_told:
@@ -296,7 +296,7 @@ def test_the_next_node_goes_on_from_the_artifacts_that_this_one_has_last_written
     """It had fetched them too early, and its own replaced what this one uploaded at its end."""
     may_join = threading.Event()
     monkeypatch.setattr(
-        "cloudspot.agent.training.supervision.join_is_due", lambda *_, **__: may_join.is_set()
+        "cloudspot.agent.training.watching.supervision.join_is_due", lambda *_, **__: may_join.is_set()
     )
     script = SCRIPT.partition("if Path")[0] + WRITES
     store, tables = SlowArtifacts(bench.store), {"nodes": 1, "checkpoint": TABLE}

@@ -13,7 +13,8 @@ from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore import keys, launches
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import NodeIdentity
 from cloudspot.train import handoff as files
 

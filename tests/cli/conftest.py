@@ -24,14 +24,14 @@ from cloudspot.cli.main import program
 from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import load_job
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.manifests import write_manifest
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.parts import upload_directory
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.checkpoints.manifests import write_manifest
+from cloudspot.jobstore.checkpoints.parts import upload_directory
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.submission import _Secrets, hash_of, request_stop, submit
+from cloudspot.jobstore.jobs.suspicions import write_suspicions
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
     Certificate,
     CheckpointId,
     Commit,
@@ -54,8 +54,8 @@ from cloudspot.jobstore.records import (
     Suspicions,
     new_nonce,
 )
-from cloudspot.jobstore.submission import _Secrets, hash_of, request_stop, submit
-from cloudspot.jobstore.suspicions import write_suspicions
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer

@@ -9,7 +9,7 @@ import pytest
 from cloudspot import errors
 from cloudspot.cli import exit_codes
 from cloudspot.cli.main import SHORT_HELPS, program
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import MachineImage
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()

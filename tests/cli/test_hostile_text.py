@@ -17,10 +17,10 @@ from cloudspot.cli.following.liveview import Sights, look
 from cloudspot.cli.following.panel import render
 from cloudspot.cli.main import program
 from cloudspot.cli.screen.lines import Line
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Certificate
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Certificate
 
 pytestmark = pytest.mark.full
 

@@ -4,8 +4,8 @@ import pytest
 
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.errors import SpecError
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.state_home import state_home
+from cloudspot.jobstore.jobs.state_home import state_home
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.filestore import FileStore
 
 

@@ -11,9 +11,9 @@ from support.stores.directorystore import directory_store
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.job_lists import list_jobs
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.jobs.job_lists import list_jobs
+from cloudspot.jobstore.jobs.submission import submit
+from cloudspot.jobstore.layout import codec, keys
 
 REFUSED = (
     "job 'old' was submitted by an older cloudspot (format 1): this one cannot drive it; finish or remove it"

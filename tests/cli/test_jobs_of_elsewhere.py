@@ -4,9 +4,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cloudspot.jobstore import keys, own_jobs
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.state_home import HOME
+from cloudspot.jobstore.jobs import own_jobs
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.state_home import HOME
+from cloudspot.jobstore.layout import keys
 
 STRANGE = "strange-1"
 

@@ -16,9 +16,9 @@ from support.records.record_kinds import HEALTHY, ODD, kind_of
 
 from cloudspot.cli.main import program
 from cloudspot.controller.ownership import store_label
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import Removal, SettledLaunches
-from cloudspot.jobstore.submission import hash_of
+from cloudspot.jobstore.jobs.submission import hash_of
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Removal, SettledLaunches
 from cloudspot.local.filestore import FileStore
 from cloudspot.model import LogRecord
 

@@ -6,7 +6,7 @@ from support.stores.memorystore import InMemoryStore
 from support.stores.request_counts import MOST_A_LIVE_JOB, RequestCounts, check_limits
 
 from cloudspot.cli.commands import ps
-from cloudspot.jobstore.job_lists import list_live
+from cloudspot.jobstore.jobs.job_lists import list_live
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from cloudspot.controller.account_orphans import (
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import Inventory
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.job_lists import mark_live
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Removal
+from cloudspot.jobstore.jobs.job_lists import mark_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Removal
 from cloudspot.model import Asset
 
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=timezone.utc)

@@ -17,10 +17,10 @@ from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.errors import NotAdopted
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Intent, Slot, StagedAgent, Submission
-from cloudspot.jobstore.submission import hash_of
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.submission import hash_of
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Intent, Slot, StagedAgent, Submission
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import BootProfile, Resources

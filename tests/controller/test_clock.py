@@ -6,7 +6,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.controller.clock import clock_by
-from cloudspot.jobstore.store_clock import utc_now
+from cloudspot.jobstore.access.store_clock import utc_now
 
 
 @pytest.mark.parametrize(("minutes", "side"), [(20, "behind"), (-20, "ahead of")])

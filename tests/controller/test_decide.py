@@ -20,7 +20,7 @@ from cloudspot.controller.actions import (
 from cloudspot.controller.deaths import certificates
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
 from cloudspot.controller.observed import CreateFailure, LastWords
-from cloudspot.jobstore.records import Ending, Seat
+from cloudspot.jobstore.layout.records import Ending, Seat
 from cloudspot.model import Billing, EndReason
 
 

@@ -10,9 +10,9 @@ from cloudspot.controller import earlier_jobs
 from cloudspot.controller.earlier_jobs import MAX_HISTORIES, MAX_SUMMARIES, find_earlier, length_seconds
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.spec import spec_to_json
-from cloudspot.jobstore.job_lists import note_recent
-from cloudspot.jobstore.reader import write_summary
-from cloudspot.jobstore.records import Phase
+from cloudspot.jobstore.jobs.job_lists import note_recent
+from cloudspot.jobstore.jobs.reader import write_summary
+from cloudspot.jobstore.layout.records import Phase
 from cloudspot.story.report import summarise
 
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -10,9 +10,9 @@ from support.worlds.simulation import SimStore, World
 from cloudspot.controller.experience import leave_experience, read_experience
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.removal import remove_job
+from cloudspot.jobstore.jobs.job_lists import list_live
+from cloudspot.jobstore.jobs.removal import remove_job
+from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import EndReason
 from cloudspot.story.events import EventKind
 from cloudspot.story.market_seen import market_seen

@@ -10,7 +10,7 @@ from cloudspot.controller.lasting import (
     lengthened,
     looks_still,
 )
-from cloudspot.jobstore.records import Lasting
+from cloudspot.jobstore.layout.records import Lasting
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

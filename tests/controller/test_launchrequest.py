@@ -16,9 +16,9 @@ from cloudspot.controller.launchrequest import (
 )
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import ResourcesSpec
-from cloudspot.jobstore import codec
-from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
-from cloudspot.jobstore.submission import hash_of
+from cloudspot.jobstore.jobs.submission import hash_of
+from cloudspot.jobstore.layout import codec
+from cloudspot.jobstore.nodes.delivering import DELIVERY_GRACE_SECONDS
 
 
 class Provider(SimProvider):

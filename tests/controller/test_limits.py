@@ -12,7 +12,7 @@ from cloudspot.controller.limits import (
     stop_seconds,
 )
 from cloudspot.errors import SpecError
-from cloudspot.jobstore.records import Phase
+from cloudspot.jobstore.layout.records import Phase
 from cloudspot.model import Billing
 
 BY_THE_HOUR = Billing(minimum_seconds=3600.0, increment_seconds=3600.0)

@@ -34,14 +34,14 @@ from cloudspot.errors import (
     QuotaError,
     TransientError,
 )
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import HistoryReader, read_summary
-from cloudspot.jobstore.records import Commit, Finished, Generation, Intent, Resumed, Submission
-from cloudspot.jobstore.removal import remove_job
-from cloudspot.jobstore.settled_launches import find_settled
-from cloudspot.jobstore.store_clock import StoreClock
-from cloudspot.jobstore.submission import _Secrets, request_stop
+from cloudspot.jobstore.access.store_clock import StoreClock
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
+from cloudspot.jobstore.jobs.removal import remove_job
+from cloudspot.jobstore.jobs.submission import _Secrets, request_stop
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Commit, Finished, Generation, Intent, Resumed, Submission
+from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill

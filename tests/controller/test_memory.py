@@ -3,7 +3,7 @@ import pytest
 from cloudspot.controller.lasting import BEGUN
 from cloudspot.controller.memory import MAX_GAP_SECONDS, Memory
 from cloudspot.controller.observed import CreateFailure
-from cloudspot.jobstore.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions
+from cloudspot.jobstore.layout.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions
 from cloudspot.model import InstanceState
 
 

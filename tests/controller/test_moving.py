@@ -7,7 +7,7 @@ from support.worlds.simnodes import Script
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import EndReason, Market
 
 AT = 10_000.0

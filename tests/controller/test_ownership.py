@@ -9,8 +9,8 @@ from support.stores.memorystore import InMemoryStore
 from cloudspot.controller.ownership import MAX_LABEL, check_adopted, is_ours, open_to_drive, store_label
 from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import own_jobs
-from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs import own_jobs
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import InstanceState

@@ -19,8 +19,8 @@ from cloudspot.controller.lasting import lengthened
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.memory import Memory
 from cloudspot.errors import ObjectMissing, TransientError
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.suspicions import write_suspicions
+from cloudspot.jobstore.jobs.suspicions import write_suspicions
+from cloudspot.jobstore.layout import keys
 
 NUM_HISTORIES = 100
 SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}

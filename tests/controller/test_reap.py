@@ -2,7 +2,8 @@ import pytest
 
 from cloudspot.controller.actions import Terminate
 from cloudspot.controller.reap import reapable
-from cloudspot.jobstore.delivering import (
+from cloudspot.jobstore.layout.records import Ending, Seat
+from cloudspot.jobstore.nodes.delivering import (
     BEATING_SECONDS,
     DELIVERY_GRACE_SECONDS,
     END_GRACE_SECONDS,
@@ -11,8 +12,7 @@ from cloudspot.jobstore.delivering import (
     SILENT_NEWCOMER_SECONDS,
     STOP_GRACE_SECONDS,
 )
-from cloudspot.jobstore.records import Ending, Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.nodes.seats import seats_of
 
 NODE = Seat(1, 0)
 

@@ -13,15 +13,15 @@ from support.worlds.simulation import SimStore, World
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.delivering import (
+from cloudspot.jobstore.jobs.job_lists import list_live, mark_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.nodes.delivering import (
     DELIVERY_GRACE_SECONDS,
     EXIT_GRACE_SECONDS,
     SILENT_LIMIT_SECONDS,
     STOP_GRACE_SECONDS,
 )
-from cloudspot.jobstore.job_lists import list_live, mark_live
-from cloudspot.jobstore.reader import HistoryReader
 from cloudspot.model import EndReason, Instance, InstanceState, LaunchRequest
 from cloudspot.story.events import EventKind
 from cloudspot.story.outcomes import launch_end

@@ -3,8 +3,8 @@
 import pytest
 
 from cloudspot.controller.supply import DAY_SECONDS, Need, expected_seconds_to_loss, need, room
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 
 
 @pytest.fixture

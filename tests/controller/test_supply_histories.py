@@ -25,9 +25,9 @@ from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import Create, OpenLaunch, VoidSeat
 from cloudspot.controller.decide import decide
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.seats import seats_of
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.seats import seats_of
 
 NUM_HISTORIES = 400
 TOO_MANY = "are there to stay"

@@ -13,10 +13,10 @@ from cloudspot.controller.ownership import store_label
 from cloudspot.controller.telling import LEAVE_SECONDS, MAX_LINES, Teller, message_of
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.notify import NewsKind, NotifySpec
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.state_home import HOME
-from cloudspot.jobstore.submission import _Secrets
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.state_home import HOME
+from cloudspot.jobstore.jobs.submission import _Secrets
+from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import Severity
 from cloudspot.story.events import EventKind
 from cloudspot.story.news import News

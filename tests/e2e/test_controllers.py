@@ -12,7 +12,7 @@ from support.clouds.messagesink import dead_url, open_sink
 from support.jobs.acting_user import User, kill, wait_for
 
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 from cloudspot.story.outcomes import launch_end

@@ -7,7 +7,7 @@ import random
 import pytest
 from support.jobs.acting_user import User
 
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 
 SETS = ("procs_per_node=2", 'run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"')
 NUM_STEPS = 12 * 10

@@ -13,7 +13,7 @@ from support.jobs.acting_user import User, kill, wait_for
 from cloudspot.host.process_marks import is_marked, marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.train.fork_server import MARK as SERVER_MARK
+from cloudspot.train.fork_server.fork_server import MARK as SERVER_MARK
 from cloudspot.train.handoff import read_progress
 
 SETS = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"', "limits.max_restarts=5")

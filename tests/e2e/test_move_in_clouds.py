@@ -20,9 +20,9 @@ from support.clouds.sandboxed import NAME, weights_of
 from support.jobs.acting_user import COMMAND, JOBS, TESTS
 from support.jobs.isolated_machines import needs_isolated_machines
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.state_home import state_home
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.state_home import state_home
+from cloudspot.jobstore.journal.history import History
 from cloudspot.local.machine_records import ReclaimRequest
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.registry import open_store

@@ -30,13 +30,13 @@ from support.jobs.acting_user import User, send, supervisors_processes, wait_for
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.host.process_marks import is_marked, marked_processes
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import Generation, Intent, Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Generation, Intent, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
-from cloudspot.train.fork_server import MARK as SERVER_MARK
+from cloudspot.train.fork_server.fork_server import MARK as SERVER_MARK
 
 NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS", "200"))
 NUM_LOADED_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS_LOAD", "50"))

@@ -13,10 +13,11 @@ import pytest
 from e2e.test_random_faults import JOB, begin, check, go_through, of, settings, wait_for_end
 from support.jobs.acting_user import User
 
-from cloudspot.jobstore import keys, retention
-from cloudspot.jobstore.chunks import stored_chunks
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.manifests import read_manifest
+from cloudspot.jobstore.checkpoints import retention
+from cloudspot.jobstore.checkpoints.chunks import stored_chunks
+from cloudspot.jobstore.checkpoints.manifests import read_manifest
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
 
 MIB = 4
 FROZEN = f'run.env.TINY_FROZEN_MIB="{MIB}"'

@@ -13,7 +13,7 @@ from support.jobs.acting_user import User, has_ended, wait_for
 
 from cloudspot.cli import exit_codes
 from cloudspot.errors import TransientError
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 
 pytestmark = pytest.mark.full
 

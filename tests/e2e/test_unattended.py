@@ -20,8 +20,8 @@ from support.clouds.unattended_clouds import CLOUDS
 from support.jobs.acting_user import COMMAND, JOBS, TESTS, User
 from support.jobs.isolated_machines import needs_isolated_machines
 
-from cloudspot.jobstore.standing_drivers import list_drivers
-from cloudspot.jobstore.state_home import state_home
+from cloudspot.jobstore.jobs.standing_drivers import list_drivers
+from cloudspot.jobstore.jobs.state_home import state_home
 from cloudspot.registry import open_store
 
 RUNNING_CLOUDS = [

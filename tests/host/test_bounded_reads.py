@@ -5,8 +5,8 @@ import pytest
 from cloudspot.agent.delivery.framework_checkpoints import looks_finished
 from cloudspot.agent.delivery.on_demand_fetch import _read
 from cloudspot.agent.rank_reports import RankError, read_report
-from cloudspot.agent.training.kept_setup import _digest
-from cloudspot.agent.training.trainer import Trainer, log_tail
+from cloudspot.agent.training.launching.kept_setup import _digest
+from cloudspot.agent.training.launching.trainer import Trainer, log_tail
 from cloudspot.errors import CloudspotError
 from cloudspot.host.bounded_reads import read_at_most, read_end
 from cloudspot.train import handoff

@@ -19,10 +19,11 @@ from support.stores.memorystore import InMemoryStore
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import is_key
-from cloudspot.jobstore import fetching, keys
-from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.records import File, Manifest, Part, Seat
-from cloudspot.jobstore.stored_artifacts import download, is_present, list_artifacts
+from cloudspot.jobstore.checkpoints import fetching
+from cloudspot.jobstore.code.extraction import extract_bundle
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import File, Manifest, Part, Seat
+from cloudspot.jobstore.logs.stored_artifacts import download, is_present, list_artifacts
 from cloudspot.local.filestore import FileStore
 
 pytestmark = pytest.mark.full

@@ -25,7 +25,7 @@ from cloudspot.jobfile.spec import (
     spec_to_json,
 )
 from cloudspot.jobfile.toml import read_toml
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import Resources
 
 SMALL = """

@@ -10,8 +10,8 @@ import pytest
 from support.records import made_journal, sessions
 from support.stores.directorystore import directory_store
 
-from cloudspot.jobstore import manifests, parts, shared_chunks
-from cloudspot.jobstore.records import CheckpointId, File, SaveId
+from cloudspot.jobstore.checkpoints import manifests, parts, shared_chunks
+from cloudspot.jobstore.layout.records import CheckpointId, File, SaveId
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 

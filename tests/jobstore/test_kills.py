@@ -11,10 +11,11 @@ import pytest
 
 import cloudspot
 from cloudspot.errors import ObjectMissing
-from cloudspot.jobstore import fetching, keys, manifests
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import lineage
-from cloudspot.jobstore.records import CheckpointId, SaveId
+from cloudspot.jobstore.checkpoints import fetching, manifests
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import lineage
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, SaveId
 
 pytestmark = pytest.mark.full
 
@@ -23,9 +24,9 @@ UPLOAD = """
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from cloudspot.jobstore import fetching, manifests, parts
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import SaveId
+from cloudspot.jobstore.checkpoints import fetching, manifests, parts
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout.records import SaveId
 from cloudspot.local.filestore import FileStore
 from support.stores.faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]

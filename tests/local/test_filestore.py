@@ -31,9 +31,9 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.host.partial_files import STALE_SECONDS
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Exit
-from cloudspot.jobstore.stored_records import find_bytes, find_record
+from cloudspot.jobstore.access.stored_records import find_bytes, find_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Exit
 from cloudspot.local import filestore
 from cloudspot.local.filestore import STAGING, FileStore
 from cloudspot.testing.storekit import ObjectStoreTests

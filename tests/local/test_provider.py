@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.state_home import HOME, state_home
+from cloudspot.jobstore.jobs.state_home import HOME, state_home
 from cloudspot.local import plugin
 from cloudspot.local.provider import LocalProvider
 

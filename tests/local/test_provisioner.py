@@ -17,7 +17,7 @@ from support.records.own_notes import note
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.host.locks import try_lock
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore.state_home import HOME
+from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
@@ -32,7 +32,7 @@ NUM_NODES = 3
 CREATOR = """\
 import os, signal, sys
 import msgspec
-from cloudspot.jobstore import state_home as home
+from cloudspot.jobstore.jobs import state_home as home
 from cloudspot.local import machines, provisioner
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LaunchRequest

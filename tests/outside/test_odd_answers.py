@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.records.odd_answers import Answer, AnsweringServer, answers, odd_json, odd_xml, texts
 from support.records.outside import CI, SOAK_SECONDS, Entry, bounded, check, listed_for_pytest, soak
 
-from cloudspot.cli.image_digest import with_digest
+from cloudspot.cli.preparing.image_digest import with_digest
 from cloudspot.interfaces import is_key
-from cloudspot.jobstore.http_file import HttpFile
+from cloudspot.jobstore.inputs.http_file import HttpFile
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import RoleCredentials
 from cloudspot_aliyun.ecs import EcsProvisioner

@@ -31,12 +31,13 @@ from support.stores.memorystore import InMemoryStore
 from cloudspot.decoding import MAX_NODES, MAX_TALLY, whole_number
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import is_key
-from cloudspot.jobstore import codec, fetching, keys
-from cloudspot.jobstore.extraction import extract_bundle, read_bundle
-from cloudspot.jobstore.launches import read_slots
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import JournalRecord, Manifest, SaveId
-from cloudspot.jobstore.seals import parse_seal
+from cloudspot.jobstore.checkpoints import fetching
+from cloudspot.jobstore.checkpoints.seals import parse_seal
+from cloudspot.jobstore.code.extraction import extract_bundle, read_bundle
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import JournalRecord, Manifest, SaveId
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.nodes.launches import read_slots
 from cloudspot.model import ObjectMeta, ObjectPage
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import moment, moment_of, price

@@ -1,7 +1,7 @@
 """What a job's user is warned of."""
 
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
-from cloudspot.jobstore.records import Idle, Phase
+from cloudspot.jobstore.layout.records import Idle, Phase
 from cloudspot.story.advice import silence, warnings
 from cloudspot.story.report import show_json, summarise
 

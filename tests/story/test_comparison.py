@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.jobstore.extraction import Member
+from cloudspot.jobstore.code.extraction import Member
 from cloudspot.story.comparison import (
     MAX_DIFF_LINES,
     MAX_TEXT_BYTES,

@@ -1,4 +1,4 @@
-from cloudspot.jobstore.records import CheckpointId, Idle, Skipped
+from cloudspot.jobstore.layout.records import CheckpointId, Idle, Skipped
 from cloudspot.story.events import EventKind, diff
 
 

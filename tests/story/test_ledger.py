@@ -1,6 +1,6 @@
 import pytest
 
-from cloudspot.jobstore.records import Phase
+from cloudspot.jobstore.layout.records import Phase
 from cloudspot.model import Billing
 from cloudspot.story.ledger import PURPOSES, bill, pieces_of, purposes
 

@@ -5,8 +5,8 @@ import random
 import msgspec
 import pytest
 
-from cloudspot.jobstore import codec
-from cloudspot.jobstore.records import NUM_MARKET_AGES, MarketSeen
+from cloudspot.jobstore.layout import codec
+from cloudspot.jobstore.layout.records import NUM_MARKET_AGES, MarketSeen
 from cloudspot.market.hazards import NUM_AGES, Hazards, Tally, estimate, mean_hours
 from cloudspot.market.knowledge import Knowledge
 from cloudspot.story.market_seen import MAX_GAP_HOURS, MAX_RECORD_WEIGHT, learned, market_seen, to_record

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.story.node_names import named, parse_seat, ranges
 
 

@@ -4,8 +4,8 @@ from datetime import date
 
 import pytest
 
-from cloudspot.jobstore import codec
-from cloudspot.jobstore.records import Phase, Summary
+from cloudspot.jobstore.layout import codec
+from cloudspot.jobstore.layout.records import Phase, Summary
 from cloudspot.model import Billing, Market
 from cloudspot.story.ledger import bill, purposes
 from cloudspot.story.outlays import JobOutlays, of_summary, outlays, rows, totals

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import CheckpointId, Final, Phase, Skipped
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout.records import CheckpointId, Final, Phase, Skipped
 from cloudspot.story.progress import StepsLost, steps_lost, steps_lost_by
 from cloudspot.story.report import show_json, summarise
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cloudspot.jobstore.records import Final, Phase
+from cloudspot.jobstore.layout.records import Final, Phase
 from cloudspot.story.outcomes import End, end_by_nodes
 from cloudspot.story.states import ended_at, held_generations, is_over, job_state
 

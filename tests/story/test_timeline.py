@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudspot.jobstore.records import CheckpointId, Phase
+from cloudspot.jobstore.layout.records import CheckpointId, Phase
 from cloudspot.story.progress import StepsLost
 from cloudspot.story.spans import Span, between
 from cloudspot.story.timeline import timeline

@@ -7,7 +7,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.testing.logkit import LogSinkTests
 
 

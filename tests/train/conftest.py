@@ -188,7 +188,7 @@ def nobody_leaves_at_once():
     For as long as there are tests: the session's thread may outlive its own.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cloudspot.train.link.leave_at_once", lambda: None)
+        patch.setattr("cloudspot.train.rounds.link.leave_at_once", lambda: None)
         yield
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from cloudspot.train import arena, handoff
-from cloudspot.train.arena import Arena
+from cloudspot.train import handoff
 from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory
-from cloudspot.train.partition import Item, plan
+from cloudspot.train.state import arena
+from cloudspot.train.state.arena import Arena
+from cloudspot.train.state.partition import Item, plan
 
 pytestmark = pytest.mark.gpu
 

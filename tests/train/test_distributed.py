@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from cloudspot.train import SessionError, distributed
-from cloudspot.train.rounds import Rounds
+from cloudspot.train.rounds.rounds import Rounds
 
 
 @pytest.fixture

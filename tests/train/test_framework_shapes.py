@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
-from cloudspot.train.checkpoint import Checkpoint, weights_sha256
-from cloudspot.train.replayed_loader import ReplayedLoader
-from cloudspot.train.resumable_batches import Feed
+from cloudspot.train.data.replayed_loader import ReplayedLoader
+from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.state.checkpoint import Checkpoint, weights_sha256
 
 pytestmark = [
     pytest.mark.full,

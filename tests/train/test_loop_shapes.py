@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, pending_gradients
-from cloudspot.train.checkpoint import Checkpoint, weights_sha256
+from cloudspot.train import handoff
+from cloudspot.train.sessions import pending_gradients
+from cloudspot.train.state.checkpoint import Checkpoint, weights_sha256
 
 NUM_SAMPLES = 22
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cloudspot.train import boundary_marks, handoff
-from cloudspot.train.checkpoint import weights_sha256
-from cloudspot.train.save_order import DRAIN, SaveOrder
+from cloudspot.train import handoff
+from cloudspot.train.rounds.save_order import DRAIN, SaveOrder
+from cloudspot.train.state import boundary_marks
+from cloudspot.train.state.checkpoint import weights_sha256
 
 NUM_CHECKS = 5
 """In one evaluation."""

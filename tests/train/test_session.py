@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, interval, opening, saving, service
-from cloudspot.train.checkpoint import weights_sha256
+from cloudspot.train import handoff
 from cloudspot.train.distributed import World
+from cloudspot.train.rounds import interval
+from cloudspot.train.sessions import opening, saving, service
+from cloudspot.train.state.checkpoint import weights_sha256
 
 
 def make_objects():

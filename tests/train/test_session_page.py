@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cloudspot.train as spot
-from cloudspot.train import sharding
-from cloudspot.train.training import Session
+from cloudspot.train.sessions.training import Session
+from cloudspot.train.state import sharding
 
 PAGE = (Path(__file__).parents[2] / "docs" / "session.md").read_text()
 EXAMPLES = re.findall(r"^#+ ([^\n]*)\n(?:(?!^#).)*?^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

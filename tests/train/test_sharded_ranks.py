@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cloudspot.train import handoff
-from cloudspot.train.checkpoint import Checkpoint
-from cloudspot.train.torchfile import write_torch_file
+from cloudspot.train.state.checkpoint import Checkpoint
+from cloudspot.train.state.torchfile import write_torch_file
 
 pytestmark = pytest.mark.full
 

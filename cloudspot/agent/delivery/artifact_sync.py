@@ -18,9 +18,9 @@ from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Seat
-from cloudspot.jobstore.stored_artifacts import quoted_name, unquoted_name
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.logs.stored_artifacts import quoted_name, unquoted_name
 from cloudspot.model import ObjectMeta
 
 _log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.free_memory import free_memory_bytes
 from cloudspot.host.names import find_symlink, printable
-from cloudspot.jobstore import fetching, manifests, retention
-from cloudspot.jobstore.lineage import generations_of, head
-from cloudspot.jobstore.records import CheckpointId, JournalRecord, Manifest, Skipped
-from cloudspot.jobstore.seals import read_seal
-from cloudspot.jobstore.shared_chunks import ChunkContent, contents
-from cloudspot.jobstore.wrapped_store import T, WrappedStore
+from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
+from cloudspot.jobstore.checkpoints import fetching, manifests, retention
+from cloudspot.jobstore.checkpoints.seals import read_seal
+from cloudspot.jobstore.checkpoints.shared_chunks import ChunkContent, contents
+from cloudspot.jobstore.journal.lineage import generations_of, head
+from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manifest, Skipped
 
 _log = logging.getLogger(__name__)
 

@@ -23,11 +23,12 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.host.boot_clock import this_boot
-from cloudspot.jobstore import keys, manifests, parts, retention
-from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.lineage import head, may_follow
-from cloudspot.jobstore.records import Chunk, Commit, Generation, SaveId, new_nonce
-from cloudspot.jobstore.seals import Seal, parse_seal
+from cloudspot.jobstore.checkpoints import manifests, parts, retention
+from cloudspot.jobstore.checkpoints.compression import Compression
+from cloudspot.jobstore.checkpoints.seals import Seal, parse_seal
+from cloudspot.jobstore.journal.lineage import head, may_follow
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Chunk, Commit, Generation, SaveId, new_nonce
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)

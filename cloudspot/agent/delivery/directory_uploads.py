@@ -31,13 +31,14 @@ from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.names import printable
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import SIGNALS
-from cloudspot.jobstore import keys, manifests, parts
-from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.extraction import extract_bundle
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import Commit, SaveId
-from cloudspot.jobstore.stored_records import find_meta
-from cloudspot.jobstore.submission import code_key
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.checkpoints import manifests, parts
+from cloudspot.jobstore.checkpoints.compression import Compression
+from cloudspot.jobstore.code.extraction import extract_bundle
+from cloudspot.jobstore.jobs.submission import code_key
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Commit, SaveId
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.records import LogStanding
-from cloudspot.jobstore.store_clock import utc_now
+from cloudspot.jobstore.access.store_clock import utc_now
+from cloudspot.jobstore.layout.records import LogStanding
 from cloudspot.model import LogRecord
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from cloudspot.decoding import Tally, decode
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
-from cloudspot.jobstore import manifests, retention
-from cloudspot.jobstore.fetching import fetch_ranges, part_file
-from cloudspot.jobstore.records import Intent, Manifest
-from cloudspot.jobstore.seals import read_seal
+from cloudspot.jobstore.checkpoints import manifests, retention
+from cloudspot.jobstore.checkpoints.fetching import fetch_ranges, part_file
+from cloudspot.jobstore.checkpoints.seals import read_seal
+from cloudspot.jobstore.layout.records import Intent, Manifest
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)

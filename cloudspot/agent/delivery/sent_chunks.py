@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.records import CheckpointId, Chunk, Part, SaveId
-from cloudspot.jobstore.shared_chunks import ChunkContent, Sharing, contents
+from cloudspot.jobstore.checkpoints.shared_chunks import ChunkContent, Sharing, contents
+from cloudspot.jobstore.layout.records import CheckpointId, Chunk, Part, SaveId
 
 
 class SentChunks:

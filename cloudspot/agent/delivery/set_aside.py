@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from cloudspot.agent.delivery.checkpoint_watch import Stamp, State
-from cloudspot.jobstore.records import File, file_of
+from cloudspot.jobstore.layout.records import File, file_of
 
 ROOM = 3
 """A copy is made only if the disk has room for so many: the script's next save needs one besides it, too."""

@@ -6,10 +6,10 @@ from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node
 from cloudspot.agent.status import Status
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Exit, new_nonce
-from cloudspot.jobstore.store_clock import clock_of
-from cloudspot.jobstore.stored_records import create_record
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.stored_records import create_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Exit, new_nonce
 from cloudspot.model import NodeIdentity
 
 

@@ -14,9 +14,9 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError, TransientError
-from cloudspot.jobstore import manifests
-from cloudspot.jobstore.lineage import counts
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.checkpoints import manifests
+from cloudspot.jobstore.journal.lineage import counts
+from cloudspot.jobstore.layout.records import CheckpointId
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
-from cloudspot.jobstore.records import FailureKind, Generation
+from cloudspot.jobstore.layout.records import FailureKind, Generation
 
 FAILED: Final = "trainer-failed"
 STUCK: Final = "trainer-stuck"

@@ -38,9 +38,9 @@ from cloudspot.agent.membership.peers import (
 )
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore import manifests
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.checkpoints import manifests
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout.records import (
     Commit,
     Generation,
     Heartbeat,

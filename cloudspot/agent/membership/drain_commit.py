@@ -11,8 +11,8 @@ import time
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore import manifests
-from cloudspot.jobstore.records import CheckpointId, Generation, Seat
+from cloudspot.jobstore.checkpoints import manifests
+from cloudspot.jobstore.layout.records import CheckpointId, Generation, Seat
 
 _log = logging.getLogger(__name__)
 

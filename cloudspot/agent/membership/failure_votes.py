@@ -13,7 +13,7 @@ from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import named
 from cloudspot.agent.membership.reachability import REACH_SECONDS, is_taken, unreachable
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.records import Failed, Generation, Seat
+from cloudspot.jobstore.layout.records import Failed, Generation, Seat
 
 
 def not_reached(context: NodeContext, cut_off: Collection[Seat]) -> str:

@@ -11,11 +11,11 @@ from contextlib import suppress
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.heartbeat_size import change_count, fill_up
-from cloudspot.jobstore.records import Heartbeat
-from cloudspot.jobstore.store_clock import clock_of
-from cloudspot.jobstore.stored_records import find_bytes
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.stored_records import find_bytes
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Heartbeat
+from cloudspot.jobstore.nodes.heartbeat_size import change_count, fill_up
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection
 
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.jobstore.launches import read_slots
-from cloudspot.jobstore.records import Seat, Slot
+from cloudspot.jobstore.layout.records import Seat, Slot
+from cloudspot.jobstore.nodes.launches import read_slots
 
 LOOK_SECONDS = 3.0
 """How often they are looked at, while the nodes agree on a generation."""

@@ -20,11 +20,11 @@ from cloudspot.agent.membership.open_seats import OpenSeats
 from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.delivering import DRAIN_SECONDS
-from cloudspot.jobstore.heartbeat_size import change_count
-from cloudspot.jobstore.records import Exit, Heartbeat, Notice, Seat
-from cloudspot.jobstore.stored_records import find_meta, find_record, read_record
+from cloudspot.jobstore.access.stored_records import find_meta, find_record, read_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Exit, Heartbeat, Notice, Seat
+from cloudspot.jobstore.nodes.delivering import DRAIN_SECONDS
+from cloudspot.jobstore.nodes.heartbeat_size import change_count
 
 _log = logging.getLogger(__name__)
 

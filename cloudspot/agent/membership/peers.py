@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Exit,
     Generation,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 
 REACH_SECONDS = 3.0
 """How long to try a machine that does not answer: a packet or two may be lost."""

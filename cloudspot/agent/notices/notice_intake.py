@@ -17,9 +17,9 @@ from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Notice, new_nonce
-from cloudspot.jobstore.stored_records import create_record
+from cloudspot.jobstore.access.stored_records import create_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Notice, new_nonce
 
 _log = logging.getLogger(__name__)
 

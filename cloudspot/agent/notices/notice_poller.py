@@ -12,7 +12,7 @@ from datetime import datetime
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim, understand
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource
-from cloudspot.jobstore.store_clock import utc_now
+from cloudspot.jobstore.access.store_clock import utc_now
 
 _log = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from cloudspot.agent.membership.failure_votes import leaving_cut_off
 from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
-from cloudspot.agent.training.supervision import KILLED, End
-from cloudspot.agent.training.trainer import log_tail
-from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.records import Failed, Final, Seat
+from cloudspot.agent.training.launching.trainer import log_tail
+from cloudspot.agent.training.watching.supervision import KILLED, End
+from cloudspot.jobstore.journal.lineage import generations_of
+from cloudspot.jobstore.layout.records import Failed, Final, Seat
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)

@@ -16,16 +16,11 @@ from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.training.drain_schedule import DrainSchedule
-from cloudspot.agent.training.fork_server import ForkServer
 from cloudspot.agent.training.generation_end import GenerationEnd
-from cloudspot.agent.training.idle_watch import IdleWatch
-from cloudspot.agent.training.network_interface import gloo_environment
-from cloudspot.agent.training.preparation import start_runtime
-from cloudspot.agent.training.runtime import Runtime, RuntimeLost
-from cloudspot.agent.training.script_notice import withdraw
-from cloudspot.agent.training.supervision import Supervisor
-from cloudspot.agent.training.trainer import (
+from cloudspot.agent.training.launching.fork_server import ForkServer
+from cloudspot.agent.training.launching.network_interface import gloo_environment
+from cloudspot.agent.training.launching.preparation import start_runtime
+from cloudspot.agent.training.launching.trainer import (
     Trainer,
     TrainerPlan,
     check_program,
@@ -34,9 +29,14 @@ from cloudspot.agent.training.trainer import (
     launch_settings,
     launch_variables,
 )
+from cloudspot.agent.training.programs.runtime import Runtime, RuntimeLost
+from cloudspot.agent.training.watching.drain_schedule import DrainSchedule
+from cloudspot.agent.training.watching.idle_watch import IdleWatch
+from cloudspot.agent.training.watching.script_notice import withdraw
+from cloudspot.agent.training.watching.supervision import Supervisor
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.records import Generation
+from cloudspot.jobstore.journal.lineage import generations_of
+from cloudspot.jobstore.layout.records import Generation
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from cloudspot.cli.joblog.logtail import LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.story.outlays import Row
 from cloudspot.story.progress import first_step, newest_step, steps_total
 from cloudspot.story.series import MetricSeries

@@ -13,7 +13,7 @@ from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.stored_artifacts import Artifact, download, is_present, list_artifacts
+from cloudspot.jobstore.logs.stored_artifacts import Artifact, download, is_present, list_artifacts
 
 pattern_argument = click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 

@@ -10,7 +10,7 @@ from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
-from cloudspot.cli.trust import check_trusted, trust_option
+from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.ownership import adopt, check_adopted
 from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.retrying import doubling, retry, until

@@ -14,9 +14,9 @@ from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
-from cloudspot.jobstore.fetching import verify
-from cloudspot.jobstore.manifests import read_manifest, while_it_stands
-from cloudspot.jobstore.records import CheckpointId, Manifest
+from cloudspot.jobstore.checkpoints.fetching import verify
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.layout.records import CheckpointId, Manifest
 
 step_option = click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step."
@@ -92,7 +92,7 @@ def export(
     Plain safetensors or torch.load reads it. Every chunk read is compared with its checksum; exits with 8
     if one is corrupt.
     """
-    from cloudspot.cli.checkpointexport import export_checkpoint
+    from cloudspot.cli.stored.checkpointexport import export_checkpoint
 
     if only is not None and whole:
         raise SpecError("give --only or --all, not both")

@@ -18,9 +18,9 @@ from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.jobfile.amounts import money_text
-from cloudspot.jobstore.extraction import read_bundle
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.submission import code_key
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.code.extraction import read_bundle
+from cloudspot.jobstore.jobs.submission import code_key
 from cloudspot.story.comparison import CodeFile, code_differences, code_files, job_file_differences, results
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}

@@ -16,13 +16,13 @@ from cloudspot.cli.charts.plots import check_plot, plot_costs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import json_option, parsed, store_option
-from cloudspot.cli.storedjobs import StoredJobs
+from cloudspot.cli.stored.storedjobs import StoredJobs
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobfile.spec import LABEL_NAME
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import list_jobs, list_live
+from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live
+from cloudspot.jobstore.journal.history import History
 from cloudspot.story.ledger import bill
 from cloudspot.story.outlays import KINDS, LABEL, JobOutlays, Row, of_summary, outlays, rows, totals
 from cloudspot.story.states import TERMINAL_STATES, labels_of

@@ -9,22 +9,22 @@ import click
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.inputs import find_inputs
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id, open_job
-from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
+from cloudspot.cli.preparing.inputs import find_inputs
+from cloudspot.cli.preparing.preparedjob import agent_archive, check_code, open_pinned, with_secrets
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
-from cloudspot.cli.trust import check_trusted, noting, trust_option
+from cloudspot.cli.stored.trust import check_trusted, noting, trust_option
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import JobSpec, change_job, check_files
-from cloudspot.jobstore.bundle import Bundle, make_bundle
-from cloudspot.jobstore.forking import bring_checkpoint, code_of
-from cloudspot.jobstore.manifests import read_manifest, while_it_stands
-from cloudspot.jobstore.reader import job_file_of
-from cloudspot.jobstore.records import Origin
-from cloudspot.jobstore.submission import new_submission, submit_bundle
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.code.bundle import Bundle, make_bundle
+from cloudspot.jobstore.jobs.forking import bring_checkpoint, code_of
+from cloudspot.jobstore.jobs.reader import job_file_of
+from cloudspot.jobstore.jobs.submission import new_submission, submit_bundle
+from cloudspot.jobstore.layout.records import Origin
 
 
 @click.command("fork")

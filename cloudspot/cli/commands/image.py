@@ -16,7 +16,8 @@ import msgspec
 from cloudspot.cli.config import open_configured
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.preparedjob import PreparedJob, prepare_job
+from cloudspot.cli.preparing.preparedjob import PreparedJob, prepare_job
+from cloudspot.cli.preparing.submitting import submit_prepared
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -25,17 +26,16 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
-from cloudspot.cli.submitting import submit_prepared
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import ImageHost, Provisioner
 from cloudspot.jobfile.notify import NotifySpec
 from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec, Nodes, spec_from_json
 from cloudspot.jobfile.toml import apply_override
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import SetupReady
-from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import SetupReady
 from cloudspot.model import Instance, InstanceState, MachineImage
 from cloudspot.retrying import retry
 

@@ -17,16 +17,16 @@ from pathlib import Path
 import click
 
 from cloudspot.cli.commands.schema import shipped_schema_url
-from cloudspot.cli.preparedjob import opens_session
+from cloudspot.cli.preparing.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.jobstore.bundle import code_files
+from cloudspot.jobstore.code.bundle import code_files
 
 JOB_FILE = "job.toml"
 SCRIPT = "train.py"
 _MEASURE = """
 import json, sys
-from cloudspot.train.fork_server import measure
+from cloudspot.train.fork_server.fork_server import measure
 print(json.dumps(measure(sys.argv[1:])))
 """
 _MEASURE_SECONDS = 60.0

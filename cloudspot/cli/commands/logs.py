@@ -23,8 +23,8 @@ from cloudspot.cli.screen.printable import printable
 from cloudspot.cli.sharedoptions import job_argument, json_option, node_option, parsed, store_option
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
-from cloudspot.jobstore.log_streams import METRICS, parse_stream, stream_name
-from cloudspot.jobstore.records import Generation, Seat
+from cloudspot.jobstore.layout.records import Generation, Seat
+from cloudspot.jobstore.logs.log_streams import METRICS, parse_stream, stream_name
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0

@@ -9,22 +9,22 @@ from datetime import datetime
 
 import click
 
-from cloudspot.agent.training.drain_schedule import JOIN_AFTER_STARTS
+from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import job_argument, store_option
-from cloudspot.cli.trust import check_trusted, trust_option
+from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.resumption import CHANGED
-from cloudspot.jobstore.store_clock import store_time
+from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.jobs.resumption import CHANGED
+from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import Market, Offer
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import end_so_far, own_beat

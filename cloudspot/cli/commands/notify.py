@@ -9,13 +9,13 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.config import config_path, load_config
-from cloudspot.cli.notifying import check_messages, with_notify
+from cloudspot.cli.preparing.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import overrides_option
 from cloudspot.controller.sending import send
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import load_job
-from cloudspot.jobstore.submission import check_secrets
+from cloudspot.jobstore.jobs.submission import check_secrets
 from cloudspot.model import Message, Severity
 
 

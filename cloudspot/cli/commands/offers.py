@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cloudspot.cli.preparedjob import PreparedJob, prepare_job
+from cloudspot.cli.preparing.preparedjob import PreparedJob, prepare_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.transfers import EXPLAINED, transfer_column
 from cloudspot.cli.sharedoptions import (

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import msgspec
 
-from cloudspot.cli.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
 from cloudspot.cli.jobs import new_job_id
-from cloudspot.cli.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
-from cloudspot.cli.prospects import (
+from cloudspot.cli.preparing.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
+from cloudspot.cli.preparing.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
+from cloudspot.cli.preparing.prospects import (
     Prospects,
     anyway_option,
     find_prospects,
@@ -38,9 +38,9 @@ from cloudspot.controller.supply import MOST_AT_ONCE
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.bundle import make_bundle
-from cloudspot.jobstore.records import Submission
-from cloudspot.jobstore.submission import check_secrets, new_submission
+from cloudspot.jobstore.code.bundle import make_bundle
+from cloudspot.jobstore.jobs.submission import check_secrets, new_submission
+from cloudspot.jobstore.layout.records import Submission
 
 request_option = click.option(
     "--request",

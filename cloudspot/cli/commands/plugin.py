@@ -31,7 +31,7 @@ def new(name: str, directory: Path | None) -> None:
     method says what it promises, and raises NotImplementedError until it is written. The tests show what is
     left to do. No file is replaced.
     """
-    from cloudspot.cli import scaffold
+    from cloudspot.cli.authoring import scaffold
 
     scaffold.check_name(name)
     directory = Path(f"cloudspot-{name}") if directory is None else directory
@@ -67,7 +67,7 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
     Runs the kits in its tests, and no other test, and names each promise that is broken, left out or declared
     as a deviation. Exits with 1 if one is broken or was not run.
     """
-    from cloudspot.cli.kitrun import report_on
+    from cloudspot.cli.authoring.kitrun import report_on
 
     report = report_on(name, tests)
     if json_file is not None:

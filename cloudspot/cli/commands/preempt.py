@@ -9,7 +9,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, node_option, parsed, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.story.states import live_members
 
 

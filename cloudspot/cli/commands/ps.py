@@ -11,17 +11,17 @@ from typing import Any
 import click
 import msgspec
 
-from cloudspot.cli.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.cli.storedjobs import StoredJobs, driven_json
+from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.job_lists import list_jobs, list_live, list_recent
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, list_recent
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
 

@@ -26,9 +26,9 @@ from cloudspot.errors import CloudspotError, SpecError, StoreMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
-from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.store_clock import store_time, utc_now
-from cloudspot.jobstore.store_inventory import SharedObjectInventory, UploadInventory
+from cloudspot.jobstore.access.store_clock import store_time, utc_now
+from cloudspot.jobstore.jobs.job_lists import list_live
+from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory, UploadInventory
 from cloudspot.registry import open_job_store, open_store
 
 HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")

@@ -29,12 +29,12 @@ from cloudspot.errors import (
     as_cloudspot_error,
 )
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live
-from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Finished, Moved, Summary
-from cloudspot.jobstore.store_clock import clock_of, store_time
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
+from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, mark_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Finished, Moved, Summary
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 

@@ -12,15 +12,15 @@ import click
 from cloudspot.cli.completers import complete_providers, complete_stores
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.inputs import find_inputs
 from cloudspot.cli.jobs import Job
-from cloudspot.cli.moving import confirm_move, find_resumable, leave_provider, move
-from cloudspot.cli.preparedjob import agent_archive, check_code, open_pinned, with_secrets
-from cloudspot.cli.prospects import anyway_option, hopeless, refuse
+from cloudspot.cli.preparing.inputs import find_inputs
+from cloudspot.cli.preparing.preparedjob import agent_archive, check_code, open_pinned, with_secrets
+from cloudspot.cli.preparing.prospects import anyway_option, hopeless, refuse
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
-from cloudspot.cli.trust import check_trusted, noting, trust_option
+from cloudspot.cli.stored.moving import confirm_move, find_resumable, leave_provider, move
+from cloudspot.cli.stored.trust import check_trusted, noting, trust_option
 from cloudspot.controller.launchrequest import allowed_offers
 from cloudspot.controller.limits import budget_of, check_affordable, reached_limit
 from cloudspot.controller.measured import seconds_to_end, start_seconds
@@ -28,12 +28,12 @@ from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec, change_job
-from cloudspot.jobstore import resumption
-from cloudspot.jobstore.forking import code_of
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.reader import job_file_of, write_summary
-from cloudspot.jobstore.store_clock import store_time
-from cloudspot.jobstore.submission import check_secrets, read_secrets
+from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.jobs import resumption
+from cloudspot.jobstore.jobs.forking import code_of
+from cloudspot.jobstore.jobs.reader import job_file_of, write_summary
+from cloudspot.jobstore.jobs.submission import check_secrets, read_secrets
+from cloudspot.jobstore.journal.history import History
 from cloudspot.model import Offer
 from cloudspot.story.ledger import bill, spent_in
 from cloudspot.story.report import summarise

@@ -30,14 +30,15 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys, own_jobs
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.index_entry import read_entry
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Intent
-from cloudspot.jobstore.removal import measure, remove_job
-from cloudspot.jobstore.store_clock import store_time
-from cloudspot.jobstore.stored_records import read_record
+from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.access.stored_records import read_record
+from cloudspot.jobstore.jobs import own_jobs
+from cloudspot.jobstore.jobs.index_entry import read_entry
+from cloudspot.jobstore.jobs.removal import measure, remove_job
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Intent
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import InstanceState, LogPiece
 from cloudspot.registry import open_provider, with_driver_options
 from cloudspot.story.states import is_over

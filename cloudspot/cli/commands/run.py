@@ -10,10 +10,11 @@ from cloudspot.cli.commands.plan import print_plan
 from cloudspot.cli.following.detached import launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.following.unattended import tell_of_drivers
-from cloudspot.cli.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
-from cloudspot.cli.preparedjob import prepare_job, warn_of_losses
-from cloudspot.cli.prospects import anyway_option, find_prospects, outlook, setup_text
+from cloudspot.cli.preparing.inputs import check_places, find_inputs, inputs_text
+from cloudspot.cli.preparing.preparedjob import prepare_job, warn_of_losses
+from cloudspot.cli.preparing.prospects import anyway_option, find_prospects, outlook, setup_text
+from cloudspot.cli.preparing.submitting import submit_prepared
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import (
     job_file_argument,
@@ -22,7 +23,6 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
-from cloudspot.cli.submitting import submit_prepared
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import SpecError
 

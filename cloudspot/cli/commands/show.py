@@ -21,7 +21,7 @@ from cloudspot.cli.screen.jobsummary import (
     summary_fields,
 )
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
-from cloudspot.cli.storedjobs import StoredJobs, driven_json
+from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
 from cloudspot.story.states import TERMINAL_STATES
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudspot.cli.charts.plots import check_plot, plot_outcomes
-from cloudspot.cli.pastrun import find_past_run
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.simulated import Simulated
 from cloudspot.cli.sharedoptions import json_option, parsed, store_option
+from cloudspot.cli.stored.pastrun import find_past_run
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.quantities import parse_duration, parse_money
 

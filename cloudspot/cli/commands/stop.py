@@ -10,8 +10,8 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
-from cloudspot.jobstore.store_clock import clock_of
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.story.states import is_over, job_state
 
 

@@ -11,7 +11,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Tick
-from cloudspot.jobstore.history import History
+from cloudspot.jobstore.journal.history import History
 from cloudspot.model import InstanceState
 
 TRIES = 5

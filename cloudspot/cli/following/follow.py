@@ -30,9 +30,9 @@ from cloudspot.cli.screen.lines import (
 )
 from cloudspot.controller.loop import MAX_BACKOFF_SECONDS, Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import METRICS
-from cloudspot.jobstore.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.logs.log_streams import METRICS
 from cloudspot.model import LogRecord
 from cloudspot.retrying import doubling, retry
 from cloudspot.story.events import Event, EventKind

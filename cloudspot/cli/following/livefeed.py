@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from cloudspot.cli.following import pace
 from cloudspot.cli.following.liveview import Sights, View, hear, look
 from cloudspot.controller.loop import Tick
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import stream_name
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.logs.log_streams import stream_name
 from cloudspot.model import Instance, LogRecord
 from cloudspot.story.series import Curve, MetricSeries
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from cloudspot.cli.following.pace import Point, seconds_left, steps_per_second
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import CheckpointId, Seat, Transfer
-from cloudspot.jobstore.seats import Seats, seats_of
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import CheckpointId, Seat, Transfer
+from cloudspot.jobstore.nodes.seats import Seats, seats_of
 from cloudspot.model import Instance, Offer
 from cloudspot.story import report
 from cloudspot.story.advice import warnings

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.records import Heartbeat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Heartbeat
 from cloudspot.story.progress import first_step
 from cloudspot.story.states import live_members
 

@@ -6,8 +6,8 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Provider
-from cloudspot.jobstore.standing_drivers import list_drivers
-from cloudspot.jobstore.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.jobs.standing_drivers import list_drivers
 
 
 def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:

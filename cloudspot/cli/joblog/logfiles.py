@@ -11,8 +11,8 @@ from cloudspot.cli.screen.lines import LABEL_WIDTH
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import whole_file
-from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogRecord
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
-from cloudspot.jobstore.log_streams import is_node_stream, parse_stream
-from cloudspot.jobstore.records import LogStanding, Seat
+from cloudspot.jobstore.layout.records import LogStanding, Seat
+from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogPiece
 from cloudspot.story.node_names import named
 

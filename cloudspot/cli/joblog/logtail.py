@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from datetime import datetime, timedelta
 
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import is_node_stream, parse_stream, stream_name
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream, stream_name
 from cloudspot.model import LogRecord
 
 Life = tuple[datetime, datetime | None]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from cloudspot.cli.jobfields import duration, metric_names
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobfields import duration, metric_names
 from cloudspot.jobfile.amounts import cost_text
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 CODE_LETTERS = 12

@@ -12,12 +12,12 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobfile.amounts import cost_text
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.fetching import verify
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.manifests import read_manifest, while_it_stands
-from cloudspot.jobstore.records import CheckpointId
+from cloudspot.jobstore.checkpoints.fetching import verify
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId
 from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
 from cloudspot.story.states import TERMINAL_STATES

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable
-from cloudspot.jobstore.history import History
-from cloudspot.jobstore.log_streams import parse_stream
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.logs.log_streams import parse_stream
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Event, EventKind
 

@@ -25,10 +25,10 @@ from typing import ClassVar, Final, NamedTuple
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.objectlog import list_streams
-from cloudspot.jobstore.parallel import each
-from cloudspot.jobstore.patience import patient
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.logs.objectlog import list_streams
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, read_back
 from cloudspot.retrying import retry

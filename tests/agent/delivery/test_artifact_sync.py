@@ -13,7 +13,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore
 from cloudspot.agent.delivery import artifact_sync
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.errors import TransientError
-from cloudspot.jobstore.records import Seat
+from cloudspot.jobstore.layout.records import Seat
 from cloudspot.local.filestore import FileStore
 
 

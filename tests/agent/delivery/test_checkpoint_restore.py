@@ -18,11 +18,12 @@ from cloudspot.agent.delivery import checkpoint_restore
 from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_this
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.jobstore import fetching, keys, parts, retention
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.manifests import Superseded
-from cloudspot.jobstore.records import File, SaveId
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
+from cloudspot.jobstore.checkpoints import fetching, parts, retention
+from cloudspot.jobstore.checkpoints.manifests import Superseded
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import File, SaveId
 
 JOB = "digits-1"
 CHUNK_BYTES = 1 << 16

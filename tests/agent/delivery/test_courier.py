@@ -15,11 +15,12 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
-from cloudspot.agent.training.preparation import fetch_code
+from cloudspot.agent.training.launching.preparation import fetch_code
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.low_priority import NICENESS
-from cloudspot.jobstore import fetching, keys, manifests, parts, retention, shared_chunks
-from cloudspot.jobstore.records import SaveId, StopRequest, Transfer, new_nonce
+from cloudspot.jobstore.checkpoints import fetching, manifests, parts, retention, shared_chunks
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
 

@@ -11,8 +11,9 @@ import pytest
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.jobstore import keys, manifests
-from cloudspot.jobstore.records import SaveId
+from cloudspot.jobstore.checkpoints import manifests
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import SaveId
 
 ODD = os.fsdecode(b"class-caf\xe9.txt")
 

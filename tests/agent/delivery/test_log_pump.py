@@ -17,8 +17,8 @@ from support.stores.faultstore import FaultPlan, FaultyStore
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import LogStanding
+from cloudspot.jobstore.layout.records import LogStanding
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 
 

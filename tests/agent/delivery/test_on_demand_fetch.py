@@ -15,8 +15,9 @@ from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.delivery.on_demand_fetch import OnDemandFetch
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore import fetching, keys, retention
-from cloudspot.jobstore.records import SaveId
+from cloudspot.jobstore.checkpoints import fetching, retention
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import SaveId
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

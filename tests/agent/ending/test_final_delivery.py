@@ -15,7 +15,7 @@ from cloudspot.agent.orders import Orders
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.store_retry import insist
 from cloudspot.errors import AuthError, TransientError
-from cloudspot.jobstore.records import Final, Seat
+from cloudspot.jobstore.layout.records import Final, Seat
 from cloudspot.model import PreemptionNotice
 
 

@@ -16,10 +16,21 @@ from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
 from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys, launches, manifests, retention
-from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.records import CheckpointId, Failed, Idle, Intent, Notice, SaveId, Seat, new_nonce
-from cloudspot.jobstore.store_clock import StoreClock, utc_now
+from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
+from cloudspot.jobstore.checkpoints import manifests, retention
+from cloudspot.jobstore.checkpoints.manifests import read_manifest
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
+    CheckpointId,
+    Failed,
+    Idle,
+    Intent,
+    Notice,
+    SaveId,
+    Seat,
+    new_nonce,
+)
+from cloudspot.jobstore.nodes import launches
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

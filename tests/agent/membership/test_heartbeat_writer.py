@@ -11,10 +11,10 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.leaving import Leaving
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import Finished, Heartbeat, Resumed, Transfer, new_nonce
-from cloudspot.jobstore.store_clock import StoreClock
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.access.store_clock import StoreClock
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Finished, Heartbeat, Resumed, Transfer, new_nonce
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"

@@ -25,13 +25,13 @@ from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import Failed, Heartbeat, Seat
-from cloudspot.jobstore.stored_records import find_record
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Failed, Heartbeat, Seat
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import Instance, InstanceState, NodeIdentity
 
 START = datetime(2026, 11, 20, tzinfo=timezone.utc)

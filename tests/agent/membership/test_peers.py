@@ -34,9 +34,9 @@ from cloudspot.agent.membership.peers import (
     roster_of,
     verdict,
 )
-from cloudspot.agent.training.drain_schedule import join_is_due
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.records import (
+from cloudspot.agent.training.watching.drain_schedule import join_is_due
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Commit,
     Exit,

@@ -10,7 +10,7 @@ from support.records.jobclock import at
 
 from cloudspot.cli.charts import drawing, plots
 from cloudspot.errors import TransientError
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 
 
 def log_metrics(jobs, job_id, stream, steps, *, minutes, name="loss"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 
 PREFIX = keys.artifacts_prefix("digits-7k3f")
 

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from cloudspot import __version__
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import CheckpointId, SaveId
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, SaveId
 
 
 def test_the_newest_comes_first(jobs):

@@ -4,7 +4,7 @@ import pytest
 
 from cloudspot.cli.screen import output
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.filestore import FileStore
 
 

@@ -21,7 +21,7 @@ from cloudspot.cli.completers import (
 )
 from cloudspot.cli.invocation import DEFAULT_PROVIDER
 from cloudspot.cli.main import SHORT_HELPS, program
-from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.story.report import summarise
 
 BASH = """

@@ -7,8 +7,8 @@ import pytest
 from support.records.jobclock import at
 
 from cloudspot.cli.commands import cost
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.reader import HistoryReader, read_summary, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary, write_summary
+from cloudspot.jobstore.layout import keys
 from cloudspot.story.report import summarise
 
 DAY = at(0).date().isoformat()

@@ -9,12 +9,12 @@ import pytest
 from support.records.made_records import Records
 
 from cloudspot.cli.commands import image as image_module
-from cloudspot.cli.prospects import setup_text
+from cloudspot.cli.preparing.prospects import setup_text
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.interfaces import ImageHost
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.records import SetupReady
-from cloudspot.jobstore.stored_records import find_bytes
+from cloudspot.jobstore.access.stored_records import find_bytes
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import SetupReady
 from cloudspot.model import Instance, InstanceState, MachineImage
 from cloudspot.plugin.setupimages import SETUP
 from cloudspot.registry import open_provider

@@ -13,7 +13,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.cli.commands.logs import print_records
 from cloudspot.cli.joblog.logtail import LogTail
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 
 START = datetime(2026, 11, 20, 6, tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ from cloudspot.cli.commands import move as move_module
 from cloudspot.cli.screen.output import clock_text
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import CapacityError
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import Market
 

@@ -5,19 +5,19 @@ from datetime import datetime, timezone
 import pytest
 from support.stores.directorystore import directory_store
 
-from cloudspot.cli import moving
 from cloudspot.cli.commands import resume as resume_module
+from cloudspot.cli.stored import moving
 from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.copying import plan_copy, reserve
-from cloudspot.jobstore.job_lists import list_jobs, list_live, mark_live, resumed_writer
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Moved, Resumed
-from cloudspot.jobstore.retention import standing_checkpoints
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
+from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
+from cloudspot.jobstore.jobs.copying import plan_copy, reserve
+from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, mark_live, resumed_writer
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, Moved, Resumed
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 

@@ -5,8 +5,8 @@ from support.clouds.messagesink import dead_url, open_sink
 
 from cloudspot.jobfile.notify import NotifySpec
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.submission import read_secrets
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.submission import read_secrets
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from support.records.jobclock import at
 
 from cloudspot.controller.experience import leave_experience
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.plugin.priceparts import with_extras
 from cloudspot.story.report import summarise

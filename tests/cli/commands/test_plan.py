@@ -8,7 +8,7 @@ import socket
 import msgspec
 import pytest
 
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.plugin.priceparts import with_extras

@@ -340,7 +340,9 @@ def test_a_plugin_that_is_not_installed_is_named(tmp_path):
 
 
 def test_without_pytest_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloudspot.cli.kitrun.find_spec", lambda name: None if name == "pytest" else name)
+    monkeypatch.setattr(
+        "cloudspot.cli.authoring.kitrun.find_spec", lambda name: None if name == "pytest" else name
+    )
     result = CliRunner().invoke(program, ["plugin", "check", "local", "--tests", str(tmp_path)])
     assert (result.exit_code, result.stderr) == (1, "error: the kits need pytest; run: pip install pytest\n")
 

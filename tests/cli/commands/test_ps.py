@@ -10,13 +10,13 @@ from support.records.jobclock import ago, at
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.cli.commands.ps import MAX_WORKED_OUT
-from cloudspot.cli.jobfields import FIELD_NAMES
 from cloudspot.cli.main import program
 from cloudspot.cli.screen import output
+from cloudspot.cli.screen.jobfields import FIELD_NAMES
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.reader import HistoryReader, write_summary
-from cloudspot.jobstore.records import Summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Summary
 from cloudspot.local.filestore import FileStore
 from cloudspot.story.report import summarise
 
@@ -141,7 +141,7 @@ def test_a_job_whose_mark_was_lost_is_shown_all_the_same(jobs):
 
 def test_the_page_counts_no_further_than_one_listing_shows(jobs, monkeypatch):
     monkeypatch.setattr("cloudspot.cli.commands.ps.PAGE", 1)
-    monkeypatch.setattr("cloudspot.jobstore.job_lists.MAX_RECENT", 2)
+    monkeypatch.setattr("cloudspot.jobstore.jobs.job_lists.MAX_RECENT", 2)
     for number in range(4):
         put_summary(jobs, f"done-{number}", minutes=number)
     result = jobs.run("ps")

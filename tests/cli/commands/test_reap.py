@@ -12,9 +12,9 @@ from cloudspot.cli.commands import driver as driver_module
 from cloudspot.cli.commands import reap as reap_module
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError, SpecError, StoreMissing
-from cloudspot.jobstore.job_lists import list_live, unmark_live
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.store_clock import store_time
+from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.jobs.job_lists import list_live, unmark_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner

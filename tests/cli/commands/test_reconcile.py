@@ -8,9 +8,9 @@ from cloudspot.cli.commands import reconcile as reconcile_module
 from cloudspot.cli.commands.reconcile import is_long_over
 from cloudspot.controller.reconcile import Reconciler, Unlisted
 from cloudspot.errors import AuthError, ObjectMissing, TransientError
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.reader import HistoryReader, read_summary
+from cloudspot.jobstore.jobs.job_lists import list_live
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
+from cloudspot.jobstore.layout import keys
 
 
 def unfinished(jobs, job_id):

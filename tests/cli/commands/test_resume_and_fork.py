@@ -6,14 +6,14 @@ from support.records.jobclock import at
 from cloudspot.cli.commands import fork as fork_module
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.screen import output
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.job_lists import list_jobs
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, SaveId, Suspended, new_nonce
-from cloudspot.jobstore.retention import standing_checkpoints
-from cloudspot.jobstore.submission import delete_secrets, read_secrets
+from cloudspot.jobstore.checkpoints.manifests import read_manifest
+from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
+from cloudspot.jobstore.jobs.job_lists import list_jobs
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.submission import delete_secrets, read_secrets
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, SaveId, Suspended, new_nonce
 
 
 @pytest.fixture(autouse=True)

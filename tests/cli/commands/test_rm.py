@@ -13,10 +13,10 @@ from cloudspot.cli.commands import rm as rm_module
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.errors import TransientError
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.removal import remove_job
-from cloudspot.jobstore.submission import hash_of
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.removal import remove_job
+from cloudspot.jobstore.jobs.submission import hash_of
+from cloudspot.jobstore.layout import codec, keys
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import Instance, InstanceState

@@ -2,12 +2,12 @@
 
 import pytest
 
-from cloudspot.cli import submitting
 from cloudspot.cli.commands import run as run_module
 from cloudspot.cli.following import detached
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.job_lists import list_jobs
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.cli.preparing import submitting
+from cloudspot.jobstore.jobs.job_lists import list_jobs
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout import keys
 from cloudspot.local.provider import LocalProvider
 
 

@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 from support.records.jobclock import at
 
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.records import Final, SaveId, Slot
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Final, SaveId, Slot
 
 
 def test_json_has_the_whole_story(jobs):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from support.records.jobclock import at
 
 from cloudspot.cli.main import program
-from cloudspot.jobstore.reader import HistoryReader, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.story.report import summarise
 
 ROOT = Path(__file__).parents[3]

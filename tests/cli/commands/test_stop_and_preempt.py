@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.model import Instance, InstanceState

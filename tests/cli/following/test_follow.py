@@ -20,10 +20,10 @@ from cloudspot.cli.screen.lines import in_order_of_time
 from cloudspot.controller import loop
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import AuthError, TransientError
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.reader import HistoryReader, read_summary
-from cloudspot.jobstore.records import CheckpointId
-from cloudspot.jobstore.store_clock import utc_now
+from cloudspot.jobstore.access.store_clock import utc_now
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId
 from cloudspot.retrying import until
 from cloudspot.story.events import diff
 

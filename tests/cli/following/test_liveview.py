@@ -9,10 +9,10 @@ from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.liveview import Heard, Sights, hear, look
 from cloudspot.cli.following.pace import Point
 from cloudspot.controller.loop import Tick
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import CheckpointId, Transfer
-from cloudspot.jobstore.store_clock import utc_now
+from cloudspot.jobstore.access.store_clock import utc_now
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout.records import CheckpointId, Transfer
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import EndReason
 from cloudspot.story.series import Curve
 

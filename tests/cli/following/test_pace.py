@@ -5,8 +5,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.cli.following.pace import Point, origin, seconds_left, sight, steps_per_second, with_point
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Phase
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.layout.records import Phase
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 

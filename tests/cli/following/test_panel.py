@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from cloudspot.cli.following.liveview import NodeView, View
 from cloudspot.cli.following.panel import render
-from cloudspot.jobstore.records import CheckpointId, Transfer
+from cloudspot.jobstore.layout.records import CheckpointId, Transfer
 from cloudspot.model import Market, Offer
 from cloudspot.story.series import Curve
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from cloudspot.cli.main import program
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
-from cloudspot.jobstore.records import LogStanding
+from cloudspot.jobstore.layout.records import LogStanding
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.model import LogRecord
 
 

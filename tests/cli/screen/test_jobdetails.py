@@ -6,7 +6,7 @@ import pytest
 from support.records.made_records import Records
 
 from cloudspot.cli.screen.jobdetails import echo_details
-from cloudspot.jobstore.records import Phase
+from cloudspot.jobstore.layout.records import Phase
 from cloudspot.story.report import show_json
 
 NUM_LOST = 40

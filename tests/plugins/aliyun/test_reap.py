@@ -15,7 +15,7 @@ from support.clouds.reaptests import (
 from support.worlds.listed_host import ListedHost
 
 from cloudspot.controller import account_orphans
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import InstanceGroup, Market, Resources
 from cloudspot.plugin.machinetags import JOB, STORE
 from cloudspot.registry import open_store

@@ -7,7 +7,7 @@ import json
 import boto3
 import pytest
 
-from cloudspot.jobstore.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot_aws.s3 import S3Store
 
 pytest.importorskip("torch")

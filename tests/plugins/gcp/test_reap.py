@@ -5,7 +5,7 @@ from support.clouds.reaptests import LIVE, OVER, REMOVED, STRANGE_OBJECT, Reapin
 from support.worlds.listed_host import ListedHost
 
 from cloudspot.controller import account_orphans
-from cloudspot.jobstore import keys
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import EndReason, InstanceGroup, Market, Resources
 from cloudspot.plugin.machinetags import JOB, STORE, store_digest
 from cloudspot.registry import open_store

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from cloudspot.boot.script import BootPlan, render_boot_script
-from cloudspot.jobstore import codec, keys, launches
-from cloudspot.jobstore.records import Exit
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Exit
+from cloudspot.jobstore.nodes import launches
 from cloudspot.model import BootProfile, NodeIdentity
 from cloudspot.registry import open_store
 from cloudspot_gcp.attributes import machine_name

@@ -31,9 +31,9 @@ from cloudspot.errors import (
 )
 from cloudspot.host import paced_http
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.store_probe import probe
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.registry import open_store
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from support.stores.one_at_a_time import OneAtATime
 from support.worlds.cloud_histories import check_histories, play
 
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
-from cloudspot.jobstore import parallel
+from cloudspot.jobstore.access import parallel
 from cloudspot.model import EndReason
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill

@@ -25,17 +25,17 @@ from support.stores.request_counts import MOST_A_LIVE_JOB
 from support.worlds.listed_host import ListedHost
 
 from cloudspot.boot.agentarchive import AgentArchive
-from cloudspot.cli.preparedjob import prepare_job
+from cloudspot.cli.preparing.preparedjob import prepare_job
 from cloudspot.controller.ownership import adopt
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.heartbeat_size import fill_up
-from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Generation, new_nonce
-from cloudspot.jobstore.stored_records import create_record
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.access.stored_records import create_record
+from cloudspot.jobstore.jobs.job_lists import list_live
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.submission import submit
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Generation, new_nonce
+from cloudspot.jobstore.nodes.heartbeat_size import fill_up
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import REAP_EVENT, EndReason, InstanceState, NodeIdentity
 from cloudspot.plugin.functionchecks import passes_a_month
 from cloudspot.registry import open_store

@@ -7,11 +7,11 @@ from click.testing import CliRunner
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import load_job
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.job_lists import unmark_live
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.records import Finished, SaveId, new_nonce
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.jobs.job_lists import unmark_live
+from cloudspot.jobstore.jobs.submission import submit
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Finished, SaveId, new_nonce
 
 
 def chunk_of(job_id):

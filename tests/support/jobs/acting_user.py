@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloudspot.host.process_marks import marked_processes
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK

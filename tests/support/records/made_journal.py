@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from support.records.made_records import Records
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import generations_of
-from cloudspot.jobstore.manifests import commit_whole
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.checkpoints.manifests import commit_whole
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import generations_of
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Commit,
     Generation,

@@ -7,8 +7,8 @@ import msgspec
 
 from cloudspot.controller.observed import Observed
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.history import History, LaunchHistory
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import (
     Certificate,
     CheckpointId,
     Commit,

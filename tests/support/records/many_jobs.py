@@ -12,16 +12,16 @@ from support.records.made_records import Records
 from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.heartbeat_size import fill_up
-from cloudspot.jobstore.job_lists import list_live
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.manifests import try_commit
-from cloudspot.jobstore.parts import upload_directory
-from cloudspot.jobstore.records import File, SaveId, Submission, new_nonce
-from cloudspot.jobstore.stored_records import create_record
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.access.stored_records import create_record
+from cloudspot.jobstore.checkpoints.manifests import try_commit
+from cloudspot.jobstore.checkpoints.parts import upload_directory
+from cloudspot.jobstore.jobs.job_lists import list_live
+from cloudspot.jobstore.jobs.submission import submit
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import File, SaveId, Submission, new_nonce
+from cloudspot.jobstore.nodes.heartbeat_size import fill_up
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import Instance, InstanceState, NodeIdentity
 
 SPEC = {"name": "digits", "run": {"entrypoint": "train.py"}, "nodes": 1}

@@ -2,8 +2,8 @@
 
 from datetime import datetime, timezone
 
-from cloudspot.jobstore import own_jobs
-from cloudspot.jobstore.records import Submission, new_nonce
+from cloudspot.jobstore.jobs import own_jobs
+from cloudspot.jobstore.layout.records import Submission, new_nonce
 
 
 def note(job_id: str, *, store_url: str, sha256: str = "5" * 64, **fields) -> Submission:

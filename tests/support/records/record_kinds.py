@@ -2,7 +2,8 @@
 
 import re
 
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.jobs.submission import _Secrets
+from cloudspot.jobstore.layout.records import (
     Certificate,
     Exit,
     Heartbeat,
@@ -21,7 +22,6 @@ from cloudspot.jobstore.records import (
     Summary,
     Suspicions,
 )
-from cloudspot.jobstore.submission import _Secrets
 from cloudspot.model import LogRecord
 
 KINDS = (

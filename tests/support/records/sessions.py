@@ -13,10 +13,10 @@ from support.records.made_journal import commit
 from support.worlds.fake_world import fake_world
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.compression import Compression
-from cloudspot.jobstore.manifests import read_manifest
-from cloudspot.jobstore.parts import upload_part
-from cloudspot.jobstore.records import CheckpointId, Manifest, SaveId
+from cloudspot.jobstore.checkpoints.compression import Compression
+from cloudspot.jobstore.checkpoints.manifests import read_manifest
+from cloudspot.jobstore.checkpoints.parts import upload_part
+from cloudspot.jobstore.layout.records import CheckpointId, Manifest, SaveId
 from cloudspot.train.handoff import seals_directory
 
 _SLOT_SECONDS = 60.0
@@ -76,12 +76,12 @@ def _seal(
     objects: Mapping[str, Any], checkpoint: CheckpointId, directory: Path, rank: int, world_size: int
 ) -> Path:
     """Copy one rank's part into an arena and seal it; return the seal's path."""
-    from cloudspot.train.arena import Arena
-    from cloudspot.train.boundary_marks import Description
-    from cloudspot.train.checkpoint import take
     from cloudspot.train.distributed import World
-    from cloudspot.train.save_order import INTERVAL, SaveOrder
-    from cloudspot.train.saving import Saver
+    from cloudspot.train.rounds.save_order import INTERVAL, SaveOrder
+    from cloudspot.train.sessions.saving import Saver
+    from cloudspot.train.state.arena import Arena
+    from cloudspot.train.state.boundary_marks import Description
+    from cloudspot.train.state.checkpoint import take
 
     arena = Arena(
         directory=directory / "arena",

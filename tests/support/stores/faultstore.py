@@ -17,7 +17,7 @@ import msgspec
 from cloudspot.decoding import decode
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.interfaces import Data, ObjectStore, Upload
-from cloudspot.jobstore.wrapped_store import T, WrappedStore
+from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):

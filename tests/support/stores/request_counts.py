@@ -14,8 +14,8 @@ from cloudspot.cli.commands import cost, ps, show
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import store_clock
-from cloudspot.jobstore.job_lists import list_jobs, list_live
+from cloudspot.jobstore.access import store_clock
+from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live
 
 MOST_A_LIVE_JOB, MOST_BESIDES, MOST_OF_PS, MOST_OF_SHOW = 20, 30, 20, 60
 

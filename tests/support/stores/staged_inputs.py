@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 
-from cloudspot.jobstore.input_cache import Staging
-from cloudspot.jobstore.wrapped_store import WrappedStore
+from cloudspot.jobstore.access.wrapped_store import WrappedStore
+from cloudspot.jobstore.inputs.input_cache import Staging
 
 
 class CountingStore(WrappedStore):

@@ -18,10 +18,10 @@ from support.worlds.simulation import START, Odds, SimStore, Violation, World
 from cloudspot.controller.loop import Controller
 from cloudspot.emulation.cloud import MachineHost, MachineStatus
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.reader import HistoryReader
-from cloudspot.jobstore.records import Submission
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Submission
 from cloudspot.model import InstanceState, Market
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill

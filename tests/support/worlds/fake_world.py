@@ -12,7 +12,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from cloudspot.train import sharding
+    from cloudspot.train.state import sharding
 
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:

@@ -18,14 +18,16 @@ from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
-from cloudspot.jobstore import codec, keys, parallel
-from cloudspot.jobstore.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
-from cloudspot.jobstore.job_lists import is_marked_live
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.lineage import head
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, job_file_of
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.access import parallel
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.job_lists import is_marked_live
+from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.jobs.resumption import resume
+from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
     Commit,
     Finished,
     Generation,
@@ -35,9 +37,8 @@ from cloudspot.jobstore.records import (
     Seat,
     Submission,
 )
-from cloudspot.jobstore.resumption import resume
-from cloudspot.jobstore.seats import seats_of
-from cloudspot.jobstore.submission import request_stop
+from cloudspot.jobstore.nodes.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
+from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.model import Market
 
 JOB = "digits-1"

@@ -15,8 +15,8 @@ from support.worlds.simulation import Odds, SimStore, Violation, World
 from cloudspot.controller.supply import MARKET_MOVE_SECONDS
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore import parallel
-from cloudspot.jobstore.reader import HistoryReader
+from cloudspot.jobstore.access import parallel
+from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.market.hazards import DEFAULT
 from cloudspot.market.made_up import made_up
 from cloudspot.model import EndReason, Market, Offer

@@ -11,7 +11,7 @@ from support.worlds.simulation import START, Actor, Life, Violation, World
 
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.jobstore.records import Generation
+from cloudspot.jobstore.layout.records import Generation
 from cloudspot.model import (
     BootProfile,
     EndReason,

@@ -30,15 +30,14 @@ from cloudspot.controller.actions import Wait
 from cloudspot.controller.restarts import judge
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.creation import create
-from cloudspot.jobstore.heartbeat_size import fill_up
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.lineage import head, newest_generation, why_over
-from cloudspot.jobstore.patience import patient
-from cloudspot.jobstore.reader import HistoryReader, job_file_of
-from cloudspot.jobstore.records import (
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_meta, find_record
+from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import head, newest_generation, why_over
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
     Commit,
     Exit,
     Finished,
@@ -51,7 +50,8 @@ from cloudspot.jobstore.records import (
     Seat,
     new_nonce,
 )
-from cloudspot.jobstore.stored_records import find_meta, find_record
+from cloudspot.jobstore.nodes.heartbeat_size import fill_up
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import EndReason, NodeIdentity
 
 Result = TypeVar("Result")

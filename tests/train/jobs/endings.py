@@ -208,7 +208,7 @@ ENDINGS = [
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    importlib.import_module("cloudspot.train.opening")  # once for all
+    importlib.import_module("cloudspot.train.sessions.opening")  # once for all
     gc.freeze()
     statuses = {}
     for ending in ENDINGS:

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from cloudspot.train import service
 from cloudspot.train.lightning import SpotCallback
+from cloudspot.train.sessions import service
 
 
 class Net(lightning.LightningModule):

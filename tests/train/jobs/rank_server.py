@@ -71,7 +71,7 @@ def serve():
 
 if __name__ == "__main__":
     # torch._dynamo: an optimizer imports it with its first step, which takes as long as torch itself.
-    for module in ("numpy", "torch._dynamo", "torch.utils.data", "cloudspot.train.opening"):
+    for module in ("numpy", "torch._dynamo", "torch.utils.data", "cloudspot.train.sessions.opening"):
         importlib.import_module(module)
     gc.freeze()
     script = serve()

@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import cloudspot.train as spot
-from cloudspot.train import handoff, link
-from cloudspot.train.step_seconds import StepSeconds
+from cloudspot.train import handoff
+from cloudspot.train.rounds import link
+from cloudspot.train.rounds.step_seconds import StepSeconds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from uncompiled import data_parallel, leave_compiler_out
 
 import cloudspot.train as spot
-from cloudspot.train.training import Session
+from cloudspot.train.sessions.training import Session
 
 EPOCHS = int(os.environ.get("TINY_EPOCHS", "6"))
 STEP_SECONDS = float(os.environ.get("TINY_STEP_SECONDS", "0.02"))

@@ -11,7 +11,7 @@ from support.worlds.simnodes import Script
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.loop import PRICE_SECONDS
 from cloudspot.jobfile.spec import decode_options
-from cloudspot.jobstore.delivering import DELIVERY_GRACE_SECONDS
+from cloudspot.jobstore.nodes.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.story.outcomes import launch_end
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner

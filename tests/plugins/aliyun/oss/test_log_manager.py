@@ -8,11 +8,11 @@ from click.testing import CliRunner
 
 from cloudspot.cli.main import program
 from cloudspot.jobfile.spec import load_job
-from cloudspot.jobstore import codec, keys
-from cloudspot.jobstore.journal import Journal
-from cloudspot.jobstore.launches import claim_slot
-from cloudspot.jobstore.records import Certificate, Finished, Heartbeat, Intent, LogStanding, new_nonce
-from cloudspot.jobstore.submission import submit
+from cloudspot.jobstore.jobs.submission import submit
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Certificate, Finished, Heartbeat, Intent, LogStanding, new_nonce
+from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import EndReason, LaunchRequest, LogRecord, Market, NodeIdentity, Offer
 from cloudspot_aliyun.osslogs import OssLogSink
 

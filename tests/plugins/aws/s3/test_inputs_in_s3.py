@@ -7,8 +7,8 @@ import pytest
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobfile.data import DataSpec
-from cloudspot.jobstore.input_cache import InputCache, Staging
-from cloudspot.jobstore.inputs import BLOCK_BYTES, InputMissing, open_input
+from cloudspot.jobstore.inputs.input_cache import InputCache, Staging
+from cloudspot.jobstore.inputs.inputs import BLOCK_BYTES, InputMissing, open_input
 from cloudspot.registry import open_store
 
 

@@ -1,0 +1,128 @@
+"""The process of this machine from which trainings are forked; a later agent finds it again."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cloudspot.agent.training.programs.runtime import Runtime
+from cloudspot.host.process_marks import kill_marked, marked_processes
+from cloudspot.jobfile.spec import MODULE, RunSpec
+from cloudspot.train.fork_server import fork_client
+from cloudspot.train.fork_server.fork_server import MARK, PADDING, PADDING_BYTES, unwanted_path
+
+_log = logging.getLogger(__name__)
+CLIENT = str(Path(fork_client.__file__).resolve())
+"""What stands in for each program; a container has the package at its real place alone."""
+WORTH_SECONDS = 1.0
+"""How long the imports of a start have to take before ``run.preload`` is suggested."""
+MAX_NAMES = 32
+_WORDS_BYTES = 8 << 10
+_START = """
+import sys
+sys.path[:] = filter(None, sys.path)  # the working directory's modules are the training's alone
+from cloudspot.train.fork_server.fork_server import main
+main()
+"""
+_LISTEN_AND_START = f"""
+import os, sys
+sys.path[:] = filter(None, sys.path)
+from cloudspot.train.fork_server.fork_client import listen_at
+listener = listen_at(os.environ["{MARK}"])
+os.dup2(listener.fileno(), 0)
+listener.close()
+{_START}"""
+
+
+def advice(preload: Sequence[str], seconds: Mapping[str, float]) -> str | None:
+    """Return the line for the job file that would save the seconds of slow imports, if it is worth it."""
+    names = [name for name in seconds if re.fullmatch(MODULE, name)][:MAX_NAMES]
+    saved = sum(seconds[name] for name in names)
+    if saved < WORTH_SECONDS:
+        return None
+    line = ", ".join(f'"{name}"' for name in dict.fromkeys((*preload, *names)))
+    return f"run.preload = [{line}] in the job file would save {saved:.1f} s of each later start on a machine"
+
+
+class ForkServer:
+    """The fork server of a node; it lives as long as the node trains, and no agent has to live for it."""
+
+    def __init__(self, runtime: Runtime, run: RunSpec, environment: Mapping[str, str]) -> None:
+        """``environment`` is that of the training; see TrainerPlan."""
+        self._runtime = runtime
+        self._node = runtime.node
+        self._script = run.entrypoint or ""
+        self._preload = run.preload
+        self._environment = environment
+        self._socket = str(self._node.fork_server)
+        self._process: subprocess.Popen[bytes] | None = None
+        # Only Linux shows the processes that are forked by their own environment.
+        is_of_use = run.entrypoint is not None and run.launcher_or_default == "torchrun"
+        self._is_used = run.fork_server and is_of_use and sys.platform == "linux"
+        self._unwanted = unwanted_path(self._socket)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The words before those of a Python program that have it forked, or started if that cannot be."""
+        if not self._is_used or self._unwanted.exists():
+            return ()
+        python = sys.executable if self._runtime.inherits_files else self._runtime.python
+        return (python, "-IS", CLIENT, self._socket)
+
+    def start(self) -> None:
+        """Start it if it does not run, without waiting until it can fork."""
+        if not self._is_used:
+            return
+        if self._unwanted.exists():
+            if self._runs():
+                _log.warning("the training starts without the fork server from now on; its log says why")
+                kill_marked(MARK, self._socket)
+            return
+        if self._runs():
+            return
+        if self._node.fork_server.exists():
+            _log.warning("the fork server has ended: another one starts, and imports torch anew")
+        self._node.fork_server.unlink(missing_ok=True)
+        environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
+        try:
+            if not self._runtime.inherits_files:
+                # A client that comes before it listens is started as usual.
+                self._start(_LISTEN_AND_START, environment, subprocess.DEVNULL)
+                return
+            # Bound here, so that a client which comes before it is ready waits for it.
+            with fork_client.listen_at(self._socket) as listener:
+                self._start(_START, environment, listener.fileno())
+        except OSError as error:  # the start of the training says it, too
+            _log.warning("the fork server does not start: %s", error)
+
+    def _runs(self) -> bool:
+        if self._process is not None and self._process.poll() is None:
+            return True  # its mark may not show yet
+        return bool(marked_processes(MARK, self._socket))
+
+    def _start(self, program: str, environment: Mapping[str, str], stdin: int) -> None:
+        path = self._node.fork_server_log
+        words = [
+            self._runtime.python,
+            "-u",
+            "-c",
+            program,
+            self._script,
+            " ".join(self._preload),
+            " " * _WORDS_BYTES,
+        ]
+        command = self._runtime.command(words, environment, log=path)
+        with path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command.words,
+                cwd=self._node.work,
+                env=command.environment,
+                stdin=stdin,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )

@@ -1,0 +1,167 @@
+"""What a node does before it trains: it fetches the code and runs the job's setup, each once."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cloudspot.agent.leaving import Leaving, LeavingError
+from cloudspot.agent.node import Node
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.launching.kept_setup import find_kept
+from cloudspot.agent.training.launching.trainer import log_tail
+from cloudspot.agent.training.programs.runtime import KeptSetupLost, Runtime
+from cloudspot.errors import AuthError, BundleError, CloudspotError, CorruptData, ObjectMissing
+from cloudspot.host.process_marks import kill_marked
+from cloudspot.jobstore.code.extraction import extract_bundle
+from cloudspot.jobstore.jobs.submission import code_key
+
+_log = logging.getLogger(__name__)
+
+_SETUP_MARK = "CLOUDSPOT_SETUP"
+
+
+def fetch_code(context: NodeContext) -> None:
+    """Have the job's code in the working directory.
+
+    Raises:
+        LeavingError: it cannot be had.
+    """
+    memory, node, sha256 = context.memory, context.node, context.job.submission.code_sha256
+    if memory.code_ready:
+        return
+    try:
+        data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
+        memory.kept_setup = find_kept(node, context.job, data)
+        if memory.kept_setup is None:
+            extract_bundle(data, node.work, sha256=sha256)
+    except (BundleError, CorruptData, ObjectMissing) as error:
+        # The next machine would find the same bytes; but its disk may have the room that this one lacks.
+        permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))
+        detail = f"the code cannot be fetched: {error}"
+        raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=permanent)) from error
+    memory.code_ready, memory.setup_done = True, memory.kept_setup is not None
+    memory.save(node)
+
+
+def start_kept(context: NodeContext, runtime: Runtime) -> None:
+    """Start what the machine's image holds of the setup, or forget it and fetch the code anew.
+
+    Call it before anything but the code is in the working directory.
+
+    Raises:
+        LeavingError: an order to leave came, or something cannot be had.
+    """
+    memory = context.memory
+    if memory.kept_setup is None or memory.placed or memory.generation > 0:
+        return
+    try:
+        runtime.start(setup_is_done=True, kept=memory.kept_setup, check=context.obey)
+    except KeptSetupLost as error:
+        _log.warning("%s: it is run again", error)
+        context.node.baked.unlink(missing_ok=True)
+        memory.code_ready = memory.setup_done = False
+        fetch_code(context)
+    except CloudspotError as error:
+        raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
+
+
+def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], None] = lambda: None) -> None:
+    """Have ready where the programs of the job run.
+
+    Raises:
+        AuthError: a registry refuses the log-in, which it would on any machine.
+        LeavingError: an order to leave came, or it cannot be had.
+    """
+
+    def look() -> None:
+        context.obey()
+        check()
+
+    try:
+        memory = context.memory
+        runtime.start(setup_is_done=memory.setup_done, kept=memory.kept_setup, check=look)
+    except AuthError:
+        raise
+    except CloudspotError as error:
+        raise LeavingError(Leaving("failed", str(error), exit_code=1)) from error
+
+
+def run_setup(
+    context: NodeContext,
+    runtime: Runtime,
+    environment: Mapping[str, str],
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Have the job's setup done; ``check`` is asked all the while, and raises what ends it.
+
+    Raises:
+        LeavingError: an order to leave came, or the setup failed.
+    """
+    memory, node, command = context.memory, context.node, context.job.spec.run.setup
+    start_runtime(context, runtime, check)
+    if memory.setup_done:
+        return
+    if command is not None:
+        _run(context, command, runtime, runtime.with_programs(environment), check)
+    memory.setup_done = True
+    memory.save(node)
+
+
+def end_setup(node: Node) -> None:
+    """End every process of the job's setup, also of one that an agent left behind."""
+    _ended(node).touch()
+    kill_marked(_SETUP_MARK, str(node.directory))
+
+
+def _ended(node: Node) -> Path:
+    """Return the file that is there once the setup may not start any more."""
+    return node.directory / "setup.ended"
+
+
+def _run(
+    context: NodeContext,
+    command: str,
+    runtime: Runtime,
+    environment: Mapping[str, str],
+    check: Callable[[], None],
+) -> None:
+    node = context.node
+    end_setup(node)  # of an agent that was killed in the middle
+    _log.info("setup: %s", command)
+    log_path = node.logs / "setup.log"
+    words, variables = runtime.command(
+        ["/bin/bash", "-euo", "pipefail", "-c", command],
+        {**environment, _SETUP_MARK: str(node.directory)},
+        log=log_path,
+        ended=_ended(node),
+    )
+    _ended(node).unlink(missing_ok=True)
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            words,
+            cwd=node.work,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            context.obey()
+            check()
+            context.orders.wait(0.1)
+    finally:
+        if process.poll() is None:
+            end_setup(node)
+            process.wait()
+    if process.returncode != 0:
+        # As a shell gives it: 128 and the number of the signal.
+        status = process.returncode if process.returncode > 0 else 128 - process.returncode
+        tail = log_tail(log_path)
+        detail = f"setup failed with exit status {status}: {tail[-1] if tail else command}"
+        raise LeavingError(Leaving("failed", detail, exit_code=status, log_tail=tail))

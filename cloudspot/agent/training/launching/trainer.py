@@ -1,0 +1,313 @@
+"""Starts the training once a generation, adopts one that outlived the agent, and ends it.
+
+The trainer belongs to nobody: it runs in its own session, writes to a file, and its shell leaves
+the exit status in another, so that it outlives an agent that is killed, and the next agent on the
+machine can go on with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudspot.agent.delivery.log_pump import split_lines
+from cloudspot.agent.node import Node
+from cloudspot.agent.rank_reports import RankError, read_report
+from cloudspot.agent.training.programs.runtime import Runtime
+from cloudspot.errors import CloudspotError
+from cloudspot.host.bounded_reads import read_at_most, read_end
+from cloudspot.host.cores import usable_cores
+from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
+from cloudspot.train import handoff as files
+from cloudspot.train.fork_server.fork_server import MARK
+
+LOG_TAIL_LINES = 40
+LOG_TAIL_BYTES = 65536
+_KILLED = 137
+_NOT_RUN = (126, 127)
+"""The statuses with which a shell says that it cannot run a program."""
+_TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
+"""How torch 2.13's torchrun begins its report on a script that failed."""
+_STATUS = "trainer.status"
+_ENDED = "trainer.ended"
+"""Of this name is a file in the hand-off directory once nothing of the generation may start any more."""
+# $0 is the status file: written whole, by rename, when torchrun, or else the command, has ended.
+_KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
+# The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
+# exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
+# this shell.
+_KEEP_RANK_STATUS = (
+    f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
+    f'to="${files.HANDOFF}/exited-$RANK"; '
+    'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
+)
+
+OWN_SHELLS = (_KEEP_STATUS, _KEEP_RANK_STATUS)
+"""The programs of the shells that stand between the agent, torchrun and a script."""
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """One start of the training on this node."""
+
+    python: str
+    words: Sequence[str]
+    """The script or command and its arguments."""
+    has_torchrun: bool
+    """Whether torchrun starts it, ``procs_per_node`` times; else it is started once."""
+    num_nodes: int
+    node_rank: int
+    procs_per_node: int
+    endpoint: str
+    rendezvous_id: str
+    work: Path
+    log: Path
+    environment: Mapping[str, str]
+    """The whole environment, apart from what the start itself adds."""
+    prefix: Sequence[str] = ()
+    """What stands before the words of each Python program; see ``fork_server``."""
+
+    def command(self) -> tuple[str, ...]:
+        """Return the command line; torchrun never restarts a worker, as the agent starts generations.
+
+        The script gets its arguments as they are: torchrun replaces macros such as ``${local_rank}`` in
+        whatever it passes on, so each dollar sign is doubled. ``--`` keeps its parser from reading an
+        argument such as ``--log`` as an abbreviated option of its own.
+        """
+        if not self.has_torchrun:
+            return tuple(self.words)
+        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.prefix, *self.words)
+        return (
+            *self.prefix,
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.num_nodes}",
+            f"--node-rank={self.node_rank}",
+            f"--nproc-per-node={self.procs_per_node}",
+            "--max-restarts=0",
+            "--monitor-interval=0.05",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.rendezvous_id}",
+            "--no-python",
+            "--",
+            "/bin/sh",
+            *(word.replace("$", "$$") for word in rank),
+        )
+
+
+def launch_variables(
+    *, num_nodes: int, max_nodes: int, node_rank: int, procs_per_node: int, endpoint: str
+) -> dict[str, str]:
+    """Return what a command that no torchrun starts finds in its environment.
+
+    The names are those of people's own commands. There is no RANK: what the command starts sets that. NNODES
+    makes ms-swift start torchrun, so a job that can only have one node does not get it.
+    """
+    address, _, port = endpoint.rpartition(":")
+    found = {
+        "NODES": str(num_nodes),
+        "NNODES": str(num_nodes),
+        "NODE_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(num_nodes * procs_per_node),
+    }
+    if max_nodes == 1:
+        del found["NNODES"]
+    return found
+
+
+def launch_settings(
+    environment: Mapping[str, str], *, has_torchrun: bool, procs_per_node: int
+) -> dict[str, str]:
+    """Return the environment with what each start on a machine needs alike."""
+    found = {
+        **environment,
+        # For commands that start torchrun with the c10d rendezvous and let it restart ranks: with its store
+        # shared, a restart after a loss dials dead peers and hangs in four of six runs (pytorch#135712,
+        # #135957; torch 2.13). Ours is static, where this says nothing, and restarts none.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if has_torchrun:  # else nobody knows how many processes share the cores
+        found.setdefault("OMP_NUM_THREADS", str(omp_threads(procs_per_node, os.environ)))
+    return found
+
+
+def log_tail(log: Path) -> tuple[str, ...]:
+    """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
+    try:
+        data = read_end(log, LOG_TAIL_BYTES)
+    except FileNotFoundError:
+        return ()
+    lines = [line.decode("utf-8", errors="replace") for line in split_lines(data)]
+    for number, line in enumerate(lines):
+        if number and _TORCHRUN_REPORT.match(line):
+            lines = lines[:number]
+            break
+    return tuple(lines[-LOG_TAIL_LINES:])
+
+
+class Trainer:
+    """The training of one generation on this node."""
+
+    def __init__(self, handoff: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.handoff = handoff
+        self.pid = pid
+        self._process = process
+        """The child process; None when an earlier agent started it."""
+
+    @classmethod
+    def start(cls, plan: TrainerPlan, handoff: Path, runtime: Runtime) -> Trainer:
+        """Start it; it reads nothing from the agent and lives without it."""
+        words, environment = runtime.command(
+            ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+            {**plan.environment, files.HANDOFF: str(handoff)},
+            log=plan.log,
+            ended=handoff / _ENDED,
+        )
+        if not plan.has_torchrun:  # nothing has to meet its peers first
+            files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
+        with plan.log.open("ab") as log:
+            process = subprocess.Popen(
+                words,
+                cwd=plan.work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(handoff, process.pid, process)
+
+    def poll(self) -> int | None:
+        """Return the exit status of torchrun or the command; None while it runs; 137 if it left none."""
+        ended = self._ended()
+        try:
+            return int(read_at_most(self.handoff / _STATUS, files.MAX_NUMBER_BYTES))
+        except FileNotFoundError:
+            return _KILLED if ended else None
+
+    def failed_status(self, ranks: Sequence[int]) -> int | None:
+        """Return the exit status of the rank that failed first here, or None."""
+        failed = []
+        for rank in ranks:
+            status = files.read_exited(self.handoff, rank)
+            if status:
+                failed.append((files.exited_path(self.handoff, rank).stat().st_mtime_ns, status))
+        return min(failed)[1] if failed else None
+
+    def has_started(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank was started here; torchrun first has to find its peers."""
+        return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
+
+    def errors(self, ranks: Sequence[int]) -> list[RankError]:
+        """Return the errors that the ranks here have reported, the first one first."""
+        paths = [path for rank in ranks if (path := files.failed_path(self.handoff, rank)).exists()]
+        told = (
+            read_report(path, RankError) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+        )
+        return [error for error in told if error is not None]
+
+    def is_failing(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank here has met an error and is about to end."""
+        return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
+
+    def has_begun_loop(self, ranks: Sequence[int]) -> bool:
+        """Return whether all ranks here have begun their loops, with the restored state in their objects."""
+        return all(files.begun_loop_path(self.handoff, rank).exists() for rank in ranks)
+
+    def has_ended_loop(self, ranks: Sequence[int]) -> bool:
+        """Return whether the loop of a rank here has ended, without an error after it."""
+        if self.is_failing(ranks):
+            return False
+        return any(files.ended_loop_path(self.handoff, rank).exists() for rank in ranks)
+
+    def has_drained(self, ranks: Sequence[int]) -> bool:
+        """Return whether a rank here has left as it was asked to."""
+        return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
+
+    def _ended(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is not None
+        return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
+
+    def dump_stacks(self, ranks: Sequence[int]) -> None:
+        """Make each worker with a session write the stacks of all its threads to the log."""
+        for rank in ranks:
+            try:
+                pid = int(read_at_most(files.worker_pid_path(self.handoff, rank), files.MAX_NUMBER_BYTES))
+            except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
+                continue
+            if is_marked(pid, files.HANDOFF, str(self.handoff)):
+                signal_process(pid, files.DUMP_SIGNAL)
+
+    def kill(self) -> bool:
+        """End every process of the generation, whatever has started it; return whether all have ended."""
+        have_ended = _end_generation(self.handoff)
+        if self._process is not None:
+            self._process.wait()
+        return have_ended
+
+
+def end_training(node: Node) -> None:
+    """End every process of every generation on this node, even of one that no agent remembers.
+
+    What they were forked from ends with them.
+    """
+    _end_generations(node)
+    kill_marked(MARK, str(node.fork_server))
+    node.fork_server.unlink(missing_ok=True)
+    _end_generations(node)  # what was forked meanwhile had the server's mark first, and then its own
+
+
+def _end_generations(node: Node) -> None:
+    for handoff in node.directory.glob("generations/*"):
+        _end_generation(handoff)
+
+
+def _end_generation(handoff: Path) -> bool:
+    """End every process of a generation, also one that is about to start; return whether all have ended."""
+    (handoff / _ENDED).touch()
+    return kill_marked(files.HANDOFF, str(handoff))
+
+
+def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
+    """Return the number of threads of one process: fixed, since it changes the order of sums."""
+    return max(1, usable_cores(environ) // procs_per_node)
+
+
+def check_program(program: str, environment: Mapping[str, str], runtime: Runtime) -> None:
+    """Check that the program of ``run.command`` is there.
+
+    Raises:
+        CloudspotError: it is not.
+    """
+    path = str(runtime.node.work / program) if "/" in program else program
+    if not runtime.has_program(path, environment):
+        where = "is not an executable file in the working directory" if "/" in program else "is not on PATH"
+        raise CloudspotError(f"run.command: {program!r} {where}; install it in run.setup")
+
+
+def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
+    """Check for torch before torchrun does, whose own words are harder to read.
+
+    Raises:
+        CloudspotError: the interpreter cannot be run, or finds no torch.
+    """
+    python = runtime.python
+    probe = "import importlib.util, sys; sys.exit(9 if importlib.util.find_spec('torch') is None else 0)"
+    try:
+        found = runtime.probe([python, "-c", probe], environment)
+    except OSError as error:
+        raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
+    if found in _NOT_RUN:
+        raise CloudspotError(f"run.python {python!r} cannot be run: it is missing, or is not a program")
+    if found != 0:
+        raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

@@ -1,0 +1,437 @@
+"""The container of a job that names an image: one on each machine, in which setup and training run.
+
+It shares the machine's network, processes and memory, and sees the node's directories under their own names.
+So ranks meet, notices arrive and checkpoints leave as they do without it, and the agent knows its processes
+by the same marks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pwd
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudspot.agent.node import Node
+from cloudspot.agent.training.programs.interpreter import PROGRAMS
+from cloudspot.agent.training.programs.runtime import Command, KeptSetupLost, Runtime, RuntimeLost
+from cloudspot.errors import AuthError, CloudspotError, TransientError
+from cloudspot.host.bounded_reads import read_end
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.private_directories import make_private
+from cloudspot.jobfile.image import HUB, image_parts, login_key
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.model import RegistryLogin
+
+_log = logging.getLogger(__name__)
+
+ENGINES = ("docker", "podman")
+"""The programs that can run it. One that has the image is preferred, and else the first."""
+START_SECONDS = 60.0
+"""How long an engine is waited for, which may start beside the agent."""
+NUM_PULLS = 4
+PULL_WAIT_SECONDS = 5.0
+"""Before the second pull; twice as long before each further one."""
+_PRIVATE = "engine-"
+"""How the name of a directory begins in which an engine gets a log-in, or variables."""
+_REFUSED = re.compile(
+    r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
+)
+"""What engines pass on of a registry that wants another log-in."""
+SAID_BYTES = 64 << 10
+"""How much of what an engine has said last is looked at."""
+LOOK_SECONDS = 0.1
+ENGINE_SECONDS = 60.0
+"""How long the engine may take for what needs no network."""
+_KEPT = "localhost/cloudspot-setup:"
+"""The name of an image in which the setup is done; its tag is the setup's key."""
+COMMIT_SECONDS = 1800.0
+"""How long it may take to copy what the setup has changed."""
+_GPU_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
+_GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
+# A stop of the engine, as at the machine's shutdown, must not end the training before it has saved.
+_WAIT = 'trap "" TERM; while :; do sleep 86400 & wait $!; done'
+_STOP_SECONDS = 3600
+_LIMITS = {
+    "nofile": (resource.RLIMIT_NOFILE, 1048576),
+    "nproc": (resource.RLIMIT_NPROC, 32768),
+    "memlock": (resource.RLIMIT_MEMLOCK, None),
+}
+"""The agent's own limits are set, up to these: what engines set by themselves needs a privilege."""
+_PREFIX = "CLOUDSPOT_"
+_OF_ENGINES = re.compile(
+    r"HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_\w*", re.IGNORECASE
+)
+"""Variables that an engine reads itself: it keeps its own, and the program's have another name on the way."""
+_RENAMED = f"{_PREFIX}RENAMED_"
+# The program writes to the log itself: what passed through the engine could be lost at its end. An engine
+# that was about to start it when the agent gave it up must not do so later.
+_BEGIN = (
+    'log=$0 ended=$1 programs=$2 path=$3; shift 3; [ ! -e "$ended" ] || exit 137; '
+    'PATH="$programs:$PATH" PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"; export PATH PYTHONPATH; '
+    '[ -z "$log" ] || exec >> "$log" 2>&1; exec "$@"'
+)
+_HAS_PROGRAM = 'case "$0" in */*) [ -f "$0" ] && [ -x "$0" ];; *) command -v "$0";; esac || exit 9'
+_ANSWERS = (0, 9, 126, 127)
+"""The statuses of a probe that has run: yes, no, and what a shell says of a program that it cannot start."""
+
+
+def runtime_of(
+    node: Node, spec: JobSpec, find_login: Callable[[str], RegistryLogin | None] = lambda _: None
+) -> Runtime:
+    """Return where the programs of the job run on the node; ``find_login`` is asked by a registry's host."""
+    run = spec.run
+    if run.image is None:
+        return Runtime(node, run.python or node.train_python)
+    return Container(node, run.python or "python3", run.image, find_login)
+
+
+class Container(Runtime):
+    """The container of this node."""
+
+    inherits_files = False
+
+    def __init__(
+        self,
+        node: Node,
+        python: str,
+        image: str,
+        find_login: Callable[[str], RegistryLogin | None] = lambda _: None,
+    ) -> None:
+        super().__init__(node, python)
+        self._find_login = find_login
+        self._image = _full_name(image)
+        self._shown = self._image[:-52]
+        """With the first digits of its digest."""
+        tag = hashlib.sha256(str(node.directory).encode()).hexdigest()[:12]
+        self._name = f"cloudspot-{node.job_id}-{tag}"
+        self._engine = ""
+
+    @property
+    def inherited(self) -> Mapping[str, str]:
+        return {}
+
+    def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
+        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # of an agent that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
+        engines = [self._engine] if self._engine else _wait_for_engines(check)
+        for self._engine in engines:
+            if self._ask("inspect", "--format", "{{.State.Running}}", self._name) == "true":
+                return  # this agent or an earlier one has started it
+        image = self._image
+        if setup_is_done:
+            if kept is None:
+                raise CloudspotError("the job's container has ended, and with it what its setup had changed")
+            image = _KEPT + kept
+        for self._engine in engines:
+            if self._ask("image", "inspect", "--format", "{{.Id}}", image) is not None:
+                break
+        else:
+            if setup_is_done:
+                raise KeptSetupLost("no engine has the container in which the setup was done")
+            self._engine = engines[0]
+            self._pull(check)
+        self.stop()
+        _log.info("starting the container of %s", self._shown)
+        # What the engine leaves running outlives the machine's marked processes, so the variables are not in
+        # its own environment. Every user of the machine can read its command line.
+        with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
+            variables = Path(directory, "variables")
+            variables.touch(mode=0o600)
+            given = [*_inherited_lines()]
+            variables.write_text("".join(f"{one}\n" for one in given), encoding="utf-8")
+            done = self._run([*self._start_words(image, variables)])
+        if done.returncode != 0:
+            raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
+        # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker quotes none.
+        taken = self._ask("inspect", "--format", "{{json .Config.Env}}", self._name)
+        changed = {*given} - {*json.loads(taken)} if taken else ()
+        if changed:
+            self.stop()
+            names = ", ".join(sorted(one.partition("=")[0] for one in changed))
+            engine = Path(self._engine).name
+            raise CloudspotError(
+                f"run.image: {engine} changes the machine's {names}; use another version of it"
+            )
+
+    def stop(self) -> None:
+        if not self._engine:
+            return
+        # It ignores SIGTERM, for which podman's `rm` would wait.
+        self._run(["kill", "--signal", "KILL", self._name])
+        self._run(["rm", "--force", "--volumes", self._name])
+        if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
+            _log.warning("the container %s could not be removed", self._name)
+
+    def keep(self, key: str) -> None:
+        # podman does not tell them of the container.
+        volumes = self._ask("image", "inspect", "--format", "{{json .Config.Volumes}}", self._image)
+        if volumes not in {"null", "{}", ""}:
+            raise CloudspotError(
+                f"{self._shown} declares volumes ({volumes}), which no image of a machine keeps; "
+                "make it without, or run the setup on each machine"
+            )
+        done = _run([self._engine, "commit", self._name, _KEPT + key], seconds=COMMIT_SECONDS)
+        if done.returncode != 0:
+            raise CloudspotError(f"the job's container cannot be kept: {_last_line(done.stderr)}")
+        self.stop()
+
+    def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
+        self.node.programs.mkdir(exist_ok=True)
+        if self.python not in PROGRAMS:
+            python = str(self.node.work / self.python) if "/" in self.python else self.python
+            for name, options in PROGRAMS.items():
+                write_whole(self.node.programs / name, self._wrapper(name, python, options), mode=0o755)
+        return {**environment}
+
+    def command(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        ended: Path | None = None,
+    ) -> Command:
+        """Values stay out of the command line, which every user of the machine can read."""
+        node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": _home()}, ""
+        for name, value in environment.items():
+            if name == "PYTHONPATH":
+                continue
+            passed = name
+            if _OF_ENGINES.fullmatch(name) is not None:
+                passed = _RENAMED + name
+                renames += f'export {name}="${passed}"; unset {passed}; '
+            named += ("--env", passed)
+            own[passed] = value
+        begin = ("/bin/sh", "-c", renames + _BEGIN, str(log or ""), str(ended or ""), str(node.programs))
+        path = environment.get("PYTHONPATH", str(node.python_path))
+        start = (self._engine, "exec", "--workdir", str(node.work), *named, self._name)
+        return Command([*start, *begin, path, *words], own)
+
+    def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
+        return self.probe(["/bin/sh", "-c", _HAS_PROGRAM, program], environment) == 0
+
+    def probe(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        words, variables = self.command(words, environment)
+        try:
+            done = subprocess.run(
+                words, env=variables, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeLost(f"the job's container has not answered for {ENGINE_SECONDS:.0f} s") from error
+        if done.returncode not in _ANSWERS:
+            raise RuntimeLost(f"nothing can be run in the job's container: {_last_line(done.stderr)}")
+        return done.returncode
+
+    def _wrapper(self, name: str, python: str, options: str) -> bytes:
+        """Return a program that runs the training's interpreter; until that is there, what the image has."""
+        python, programs = shlex.quote(python), shlex.quote(f"{self.node.programs}:")
+        return (
+            f'#!/bin/sh\nif command -v {python} >/dev/null; then exec {python}{options} "$@"; fi\n'
+            f'PATH=${{PATH#{programs}}}; exec {name} "$@"\n'
+        ).encode()
+
+    def _start_words(self, image: str, variables: Path) -> Iterator[str]:
+        yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
+        yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
+        yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
+        # A rootless podman's root is the user; docker's is root, and the agent could not remove its files.
+        is_podman = Path(self._engine).name == "podman"
+        yield from ("--user", "0:0" if is_podman else f"{os.getuid()}:{os.getgid()}")
+        for name, (number, most) in _LIMITS.items():
+            soft, hard = (
+                limit if most is None or 0 <= limit < most else most for limit in resource.getrlimit(number)
+            )
+            yield from ("--ulimit", f"{name}={soft}:{hard}")
+        if any(sign.exists() for sign in _GPU_SIGNS):
+            yield from _GPU_OPTIONS[Path(self._engine).name]
+        for path, options in self._mounts():
+            yield from ("--volume", f"{path}:{path}{options}")
+        yield from ("--env-file", str(variables))
+        yield from ("--workdir", str(self.node.work), "--entrypoint", "/bin/sh", image, "-c", _WAIT)
+
+    def _mounts(self) -> Iterator[tuple[Path, str]]:
+        node = self.node
+        yield node.directory, ""
+        yield node.arena, ""
+        make_private(node.data_cache)
+        if node.directory not in node.data_cache.parents:
+            yield node.data_cache, ""
+        for package in node.python_path.iterdir():
+            yield package.resolve(), ":ro"
+
+    def _pull(self, check: Callable[[], None]) -> None:
+        registry, name, _ = image_parts(self._image)
+        for number in range(NUM_PULLS):
+            _log.info("pulling %s", self._shown)
+            login, fault = None, None
+            try:
+                login = self._find_login(registry)  # anew: it may have expired
+            except CloudspotError as error:
+                fault = error
+            with (
+                tempfile.NamedTemporaryFile() as errors,  # a pipe that nobody reads fills up
+                self._pull_words(registry, login) as words,
+                subprocess.Popen(
+                    [*words, "--quiet", self._image],
+                    env=_own_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                ) as process,
+            ):
+                try:
+                    while process.poll() is None:
+                        check()
+                        time.sleep(LOOK_SECONDS)
+                except BaseException:
+                    process.kill()
+                    raise
+                said = read_end(Path(errors.name), SAID_BYTES).decode(errors="replace")
+            if process.returncode == 0:
+                return
+            why = _last_line(said) + (f"; {fault}" if fault else "")
+            _log.warning("the pull of %s failed: %s", self._shown, why)
+            if number + 1 < NUM_PULLS:
+                _pause(PULL_WAIT_SECONDS * 2**number, check)
+        if (
+            isinstance(fault, TransientError)
+            or _REFUSED.search(said.replace(name.partition("@")[0], "")) is None
+        ):
+            raise CloudspotError(f"{self._shown} cannot be pulled: {why}")
+        refusal = "wants a log-in, such as run.image_login" if login is None else f"refuses {login.origin}"
+        raise AuthError(f"{self._shown} cannot be pulled: {registry} {refusal}: {why}")
+
+    @contextmanager
+    def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
+        """Lend the beginning of the command that pulls with the log-in, or with what the engine itself has.
+
+        The log-in is in a file of its own, in memory: no image of the machine's disk may hold it.
+        """
+        if login is None:
+            yield [self._engine, "pull"]
+            return
+        with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
+            path = Path(directory, "config.json")
+            path.touch(mode=0o600)
+            path.write_text(json.dumps({"auths": {login_key(registry): {"auth": login.basic}}}))
+            if Path(self._engine).name == "podman":
+                yield [self._engine, "pull", "--authfile", str(path)]
+                return
+            # The usual configuration may name another engine than the default one.
+            host = self._ask("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
+            where = ("--host", host) if host else ()
+            yield [self._engine, "--config", directory, *where, "pull"]
+
+    def _ask(self, *words: str) -> str | None:
+        """Return what the engine prints; None: it fails, since what it is asked about is not there."""
+        done = self._run(words)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return _run([self._engine, *words])
+
+
+def _full_name(image: str) -> str:
+    """Return the name with its registry, which podman does not guess, and without a tag beside the digest."""
+    name, _, digest = image.partition("@")
+    registry, path, _ = image_parts(name)
+    return f"{'docker.io' if registry == HUB else registry}/{path}@{digest}"
+
+
+def _wait_for_engines(check: Callable[[], None]) -> list[str]:
+    """Return the paths of the engines that work, as soon as one does."""
+    if sys.platform != "linux":
+        raise CloudspotError("run.image needs machines with Linux, whose containers share their processes")
+    end = time.monotonic() + START_SECONDS
+    while True:
+        found, said = [], ""
+        for name in ENGINES:
+            path = shutil.which(name)
+            if path is None:
+                continue
+            try:
+                done = _run([path, "info"])
+            except CloudspotError as error:
+                said += f"; {error}"
+                continue
+            if done.returncode == 0:
+                found.append(path)
+            else:
+                said += f"; {name}: {_last_line(done.stderr)}"
+        if found:
+            return found
+        if not said or time.monotonic() > end:
+            raise CloudspotError(f"run.image needs docker or podman on the machine, and neither works{said}")
+        _pause(1.0, check)
+
+
+def _pause(seconds: float, check: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check()
+        time.sleep(LOOK_SECONDS)
+
+
+def _home() -> str:
+    """Return the user's own directory, where engines keep images and log-ins; a local machine has another."""
+    return pwd.getpwuid(os.getuid()).pw_dir
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment of the engine.
+
+    What it leaves running looks after the container, and must outlive the machine's marked processes.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+    return {**own, "HOME": _home()}
+
+
+def _inherited_lines() -> Iterator[str]:
+    """Yield a line of the engine's file of variables for each of cloudspot's own that this process has.
+
+    Raises:
+        CloudspotError: such a file cannot hold one.
+    """
+    for name, value in os.environ.items():
+        if name.startswith(_PREFIX):
+            if "\n" in value or "\r" in value:
+                raise CloudspotError(f"run.image: the variable {name} of the machine has more than one line")
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise CloudspotError(f"run.image: the variable {name} of the machine is not UTF-8") from error
+            yield f"{name}={value}"
+
+
+def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words,
+            env=_own_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CloudspotError(f"{words[0]} {words[1]} takes longer than {seconds:.0f} s") from error
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"

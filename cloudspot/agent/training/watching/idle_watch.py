@@ -1,0 +1,210 @@
+"""Finds out whether the training uses what is paid for, and ends a job that does not if it says so.
+
+Measured are the GPUs by ``nvidia-smi``, or the CPU time of the training's processes where that is missing or
+fails. A GPU on which a collective spins, or a process that does, is in use: nothing tells that from work.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError
+from cloudspot.host.process_marks import cpu_seconds, marked_processes
+from cloudspot.jobstore.layout.records import Idle
+from cloudspot.train import handoff as files
+from cloudspot.train.fork_server.fork_server import MARK
+
+_log = logging.getLogger(__name__)
+
+MEASURE_SECONDS = 30.0
+"""How often use is measured."""
+LEAST_MEASURES = 5
+"""How often at least within ``limits.idle_after``."""
+GPU_PERCENT = 5
+"""A GPU that is busy for less of its time is not used: a desktop or a monitor takes one or two percent."""
+CORES_PER_PROCESS = 0.05
+"""A training process that takes less of a core waits. A session's own threads take 0.01, and a process that
+computes, or launches kernels, a whole one."""
+ANSWER_SECONDS = 10.0
+"""How long nvidia-smi may take: seconds where it has to load the driver for many GPUs first."""
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+
+
+class IdleClock:
+    """Counts for how long nothing was used; pure."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        """Expect a look each ``interval_seconds``; a longer gap counts as two, as nobody has watched it."""
+        self._most = 2 * interval_seconds
+        self._last: float | None = None
+        self._seconds = 0.0
+
+    def note(self, now: float, *, is_used: bool) -> float:
+        """Note a look at ``now`` (monotonic); return for how long nothing was used, in seconds."""
+        passed = 0.0 if self._last is None else min(now - self._last, self._most)
+        self._last = now
+        self._seconds = 0.0 if is_used else self._seconds + passed
+        return self._seconds
+
+
+class Meter:
+    """Measures what the training uses on this machine."""
+
+    def __init__(
+        self,
+        num_processes: int,
+        *,
+        fork_server: Path | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """Expect so many training processes; nvidia-smi has ``answer_seconds``."""
+        self._fork_server = fork_server
+        self._cores = CORES_PER_PROCESS * num_processes
+        self._answer_seconds = answer_seconds
+        self._nvidia_smi: subprocess.Popen[bytes] | None = None
+        """The newest; one that hangs in the kernel cannot be ended, and is not waited for."""
+        self._asks_gpus = True
+        self._before: tuple[Path, float, float] | None = None
+        """The generation, the moment and the CPU time of the last look."""
+
+    def why_idle(self, handoff: Path, now: float, *, is_in_loop: bool) -> str | None:
+        """Return what shows that the training uses nothing; None: it uses something, or that is unknown.
+
+        ``handoff`` marks the processes of its generation. Unless ``is_in_loop``, where each step is seen, the
+        work of the CPUs is use too: a script may prepare its data, and a look now and then may find a GPU at
+        rest that works in between.
+        """
+        cores = self._cores_used(handoff, now)
+        percent = self._gpu_percent()
+        if percent is not None and percent >= GPU_PERCENT:
+            return None
+        if cores is None:
+            return None
+        counts_cpus = percent is None or not is_in_loop
+        if counts_cpus and cores >= self._cores:
+            return None
+        return f"CPUs at {100 * cores:.0f} % of a core" if percent is None else f"GPUs at {percent} %"
+
+    def _cores_used(self, handoff: Path, now: float) -> float | None:
+        """Return how many cores the processes took since the last look; None: this is the first one."""
+        # What the fork server imports is work for the training, which may wait for it.
+        server = () if self._fork_server is None else marked_processes(MARK, str(self._fork_server))
+        seconds = cpu_seconds({*marked_processes(files.HANDOFF, str(handoff)), *server})
+        before, self._before = self._before, None if seconds is None else (handoff, now, seconds)
+        if seconds is None or before is None or before[0] != handoff or now <= before[1]:
+            return None
+        return max(0.0, seconds - before[2]) / (now - before[1])
+
+    def _gpu_percent(self) -> int | None:
+        """Return how busy the busiest GPU is, in percent; None: unknown, for good, which is said once."""
+        if not self._asks_gpus:
+            return None
+        try:
+            return max(int(line) for line in self._ask_nvidia_smi().splitlines())
+        except FileNotFoundError:
+            level, problem = logging.INFO, "is not there"  # as on every machine without a GPU
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            level, problem = logging.WARNING, f"gave no answer ({error})"
+        self._asks_gpus = False
+        _log.log(level, "nvidia-smi %s: limits.idle_after goes by the CPU time of the training", problem)
+        return None
+
+    def _ask_nvidia_smi(self) -> bytes:
+        """Return its answer.
+
+        Raises:
+            OSError: it cannot be started.
+            subprocess.SubprocessError: it fails, or has not answered in time.
+        """
+        self._nvidia_smi = process = subprocess.Popen(
+            _NVIDIA_SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            answer, _ = process.communicate(timeout=self._answer_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            assert process.stdout is not None
+            process.stdout.close()
+            raise
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, "nvidia-smi")
+        return answer
+
+
+class IdleWatch:
+    """A thread that measures while the training runs, in a job with ``limits.idle_after``."""
+
+    def __init__(self, context: NodeContext, membership: Membership) -> None:
+        spec = context.job.spec
+        self._context = context
+        self._membership = membership
+        self._limit = spec.limits.idle_after
+        self._interval = min(MEASURE_SECONDS, (self._limit or 0.0) / LEAST_MEASURES)
+        self._clock = IdleClock(self._interval)
+        self._meter = Meter(spec.procs_per_node, fork_server=context.node.fork_server)
+        self._progress: object = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idle", daemon=True)
+
+    def start(self) -> None:
+        """Begin to measure, if the job asks for it."""
+        if self._limit is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current look: this node leaves."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            try:
+                self._look(time.monotonic())
+            except CloudspotError as error:
+                _log.warning("the job was not asked to stop: %s", error)
+            except Exception:  # noqa: BLE001 - a limit that cannot be held must not end the agent
+                _log.exception("idle_after: this look has failed")
+
+    def _look(self, now: float) -> None:
+        cause, status, limits = self._why_idle(now), self._context.status, self._context.job.spec.limits
+        seconds = self._clock.note(now, is_used=cause is None)
+        if cause is None or self._limit is None or seconds < self._limit:
+            status.idle = None
+            return
+        idle = Idle(seconds=seconds, cause=cause)
+        if status.idle is None:
+            _log.warning("%s", idle.text)
+        status.idle = idle
+        if limits.on_idle == "stop":
+            self._ask_to_stop(idle)
+
+    def _why_idle(self, now: float) -> str | None:
+        """Return what shows that the training uses nothing; None: it does, or is not to be measured now."""
+        status = self._context.status
+        progress = status.generation, status.has_session, *status.progress(), status.committed
+        has_moved, self._progress = progress != self._progress, progress
+        if status.state != "running" or status.handoff is None:
+            return None  # it starts, waits for others, or delivers
+        is_in_loop = self._context.memory.training_began_at > 0.0
+        cause = self._meter.why_idle(status.handoff, now, is_in_loop=is_in_loop)
+        return None if has_moved or status.transfer is not None else cause
+
+    def _ask_to_stop(self, idle: Idle) -> None:
+        """Ask the whole job to stop if the other members are idle too; whoever is first has asked for all."""
+        context, membership = self._context, self._membership
+        if not membership.others_are_idle():
+            return
+        context.read_journal()  # this machine may have slept, and the others gone on
+        if context.orders.pending or membership.why_regroup() is not None:
+            return
+        is_one = context.job.spec.nodes.max == 1
+        detail = idle.text if is_one else f"{idle.text} on node {context.seat}, and all others too"
+        context.request_stop("idle_after", detail)

@@ -1,0 +1,148 @@
+"""Tells a script without a session that it has to save, by a signal or a file.
+
+A signal goes to the processes that handle it, below whatever has launched them. Any other process would only
+die of it: `swift` or `accelerate launch` and leave the training behind, a script that has not come to its
+handler yet, or the worker of a data loader.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from cloudspot.agent.node import Node
+from cloudspot.agent.training.launching.fork_server import CLIENT
+from cloudspot.agent.training.launching.trainer import OWN_SHELLS
+from cloudspot.agent.training.programs.container import ENGINES
+from cloudspot.host.partial_files import write_whole
+from cloudspot.host.process_marks import marked_processes, signal_process
+from cloudspot.jobfile.spec import SIGNALS
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""How often processes are looked for that handle the signal only now."""
+_LAUNCHERS = {
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "deepspeed",
+    "deepspeed.launcher.launch",
+    CLIENT,
+}
+"""Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""
+_LAUNCHER_WORDS = 4
+"""A launcher's name is among its first words: ``python -u -m torch.distributed.run``."""
+_WORKER = "--multiprocessing-fork"
+"""How ``multiprocessing`` marks a process that it has spawned."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the training, as the kernel describes it."""
+
+    parent: int
+    words: tuple[str, ...]
+    """Its command line."""
+    handles: frozenset[int]
+    """The numbers of the signals for which it has a handler."""
+
+
+class ScriptNotice:
+    """The notice to the script of one generation."""
+
+    def __init__(self, on_notice: str, handoff: Path, node: Node) -> None:
+        self._on_notice = on_notice
+        self._handoff = handoff
+        self._node = node
+        self._told_path = handoff / "told.json"  # an agent that is restarted must not tell it twice
+        self._told: set[int] = set((files.read_json(self._told_path) or {"processes": ()})["processes"])
+        self._looked_at = float("-inf")
+
+    @property
+    def was_heard(self) -> bool:
+        """Return whether the script can have heard of it."""
+        return self._on_notice not in SIGNALS or bool(self._told)
+
+    def tell(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
+        """Tell the script that it has to save and leave; repeat this until it has left.
+
+        Every process is told once, also one that installs its handler only later. ``before`` is called right
+        before any is.
+        """
+        if now < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = now
+        if self._on_notice not in SIGNALS:
+            path = self._node.work / self._on_notice
+            if not path.exists():
+                before()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, b"save and leave\n")
+                _log.info("told the script to save, by the file %s", self._on_notice)
+            return
+        number = signal.Signals[self._on_notice]
+        found = receivers(processes_of(self._handoff), number)
+        new = [pid for pid in found if pid not in self._told]
+        if new:
+            before()
+            self._told.update(new)
+            files.write_json(self._told_path, {"processes": sorted(self._told)})
+            for pid in new:
+                signal_process(pid, number)
+            _log.info("told the script to save, by %s to %d process(es)", self._on_notice, len(new))
+
+
+def withdraw(on_notice: str | None, node: Node) -> None:
+    """Remove the file of an earlier notice, for a script that is about to start."""
+    if on_notice is not None and on_notice not in SIGNALS:
+        (node.work / on_notice).unlink(missing_ok=True)
+
+
+def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
+    """Return the uppermost processes that handle the signal, launchers and data loaders' workers apart."""
+
+    def below(parent: int) -> Iterator[int]:
+        above = processes.get(parent)
+        for pid, process in processes.items():
+            if process.parent != parent:
+                continue
+            if _WORKER in process.words or (above is not None and above.words == process.words):
+                continue  # spawned or forked by the script itself
+            if number in process.handles and not _is_launcher(process):
+                yield pid
+            else:
+                yield from below(pid)
+
+    roots = {process.parent for process in processes.values()} - processes.keys()
+    return tuple(sorted(pid for root in roots for pid in below(root)))
+
+
+def processes_of(handoff: Path) -> dict[int, Process]:
+    """Return the processes of a generation; none where the kernel does not describe them as Linux does."""
+    found = {}
+    for pid in marked_processes(files.HANDOFF, str(handoff)):
+        directory = Path("/proc", str(pid))
+        try:
+            words = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            status = dict(
+                line.split(":", 1) for line in directory.joinpath("status").read_text().splitlines() if line
+            )
+            mask = int(status["SigCgt"], 16)
+            handles = frozenset(number for number in signal.Signals if mask >> (number - 1) & 1)
+            found[pid] = Process(int(status["PPid"]), tuple(words), handles)
+        except (OSError, KeyError, ValueError):  # ended meanwhile
+            continue
+    return found
+
+
+def _is_launcher(process: Process) -> bool:
+    words = process.words
+    if any(shell in words for shell in OWN_SHELLS) or PurePath(*words[:1]).name in ENGINES:
+        return True
+    return any(word in _LAUNCHERS or PurePath(word).name in _LAUNCHERS for word in words[:_LAUNCHER_WORDS])

@@ -1,0 +1,273 @@
+"""Follows a trainer until it ends, or until this agent has to end it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from dataclasses import dataclass, replace
+
+from cloudspot.agent.delivery.courier import Courier
+from cloudspot.agent.delivery.on_demand_fetch import OnDemandFetch
+from cloudspot.agent.ending.restart_policy import (
+    FAILED,
+    NOT_CONNECTED,
+    NOT_RESTORED,
+    STUCK,
+    fingerprint_of,
+    has_connected,
+)
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.rank_reports import RankImports, read_report
+from cloudspot.agent.training.launching.fork_server import advice
+from cloudspot.agent.training.launching.trainer import Trainer
+from cloudspot.agent.training.watching.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
+from cloudspot.agent.training.watching.script_notice import ScriptNotice
+from cloudspot.jobstore.layout.records import Failed, FailureKind
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+CONNECT_SECONDS = 60.0
+"""A torchrun that has not found its peers for this long may never find them: are they within reach?"""
+DUMP_SECONDS = 3.0
+"""From the order to dump stacks to the end of a stuck trainer."""
+LEAVE_SECONDS = 10.0
+"""How long a script that was told to save may take to leave once its checkpoint is committed."""
+KILLED = 137
+
+
+@dataclass(frozen=True)
+class End:
+    """How a trainer ended on this node."""
+
+    code: int | None
+    """The exit status of the training script, here or where it failed; None: this node has to end it."""
+    drain: files.Drain | None
+    """What it had been asked for."""
+    why: FailureKind = FAILED
+    fingerprint: str | None = None
+    """Of a failure: see ``Failure.fingerprint``."""
+    must_regroup: bool = False
+    """Others are lost, or have agreed to go on otherwise."""
+    was_told: bool = False
+    """A script without a session was told to save and leave."""
+    is_cut_short: bool = False
+    """The script exited 0 in the middle of its loop."""
+
+
+class Supervisor:
+    """Follows the trainer of one generation."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        membership: Membership,
+        drains: DrainSchedule,
+        trainer: Trainer,
+        courier: Courier,
+        fetch: OnDemandFetch,
+    ) -> None:
+        self._context = context
+        self._courier = courier
+        self._fetch = fetch
+        on_notice = context.job.spec.checkpoint.on_notice
+        self._script_notice: ScriptNotice | None = None
+        if on_notice is not None:
+            self._script_notice = ScriptNotice(on_notice, trainer.handoff, context.node)
+        self._membership = membership
+        self._drains = drains
+        self._trainer = trainer
+        self._ranks = context.status.ranks
+        self._drain = files.read_drain(trainer.handoff)  # of the agent before this one
+        self._moved_at = time.monotonic()
+        self._seen: tuple[bool, int, int | None] | None = None
+        """Whether there is a session, the step, and the total."""
+        self._is_in_loop = False
+        self._has_loaded = False
+        """Whether all ranks here have read what was restored."""
+        self._reach_at = time.monotonic() + CONNECT_SECONDS
+
+    def follow(self) -> End:
+        """Return when the trainer has ended, or has to be ended."""
+        while True:
+            now = time.monotonic()
+            self._note_progress(now)
+            end = (
+                self._own_end(now)
+                or self._end_by_others()
+                or self._end_if_cut_off(now)
+                or self._end_if_stuck(now)
+            )
+            if end is not None:
+                self._advise()
+                return replace(end, was_told=self._was_told(end.code))
+            self._context.orders.wait_for_news(POLL_SECONDS)
+
+    def _own_end(self, now: float) -> End | None:
+        trainer, ranks = self._trainer, self._ranks
+        code = trainer.poll()
+        if code is not None:
+            return End(0, self._drain) if code == 0 else self._failure(code)
+        if self._context.orders.superseded:
+            _log.warning("the job goes on without this node, or is over: ending the trainer")
+            return End(None, self._drain)
+        membership, orders = self._membership, self._context.orders
+        due = self._drains.due(
+            now,
+            peers_deadline=membership.notice_deadline(),
+            is_replaced=orders.reclaim is not None and membership.has_replacement(),
+            joins=self._drain is None and self._must_let_join(now),
+        )
+        if due is not None and (self._drain is None or due.guard < self._drain.guard):
+            self._drain = due
+            files.write_drain(trainer.handoff, due)
+            self._context.status.state = "draining"
+        if self._drain is not None:
+            self._tell_script(now)
+            is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
+            return End(None, self._drain) if is_over else None
+        # What a drain saves is worth waiting for, even if another node has asked for it.
+        if trainer.has_drained(ranks):
+            return None
+        if self._fetch.error is not None:
+            if not self._fetch.may_succeed_otherwise:
+                raise self._fetch.error
+            _log.error("%s: ending the trainer, which waits for it", self._fetch.error)
+            return End(1, self._drain, why=NOT_RESTORED)
+        code = trainer.failed_status(ranks)
+        if code is not None:
+            _log.warning("a rank ended with exit status %d: ending the trainer", code)
+            return self._failure(code)
+        if trainer.is_failing(ranks):
+            self._membership.votes.expect_end()
+        return None
+
+    def _must_let_join(self, now: float) -> bool:
+        """Return whether the generation has to end for newcomers."""
+        memory, status = self._context.memory, self._context.status
+        if self._drains.tells_script and self._membership.someone_drains():
+            return True  # the ranks of a script agree on nothing by themselves
+        if not status.has_session and not self._drains.tells_script:
+            return False  # it cannot be told, and what it made since its last checkpoint would be lost
+        began_at = memory.training_began_at
+        if not status.has_session:
+            began_at = memory.trainer_started_at + SCRIPT_START_SECONDS
+        is_due = join_is_due(now, began_at=memory.generation_began_at, training_began_at=began_at)
+        return is_due and self._membership.newcomers_wait()
+
+    def _tell_script(self, now: float) -> None:
+        """Tell a script without a session that it has to save."""
+        if self._script_notice is not None and self._drains.tells_script:
+            # What it writes if nobody could tell it is its own, and complete when it ends well.
+            self._script_notice.tell(now, before=self._courier.ask_script)
+
+    def _was_told(self, code: int | None) -> bool:
+        """Return whether a script without a session was told, so that its end is not its own.
+
+        ``code`` is its exit status. With 0 it may have left with another node's ranks, which was told sooner.
+        """
+        if self._script_notice is None or self._drain is None or not self._drains.tells_script:
+            return False
+        if not self._script_notice.was_heard and code != 0:
+            name = self._context.job.spec.checkpoint.on_notice
+            _log.warning("the script was not told to save: no process of it was seen to handle %s", name)
+        return self._script_notice.was_heard
+
+    def _has_answered(self, now: float) -> bool:
+        """Return whether what the script was told to save is committed, and it had time to leave."""
+        answered_at = self._courier.answered_at
+        return answered_at is not None and now >= answered_at + LEAVE_SECONDS
+
+    def _failure(self, code: int) -> End:
+        """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
+        trainer, ranks = self._trainer, self._ranks
+        why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
+        status, errors = trainer.failed_status(ranks), trainer.errors(ranks)
+        has_torchrun = self._context.job.spec.run.launcher_or_default != "none"
+        fingerprint = None
+        # Ranks leave no status when they are killed with their shells, or when the disk is full.
+        if status is not None or not has_torchrun or not trainer.has_started(ranks):
+            fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
+        return End(status or code, self._drain, why=why, fingerprint=fingerprint)
+
+    def _is_not_connected(self) -> bool:
+        trainer, status = self._trainer, self._context.status
+        if not trainer.has_started(self._ranks):
+            return self._membership.votes.is_rendezvous_to_blame()
+        errors = trainer.errors(self._ranks)
+        is_early = status.progress()[0] <= status.restored_step
+        return is_early and bool(errors) and not any(map(has_connected, errors))
+
+    def _end_by_others(self) -> End | None:
+        if self._drain is not None:  # it ends by its own guard
+            return None
+        regroup = self._membership.why_regroup()
+        if regroup is not None:
+            _log.warning("%s: ending the trainer, to go on with the nodes that are there", regroup)
+            return End(None, None, must_regroup=True)
+        failed = self._membership.votes.failed_elsewhere()
+        if failed is None or self._trainer.has_drained(self._ranks):
+            return None
+        _log.warning("the training has failed on another node: ending the trainer")
+        if failed.why == STUCK:
+            self._dump_stacks()
+        return End(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
+
+    def _end_if_cut_off(self, now: float) -> End | None:
+        # torchrun tries for ten minutes; once the ranks have started, they have found each other.
+        if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
+            return None
+        self._reach_at = now + CONNECT_SECONDS
+        if not self._membership.votes.try_to_reach():
+            return None
+        _log.warning("torchrun does not find its peers, and they do not answer: ending it")
+        return End(KILLED, None, why=NOT_CONNECTED)
+
+    def _end_if_stuck(self, now: float) -> End | None:
+        context, status = self._context, self._context.status
+        limit = context.job.spec.limits.stuck_after
+        # After the loop no step comes; the last save or an evaluation may take its time.
+        # In a drain the guard ends the waiting.
+        step, total = status.progress()
+        if limit is None or now - self._moved_at <= limit or not status.has_session:
+            return None
+        if self._drain is not None or step == total or self._trainer.has_ended_loop(self._ranks):
+            return None
+        _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
+        # Before its end, which the others may see first: they would take it for a plain failure.
+        status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
+        self._dump_stacks()
+        return End(KILLED, None, why=STUCK)
+
+    def _dump_stacks(self) -> None:
+        self._trainer.dump_stacks(self._ranks)
+        self._context.orders.wait(DUMP_SECONDS)
+
+    def _note_progress(self, now: float) -> None:
+        status = self._context.status
+        step, total = status.progress()
+        # What comes before the session, imports and data, is no step, and takes what it takes.
+        seen = (status.has_session, step, total)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
+        if not self._has_loaded and self._trainer.has_begun_loop(self._ranks):
+            self._has_loaded = True
+            shutil.rmtree(self._context.node.restore_in_memory, ignore_errors=True)
+        if not self._is_in_loop and (total is not None or step > status.restored_step):
+            self._is_in_loop = True
+            status.note_phase("training")
+            self._advise()
+            memory = self._context.memory
+            if not memory.training_began_at:  # else an earlier agent has noted it
+                memory.training_began_at = now
+                memory.save(self._context.node)
+
+    def _advise(self) -> None:
+        """Say what the start would save by ``run.preload``, as the first rank here has measured it."""
+        rank = self._ranks[0]
+        report = read_report(files.imports_path(self._trainer.handoff, rank), RankImports)
+        if report is not None:
+            self._context.status.warn("preload", advice(self._context.job.spec.run.preload, report.seconds))

@@ -1,0 +1,146 @@
+"""What a job's ``[data]`` comes to, found out before anything is bought."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudspot.cli.screen import output
+from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, TransientError
+from cloudspot.interfaces import Provider
+from cloudspot.jobfile.amounts import money_text
+from cloudspot.jobfile.data import DataSpec
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.code.bundle import code_files
+from cloudspot.jobstore.inputs.inputs import open_input
+from cloudspot.model import Offer
+from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
+from cloudspot.retrying import retry
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class FoundInput:
+    """An input as it shows from here."""
+
+    name: str
+    spec: DataSpec
+    num_files: int = 0
+    num_bytes: int = 0
+    unread: str = ""
+    """Why it cannot be read from here; empty if it was."""
+
+
+def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
+    """List the job's inputs with the submitter's own rights, and warn of those that only machines may read.
+
+    Raises:
+        SpecError: there is nothing under a URL, or what is there cannot be staged.
+        PluginError: no plugin for its scheme is installed.
+    """
+    staged = {name: one for name, one in spec.data.items() if one.is_staged}
+    for name, data in staged.items():
+        path = data.path_or_default(name)
+        if path.startswith("/") and provider.is_this_computer:
+            raise SpecError(
+                f'data.{name}.path: "{path}" would be one place for all machines on this computer; name a '
+                "path below the working directory"
+            )
+    found = tuple(_find(name, one, provider) for name, one in spec.data.items())
+    for one in found:
+        if one.unread:
+            then = "fails" if one.spec.wait else "trains without it"
+            output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either {then}")
+    num_bytes = sum(one.num_bytes for one in found)
+    if 0 < spec.resources.disk < num_bytes:
+        there = f"resources.disk is {output.size_text(spec.resources.disk)}"
+        output.warn(f"data: the inputs have {output.size_text(num_bytes)}, and {there}; ask for more")
+    has_own_disk = provider.is_this_computer or spec.providers.get(provider.name, {}).get("disk")
+    if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * _GIB:
+        output.warn(
+            f"data: the inputs have {output.size_text(num_bytes)}, and resources.disk is not given; give it, "
+            "unless the machines have disks of their own for that"
+        )
+    return found
+
+
+def check_places(spec: JobSpec, workdir: Path) -> None:
+    """Raise SpecError if an input would lie where the code in the directory has something."""
+    staged = {name: one for name, one in spec.data.items() if one.is_staged}
+    code = code_files(workdir) if staged else ()
+    for name, one in staged.items():
+        path = one.path_or_default(name)
+        for file in code:
+            if f"{file}/".startswith(f"{path}/") or f"{path}/".startswith(f"{file}/"):
+                raise SpecError(
+                    f'data.{name}.path: the code has "{file}" there; name another path, or leave '
+                    "that out with .cloudspotignore"
+                )
+
+
+def _find(name: str, spec: DataSpec, provider: Provider) -> FoundInput:
+    if spec.scheme == "file" and not provider.is_this_computer:
+        return FoundInput(name, spec, unread="is on each machine's own disk, so it was not checked here")
+    try:
+        if not spec.is_staged:
+            retry(open_input(spec).look, sleep=time.sleep)
+            return FoundInput(name, spec)
+        files = retry(open_input(spec).wanted, sleep=time.sleep)
+    except (AuthError, TransientError) as error:
+        return FoundInput(name, spec, unread=f"cannot be read from here ({error})")
+    except PluginError:
+        raise
+    except CloudspotError as error:
+        raise SpecError(f"data.{name}.url: {spec.shown_url}: {error}") from error
+    return FoundInput(name, spec, len(files), sum(file.size for file in files))
+
+
+def _where(found: FoundInput) -> str:
+    return f"data.{found.name}: {found.spec.shown_url}"
+
+
+def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield a line for each input, and one of what each new machine fetches, and what that costs."""
+    for one in found:
+        size = f"{one.num_files} file(s), {output.size_text(one.num_bytes)}"
+        how = size if one.spec.is_staged else "read in place, as often as the training does"
+        yield f"{_where(one)}: {'not read from here' if one.unread else how}"
+    if not found:
+        return
+    dearest, texts = max(offers, key=lambda offer: offer.transfer_price_per_gib), []
+    per_gib, away = dearest.transfer_price_per_gib, "if it is away from the bucket's region"
+    if staged := [one for one in found if one.spec.is_staged]:
+        known = "" if all(not one.unread for one in staged) else " and what could not be read from here"
+        num_bytes = sum(one.num_bytes for one in staged)
+        later = sum(one.num_bytes for one in staged if not one.spec.wait)
+        text = f"each new machine fetches {output.size_text(num_bytes - later)}{known} before it trains"
+        if any(not one.spec.wait for one in staged):
+            text += f" and {output.size_text(later)} meanwhile"
+        if per_gib:
+            text += f", for up to {money_text(num_bytes / _GIB * per_gib, dearest.currency)} {away}"
+        texts.append(text)
+    if per_gib and len(staged) < len(found):
+        texts.append(
+            f"each GiB read in place costs a machine up to {money_text(per_gib, dearest.currency)} {away}"
+        )
+    yield "; ".join([*texts, "what a store charges to read elsewhere's data is not known here"])
+
+
+def inputs_json(found: Sequence[FoundInput]) -> list[dict[str, Any]]:
+    """Return the inputs for ``--json``; null stands for what was not read from here."""
+    return [
+        {
+            "name": one.name,
+            "url": one.spec.shown_url,
+            "mode": one.spec.mode,
+            "wait": one.spec.wait,
+            "files": None if one.unread or not one.spec.is_staged else one.num_files,
+            "bytes": None if one.unread or not one.spec.is_staged else one.num_bytes,
+            "unread": one.unread or None,
+        }
+        for one in found
+    ]

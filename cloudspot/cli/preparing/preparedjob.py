@@ -1,0 +1,174 @@
+"""A job file read and checked, with the provider and the store that it names opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
+from cloudspot.cli.config import open_configured
+from cloudspot.cli.invocation import ChosenStore, current_invocation
+from cloudspot.cli.jobs import Job, unnamed_store
+from cloudspot.cli.preparing.image_digest import with_digest
+from cloudspot.cli.preparing.notifying import check_messages, with_notify
+from cloudspot.cli.screen import output
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import ObjectStore, Provider
+from cloudspot.jobfile.image import find_login
+from cloudspot.jobfile.setup_key import setup_key
+from cloudspot.jobfile.spec import POLICIES, JobSpec, check_files, load_job
+from cloudspot.jobstore.code.bundle import code_digests, code_files
+from cloudspot.jobstore.code.extraction import read_bundle
+from cloudspot.jobstore.jobs.forking import code_of
+from cloudspot.jobstore.jobs.submission import check_secrets
+from cloudspot.registry import driver_distributions, open_store, plugin_distributions
+
+_SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
+
+MAX_SKIPPED = 5
+"""How many files that are left out of the code are named."""
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A checked job file, with what it would run on."""
+
+    spec: JobSpec
+    workdir: Path
+    provider: Provider
+    store: ObjectStore
+
+
+def prepare_job(
+    job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None
+) -> PreparedJob:
+    """Read the job file and open what it needs; asks the provider only for its ``pinned_options``.
+
+    The store is the one named on the command line or in the environment (``store_url``), else the job
+    file's, else the user's default, else the provider's.
+
+    Raises:
+        SpecError: the job file, an override or the user's file is wrong, or there is no store.
+        PluginError: a plugin is missing or broken.
+        AuthError: the provider has no credentials.
+    """
+    spec = with_notify(load_job(job_file, overrides=overrides))
+    workdir = check_files(spec, job_file.resolve().parent)
+    spec, provider = open_pinned(spec, provider_name, lambda: code_digests(workdir))
+    if store_url is None:
+        in_file = None if spec.store is None else ChosenStore(spec.store, f"store in {job_file}")
+        chosen = current_invocation().chosen_store = in_file or unnamed_store(provider)
+        store_url = chosen.url
+    return PreparedJob(spec, workdir, provider, open_store(store_url))
+
+
+def open_pinned(
+    spec: JobSpec,
+    provider_name: str,
+    digests: Callable[[], Sequence[tuple[str, str]]],
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[JobSpec, Provider]:
+    """Open the provider, and return it with the job file that holds its pinned options; errors as above.
+
+    Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
+    job's code.
+
+    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
+    that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
+    """
+    check_messages(spec.notify, environ)
+    provider = open_configured(provider_name, spec)
+    if spec.run.image is not None:
+
+        def secret(name: str) -> str:
+            check_secrets([name], environ)
+            return environ[name]
+
+        login = partial(find_login, named=spec.run.image_login, provider=provider, secret=secret)
+        image = with_digest(spec.run.image, login)
+        spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, image=image))
+    if spec.spot.policy not in POLICIES:
+        from cloudspot.controller.spot_market import policy_of
+        from cloudspot.market.knowledge import NOTHING_KNOWN
+
+        policy_of(spec.spot, NOTHING_KNOWN)
+    pinned = {**provider.pinned_options()}
+    if provider.has_images:
+        python = provider.boot_profile().train_python
+        pinned["setup_key"] = setup_key(spec.run, train_python=python, digests=digests())
+    if not pinned:
+        return spec, provider
+    table = {**spec.providers.get(provider_name, {}), **pinned}
+    spec = msgspec.structs.replace(spec, providers={**spec.providers, provider_name: table})
+    return spec, open_configured(provider_name, spec)
+
+
+def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
+    """SpecError if the code that was submitted lacks the entry point of a job file that was changed."""
+    if spec.run.entrypoint in {None, before.run.entrypoint}:
+        return
+    code = code_of(job.store, job.first_history.submission)
+    if all(one.name != spec.run.entrypoint for one in read_bundle(code.data, sha256=code.sha256)):
+        raise SpecError(f"run.entrypoint: the code of job {job.id} has no file {spec.run.entrypoint!r}")
+
+
+def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the job's secrets and no other variable: those that are set, stored ones, or what is typed."""
+    known = {**stored, **os.environ}
+    found = {name: known[name] for name in spec.secret_names if name in known}
+    for name in spec.secret_names:
+        if name not in found and output.can_ask():
+            found[name] = click.prompt(f"secret {name}", hide_input=True, err=True)
+    return found
+
+
+def warn_of_losses(job: PreparedJob) -> None:
+    """Say which files the machines will lack, and whether nothing that the job makes outlives its machine."""
+    skipped: list[str] = []
+    code_files(job.workdir, skipped)
+    for line in sorted(skipped)[:MAX_SKIPPED]:
+        output.warn(f"not sent to the machines: {line}")
+    if len(skipped) > MAX_SKIPPED:
+        output.warn(f"not sent to the machines: {len(skipped) - MAX_SKIPPED} more such files")
+    if saves_nothing(job):
+        output.warn(
+            f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "
+            "names no checkpoints: whenever its machine goes, the job starts over from nothing"
+        )
+
+
+def saves_nothing(job: PreparedJob) -> bool:
+    """Return whether nothing that the job makes outlives its machine, for want of session and directory."""
+    if job.spec.checkpoint.directory is not None:
+        return False
+    code = (name for name in code_files(job.workdir) if name.endswith(".py"))
+    return not any(opens_session(job.workdir / name) for name in code)
+
+
+def opens_session(script: Path) -> bool:
+    """Return whether the code mentions the session."""
+    try:
+        return _SESSION.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
+
+
+def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> AgentArchive | None:
+    """Return the archive from which a job's machines install the agent; None if their image has it.
+
+    CloudspotError if cloudspot or the plugin is not installed as a distribution here.
+    """
+    if provider.boot_profile().has_cloudspot:
+        return None
+    urls = (store.url, *(one.url for one in spec.data.values() if not one.is_http))
+    if spec.nodes.drive:
+        return make_agent_archive(driver_distributions(provider.name, *urls), drives=True)
+    return make_agent_archive(plugin_distributions(provider.name, *urls))

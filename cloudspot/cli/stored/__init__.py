@@ -1,0 +1,1 @@
+"""Jobs that a store holds: looked at, compared with this computer's notes, exported and moved."""

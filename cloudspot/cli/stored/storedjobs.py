@@ -1,0 +1,77 @@
+"""Look at many jobs of a store: at their summaries, or at their records where those do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+from cloudspot.cli.screen import output
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    JobNotFound,
+    TransientError,
+    as_cloudspot_error,
+)
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Summary
+
+NUM_THREADS = 32
+"""Requests at a time: each fetches one small object, so that the store's latency is what counts."""
+
+_Found = TypeVar("_Found")
+
+
+def driven_json(job: Summary) -> dict[str, str] | None:
+    """Return who last drove the job, and when, as ``ps`` and ``show`` print it; None: nobody knows."""
+    return None if job.driven_at is None else {"by": job.driven_by, "at": job.driven_at.isoformat()}
+
+
+class StoredJobs:
+    """The jobs of a store, and the faults of those whose records cannot be read."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._faults: dict[str, CloudspotError] = {}
+
+    def each(self, look: Callable[[str], _Found | None], job_ids: Sequence[str]) -> list[_Found]:
+        """Return what ``look`` finds of each job, in order, without those of which it finds nothing."""
+        found = each(look, job_ids, num_threads=NUM_THREADS)
+        return [one for one in found if one is not None]
+
+    def find_summary(self, job_id: str) -> Summary | None:
+        """Return the job's summary, which may be stale; None: it has none that can be read."""
+        try:
+            return read_summary(self._store, job_id)
+        except CorruptData:
+            return None  # The records say the same.
+
+    def work_out(
+        self, job_id: str, fold: Callable[[History], _Found], *, otherwise: _Found | None = None
+    ) -> _Found | None:
+        """Return what the job's records come to; None if its submission was never completed.
+
+        If they cannot be read, that is told at the end, and ``otherwise`` is returned.
+        """
+        try:
+            return fold(HistoryReader(self._store, job_id).read())
+        except JobNotFound:
+            return None
+        except (AuthError, TransientError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one job's fault must not hide the others
+            self._faults[job_id] = as_cloudspot_error(error)
+            return otherwise
+
+    def tell_faults(self, ctx: click.Context) -> None:
+        """Name the jobs whose records cannot be read, and end the command if there are any."""
+        for job_id, fault in sorted(self._faults.items()):
+            output.warn(f"job {job_id}: {fault}")
+        if self._faults:
+            ctx.exit(CorruptData.exit_code)

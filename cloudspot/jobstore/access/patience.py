@@ -1,0 +1,36 @@
+"""Repeat requests that failed in passing, so that one hiccup does not undo a whole pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudspot.interfaces import Data, ObjectStore
+from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
+from cloudspot.retrying import retry
+
+
+def patient(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> PatientStore:
+    """Return the store as a patient one, which it may be already."""
+    return store if isinstance(store, PatientStore) else PatientStore(store, sleep=sleep)
+
+
+class PatientStore(WrappedStore):
+    """Tries requests that are safe to repeat up to five times within 1.5 seconds.
+
+    A longer outage still raises TransientError, for the caller to wait out. Uploads and create-only puts are
+    made once; :func:`cloudspot.jobstore.access.creation.create` settles the outcome of the latter.
+    """
+
+    def __init__(self, inner: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(inner)
+        self.sleep = sleep
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
+        if if_absent:
+            self.inner.put(key, data, if_absent=True)
+        else:
+            super().put(key, data)
+
+    def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
+        return request() if method == "open_upload" else retry(request, sleep=self.sleep)

@@ -1,0 +1,54 @@
+"""What a store is asked before one relies on it: whether it refuses a second create."""
+
+from __future__ import annotations
+
+from cloudspot.errors import AuthError, ObjectExists, StoreRefused
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import WAITS, create
+from cloudspot.jobstore.access.patience import PatientStore, patient
+from cloudspot.jobstore.access.stored_records import find_bytes
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import new_nonce
+from cloudspot.retrying import retry
+
+
+def probe(store: ObjectStore) -> None:
+    """Create a random key twice: the second time must be refused and must change nothing.
+
+    Some servers ignore the condition and overwrite, others do so only on a bucket with versioning. There two
+    controllers would both win, and a job would train twice. The key is deleted again.
+
+    Raises:
+        StoreRefused: the store breaks its promise; the message says what it did.
+        AuthError: the rights to write, read or delete are missing.
+    """
+    key = keys.probe(new_nonce())
+    first, second = new_nonce().encode(), new_nonce().encode()
+    store = patient(store)
+    try:
+        if create(store, key, first) is not None:
+            raise StoreRefused(f"{store.url}: a key that nobody has used holds other bytes than were put")
+    except AuthError as error:
+        raise AuthError(f"{store.url} cannot be written to: {error}") from error
+    try:
+        if _second_create_is_accepted(store, key, second):
+            raise StoreRefused(
+                f"{store.url}: a second create of the same key was accepted, so that two writers could both "
+                "win; use another store, or a bucket that never had versioning"
+            )
+        found = find_bytes(store, key)
+        if found != first:
+            what = "is gone" if found is None else "was overwritten, although the store said that it refused"
+            raise StoreRefused(
+                f"{store.url}: after a second create the first object {what}; use another store"
+            )
+    finally:
+        store.delete(key)
+
+
+def _second_create_is_accepted(store: PatientStore, key: str, data: bytes) -> bool:
+    try:
+        retry(lambda: store.put(key, data, if_absent=True), waits=WAITS, sleep=store.sleep)
+    except ObjectExists:
+        return False
+    return True

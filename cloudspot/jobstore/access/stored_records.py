@@ -1,0 +1,82 @@
+"""Records under their keys: read one, look for one that may be missing, create one for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from cloudspot.errors import ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import create, read_large
+from cloudspot.jobstore.layout import codec
+from cloudspot.jobstore.layout.records import Manifest, Part
+from cloudspot.model import ObjectMeta
+
+Created = TypeVar("Created", bound=msgspec.Struct)
+_LARGE = (Manifest, Part)
+"""The records that grow with the job's ranks and tensors."""
+
+
+def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record:
+    """Return the record under ``key``.
+
+    Raises:
+        ObjectMissing: there is none.
+    """
+    data = read_large(store, key) if record_type in _LARGE else store.get(key)
+    return codec.decode(data, record_type, key=key)
+
+
+def find_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record | None:
+    """Return the record under ``key``, or None."""
+    try:
+        return read_record(store, key, record_type)
+    except ObjectMissing:
+        return None
+
+
+def find_bytes(store: ObjectStore, key: str) -> bytes | None:
+    """Return the bytes under ``key``, or None."""
+    try:
+        return store.get(key)
+    except ObjectMissing:
+        return None
+
+
+def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
+    """Return what the store says of the object under ``key``, or None."""
+    try:
+        return store.head(key)
+    except ObjectMissing:
+        return None
+
+
+def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
+    """Yield what the names below a prefix begin with, up to the first slash and with it, ascending.
+
+    Costs a request for each.
+    """
+    after: str | None = None
+    while True:
+        page = store.list_page(prefix, after=after, limit=1)
+        if page.objects:
+            key = page.objects[0].key
+            name, slash, _ = key.removeprefix(prefix).partition("/")
+            yield name + slash
+            after = f"{prefix}{name}/~" if slash else key  # Sorts after all that our keys have there.
+        elif page.next_after is None:
+            return
+        else:  # others keep something there whose name is no key
+            after = page.next_after
+
+
+def create_record(store: ObjectStore, key: str, record: Created) -> Created:
+    """Put the record under ``key`` unless one is there; return the one that stands.
+
+    Raises:
+        TransientError: the outcome is unknown; call again with the same record.
+    """
+    winner = create(store, key, codec.encode(record))
+    return record if winner is None else codec.decode(winner, type(record), key=key)

@@ -1,0 +1,400 @@
+"""Checkpoints from the bucket to the disk: every chunk's checksum is compared, no path leaves the target."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.host.names import SymlinkError, make_parents, printable
+from cloudspot.host.partial_files import partial_directory, write_whole
+from cloudspot.host.piecewise_writes import write_at
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.disk_room import check_room
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.checkpoints.chunks import (
+    StoredChunk,
+    check_sizes,
+    read_blocks,
+    read_chunk,
+    stored_chunks,
+)
+from cloudspot.jobstore.checkpoints.integrity import check_manifest
+from cloudspot.jobstore.checkpoints.parts import NUM_THREADS, extents, xxh3_128
+from cloudspot.jobstore.checkpoints.seals import read_seal
+from cloudspot.jobstore.layout.records import File, Manifest, Part
+from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
+
+_AGE_NANOSECONDS = 1_000_000
+"""By how much each file of a restored directory is newer than the one before it."""
+
+
+def verify(
+    store: ObjectStore,
+    job_id: str,
+    manifest: Manifest,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+) -> None:
+    """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
+
+    Raises:
+        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed, read twice;
+            the message names the first one found.
+    """
+    check_manifest(manifest)
+    store = patient(store)
+    chunks = stored_chunks(job_id, manifest)
+    check_sizes(store, job_id, manifest, chunks)
+
+    def check(stored: StoredChunk) -> None:
+        try:
+            size = sum(len(block) for _, block in read_blocks(store, stored))
+        except CorruptData:  # as in ``read_chunk``
+            size = sum(len(block) for _, block in read_blocks(store, stored))
+        progress(size)
+
+    each(check, chunks, num_threads=NUM_THREADS)
+
+
+def fetch(
+    store: ObjectStore,
+    job_id: str,
+    manifest: Manifest,
+    directory: Path,
+    *,
+    present: Collection[int] = (),
+    accept: Callable[[Path], None] = lambda _root: None,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> int:
+    """Write a checkpoint to the disk, verified.
+
+    A session's goes into ``directory``, which is made if needed: ``part-<rank>.bin`` for each rank, and
+    ``restore.json`` last. A script's own becomes the directory it was, below ``directory`` (the working
+    directory), and appears there only when it is whole; its files that are in no directory of their own
+    replace what is there. ``accept`` is given the directory that holds it before that, and may raise.
+    Existing files of other names are left alone, and no symlink is followed. ``progress`` is told the bytes
+    as they come.
+
+    Of a session's, the ranks in ``present`` have their files in ``directory`` already, which nobody else may
+    write to: chunks that verify there are not read from the store. Returns the bytes of these.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
+        CloudspotError: the disk refuses or has no room for all of it, which is asked before anything is
+            written, or the checkpoint directory exists already.
+    """
+    check_manifest(manifest)
+    store = patient(store)
+    chunks = stored_chunks(job_id, manifest)
+    carrier = _Carrier(store, chunks, present, progress)
+    # What the manifest claims must be there before a byte is written: no claim may fill the disk.
+    check_sizes(store, job_id, manifest, chunks)
+    with _disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _check_room(directory, manifest, manifest.size)
+        if manifest.kind == "session":
+            files = _make_files(manifest, directory, present)
+            each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+            write_whole(directory / RESTORE_MANIFEST, json.dumps(_description(manifest)).encode())
+        else:
+            _fetch_directories(manifest, chunks, directory, carrier, accept, num_threads)
+    return carrier.present_bytes
+
+
+def lay_out(
+    store: ObjectStore, job_id: str, manifest: Manifest, directory: Path, *, present: Collection[int] = ()
+) -> None:
+    """Make the files of a session's checkpoint as ``fetch`` does; ``fetch_ranges`` brings their bytes.
+
+    The store is asked whether it has all of them. Files of the ranks in ``present`` are left as they are.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow, or a chunk is missing or has another size.
+        CloudspotError: the disk refuses.
+    """
+    check_manifest(manifest)
+    check_sizes(patient(store), job_id, manifest, stored_chunks(job_id, manifest))
+    with _disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _make_files(manifest, directory, present)
+        description = {**_description(manifest), ON_DEMAND: True}
+        write_whole(directory / RESTORE_MANIFEST, json.dumps(description).encode())
+
+
+def fetch_ranges(
+    store: ObjectStore,
+    job_id: str,
+    manifest: Manifest,
+    directory: Path,
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> tuple[int, int]:
+    """Have in the files that ``lay_out`` has made what lies in some ranges of theirs, verified.
+
+    ``ranges`` are by file, each from its first byte to the one behind its last. Chunks that they touch are
+    read as a whole, but for those that verify in the files. Returns the bytes of the chunks that they touch,
+    and of those among them that were there.
+
+    Raises:
+        CorruptData: a chunk is missing, cut short or changed.
+        CloudspotError: the disk refuses, or has no room for them.
+    """
+    store = patient(store)
+    chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
+    carrier = _Carrier(store, chunks, {part.rank for part in manifest.parts}, progress)
+    files = {part.rank: _files_of(part) for part in manifest.parts}
+    num_bytes = sum(stored.chunk.size for stored in chunks)
+    with _disk_errors(directory):
+        _check_room(directory, manifest, num_bytes)
+        each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+    return num_bytes, carrier.present_bytes
+
+
+def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
+    end = stored.start + stored.chunk.size
+    return any(low < end and stored.start < high for low, high in ranges.get(part_file(stored.part.rank), ()))
+
+
+class _Carrier:
+    """Writes chunks to files; each thread keeps its buffer, since touching fresh memory costs the most."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        chunks: Sequence[StoredChunk],
+        present: Collection[int],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Take the chunks to come. Those of the ranks in ``present`` may be in the files already."""
+        self._store = store
+        self._present = present
+        self._progress = progress
+        self._own = threading.local()
+        self._room = 1 + max((stored.chunk.size for stored in chunks), default=0)
+        self._found: list[int] = []
+
+    @property
+    def present_bytes(self) -> int:
+        """The bytes of the chunks that were there."""
+        return sum(self._found)
+
+    def carry(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
+        """Have a chunk in the files below a directory, verified."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = bytearray(self._room)
+        if stored.part.rank in self._present and _is_there(root, files, stored, self._own.buffer):
+            self._found.append(stored.chunk.size)
+        else:
+            with read_chunk(self._store, stored, self._own.buffer) as data:
+                _write(root, files, stored, data)
+        self._progress(stored.chunk.size)
+
+
+def is_restored(directory: Path, manifest: Manifest) -> bool:
+    """Return whether a session's checkpoint was put there; its bytes are not looked at.
+
+    Raises:
+        CorruptData: the manifest is not safe to follow.
+    """
+    try:
+        found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    check_manifest(manifest)
+    sizes = {part_file(part.rank): part.size for part in manifest.parts}
+    there = {path.name: path.lstat().st_size for path in directory.iterdir() if path.name in sizes}
+    if isinstance(found, dict):
+        found.pop(ON_DEMAND, None)
+    return bool(found == _description(manifest) and there == sizes)
+
+
+def comes_on_demand(directory: Path) -> bool:
+    """Return whether ``lay_out`` has made the files of the checkpoint that is there."""
+    found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
+    return isinstance(found, dict) and found.get(ON_DEMAND) is True
+
+
+def part_file(rank: int) -> str:
+    """Return the name of the file that holds a rank's part."""
+    return f"part-{rank}.bin"
+
+
+def _files_of(part: Part) -> tuple[File]:
+    return (File(path=part_file(part.rank), size=part.size, mode=0o600),)
+
+
+def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -> dict[int, tuple[File]]:
+    """Make the file of each rank of a session that is not present, without bytes; return all files."""
+    (directory / RESTORE_MANIFEST).unlink(missing_ok=True)
+    files = {part.rank: _files_of(part) for part in manifest.parts}
+    for rank, (file,) in files.items():
+        if rank not in present:
+            _remove(directory / file.path)
+        _set_size(directory / file.path, file.size, flags=0 if rank in present else os.O_CREAT | os.O_EXCL)
+    return files
+
+
+def _description(manifest: Manifest) -> dict[str, object]:
+    """Return what the training reads about its restored checkpoint."""
+    return {
+        "generation": manifest.generation,
+        "step": manifest.step,
+        "world_size": read_seal(manifest.parts[0]).world_size,
+        "parts": [
+            {"rank": part.rank, "file": part_file(part.rank), "seal": read_seal(part).raw}
+            for part in manifest.parts
+        ],
+    }
+
+
+def _fetch_directories(
+    manifest: Manifest,
+    chunks: Sequence[StoredChunk],
+    directory: Path,
+    carrier: _Carrier,
+    accept: Callable[[Path], None],
+    num_threads: int,
+) -> None:
+    names = {part.directory or "" for part in manifest.parts} - {"."}
+    for name in names:
+        _check_free(directory, name)
+    with partial_directory(directory) as staging:
+        roots = {part.rank: _root_of(staging, part) for part in manifest.parts}
+        for part in manifest.parts:
+            for file in part.files:
+                # It must be new: the disk may take two names for one, as where it ignores case.
+                path = make_parents(roots[part.rank], file.name)
+                _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
+        each(lambda s: carrier.carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
+        for part in manifest.parts:
+            first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
+            for number, file in enumerate(part.files):
+                path = roots[part.rank] / file.name
+                path.chmod(file.mode & 0o777)
+                # Some trainers, as Lightning does, go on from the file that was written last.
+                written_at = first + number * _AGE_NANOSECONDS
+                os.utime(path, ns=(written_at, written_at))
+            for file in part.files:
+                if file.is_link:
+                    _make_link(roots[part.rank], file, part)
+        accept(staging)
+        _place(staging, directory)
+
+
+def _root_of(staging: Path, part: Part) -> Path:
+    """Return where the files of a part go, which exists then."""
+    return staging if part.directory == "." else make_parents(staging, f"{part.directory}/file").parent
+
+
+def _make_link(root: Path, file: File, part: Part) -> None:
+    """Make a link that leads to a file of its checkpoint, or to a directory of such, and refuse any other."""
+    path = root / file.name
+    target = os.fsdecode(path.read_bytes())
+    lands = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), target))
+    if posixpath.isabs(target) or not any(f"{one.name}/".startswith(f"{lands}/") for one in part.files):
+        raise CorruptData(f"the link {file.path!r} leads to {printable(target)!r}, out of its checkpoint")
+    path.unlink()
+    path.symlink_to(target)
+
+
+def _place(source: Path, target: Path) -> None:
+    """Move what is in one directory to another, what names a checkpoint last.
+
+    A directory that is not there yet appears at once; a file that is there is replaced.
+    """
+    for entry in sorted(source.iterdir(), key=lambda path: (not path.is_dir() or path.is_symlink(), path)):
+        place = target / entry.name
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        if is_directory and place.is_symlink():
+            raise CorruptData(
+                f"checkpoint directory {printable(entry.name)!r}: {SymlinkError(place).strerror}"
+            )
+        if is_directory and place.is_dir():
+            _place(entry, place)
+        else:
+            entry.rename(place)
+
+
+def _check_room(directory: Path, manifest: Manifest, num_bytes: int) -> None:
+    """Check that so much of a checkpoint has room, since a few compressed bytes can be chunks of any number.
+
+    What the files of its parts take already is room as well.
+    """
+    names = {part_file(part.rank) for part in manifest.parts}
+    held = sum(path.lstat().st_blocks * 512 for path in directory.iterdir() if path.name in names)
+    check_room(directory, num_bytes - held)
+
+
+def _set_size(path: Path, size: int, *, flags: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: bytearray) -> bool:
+    """Return whether the files hold a chunk's bytes already."""
+    position = 0
+    with memoryview(buffer) as room:
+        for name, offset, length in extents(files, stored.start, stored.chunk.size):
+            descriptor = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                with room[position : position + length] as target:
+                    position += os.preadv(descriptor, [target], offset)
+            finally:
+                os.close(descriptor)
+        with room[:position] as data:
+            return xxh3_128(data) == stored.chunk.xxh3_128
+
+
+def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:
+    """Write a chunk's bytes to the files that its part is spread over."""
+    position = 0
+    for name, offset, length in extents(files, stored.start, stored.chunk.size):
+        descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with data[position : position + length] as run:
+                write_at(descriptor, run, offset)
+        finally:
+            os.close(descriptor)
+        position += length
+
+
+def _check_free(directory: Path, name: str) -> None:
+    """Check that a checkpoint directory is not there yet, and make the directories above it."""
+    try:
+        path = make_parents(directory, name)
+    except SymlinkError as error:
+        raise CorruptData(f"checkpoint directory {name!r}: {error.strerror}") from error
+    if os.path.lexists(path):
+        raise CloudspotError(f"checkpoint directory {path} exists already; remove it first")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CloudspotError(
+            f"cannot put a checkpoint into {directory}: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,198 @@
+"""Check that a checkpoint's records make sense: pure, trusting no writer, and without unpickling."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from cloudspot.errors import CorruptData
+from cloudspot.host.names import is_safe_name
+from cloudspot.jobstore.checkpoints.seals import Item, Seal, plan_digest, read_seal
+from cloudspot.jobstore.layout.records import Manifest, Part
+from cloudspot.train.state import boxes
+
+MAX_CHUNK_BYTES = 64 << 20
+"""A chunk is read into memory as a whole, several at once, and no writer makes larger ones."""
+MAX_PARTS = 10_000
+"""Keys give a rank four digits."""
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Check that the manifest describes one whole checkpoint and nothing unsafe.
+
+    Every part is valid by itself, each rank that brings one is there once and in order, and all belong to
+    this save. The parts of a session were planned together: the items in the seals make the table of which
+    every seal holds the digest, so each item of the plan is there once. The shards of a tensor make it up,
+    each element once. The state of each rank is there once.
+
+    Raises:
+        CorruptData: the message names the checkpoint and the first problem.
+    """
+    for problem in _manifest_problems(manifest):
+        raise CorruptData(f"checkpoint {manifest.id}: {problem}")
+
+
+def check_part(part: Part) -> None:
+    """Check that the record of a part is valid by itself.
+
+    Raises:
+        CorruptData: the message names the part and the first problem.
+    """
+    for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
+        raise CorruptData(f"part {part.rank} of save {part.save}: {problem}")
+
+
+# --- problems, in the order in which they matter ------------------------------------------------
+
+
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+    if not manifest.parts:
+        yield "it has no parts"
+    seals: list[Seal] = []
+    ranks = tuple(part.rank for part in manifest.parts)
+    for part in manifest.parts:
+        rank = part.rank
+        if part.ranks != ranks:
+            yield f"it has parts of ranks {ranks[:20]}, and part {rank} speaks of {part.ranks[:20]}"
+        if (part.save, part.kind) != (manifest.save, manifest.kind):
+            yield f"its part {rank} is of a {part.kind} save {part.save}, not of {manifest.save}"
+        seal = read_seal(part) if part.kind == "session" else None
+        for problem in _part_problems(part, seal):
+            yield f"part {rank}: {problem}"
+        if seal is not None:
+            seals.append(seal)
+    total = sum(part.size for part in manifest.parts)
+    if manifest.size != total:
+        yield f"its size is {manifest.size}, and its parts have {total} bytes"
+    if manifest.kind == "session":
+        yield from _plan_problems(seals)
+    else:
+        yield from _collisions(manifest.parts)
+
+
+def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
+    if part.generation < 0 or part.step < 0:
+        yield "generations and steps count from 0"
+    has_places = len(part.ranks) == part.num_parts <= MAX_PARTS - len(part.relieved)
+    if not has_places or part.rank not in part.ranks:
+        yield f"rank {part.rank} of {part.num_parts} without {part.relieved[:20]} cannot be"
+    for number, chunk in enumerate(part.chunks):
+        if not 0 < chunk.size <= MAX_CHUNK_BYTES or _HASH.fullmatch(chunk.xxh3_128) is None:
+            yield f"chunk {number} has size {chunk.size} and checksum {chunk.xxh3_128[:64]!r}"
+        if chunk.stored is not None and not 0 < chunk.stored < chunk.size:
+            yield f"chunk {number} of size {chunk.size} is said to be compressed to {chunk.stored}"
+        if chunk.home is not None and chunk.home.save.checkpoint >= part.save.checkpoint:
+            yield f"chunk {number} is said to be of save {chunk.home.save}, which is no earlier one"
+    total = sum(chunk.size for chunk in part.chunks)
+    if part.size != total:
+        yield f"its size is {part.size}, and its chunks have {total} bytes"
+    if seal is not None:
+        if part.files or part.directory is not None:
+            yield "a session's part has no files"
+        yield from _seal_problems(part, seal)
+    elif part.kind == "directory":
+        if part.seal is not None:
+            yield "a directory's part has no seal"
+        yield from _file_problems(part)
+    else:
+        yield f"its kind is {part.kind!r}"
+
+
+def _seal_problems(part: Part, seal: Seal) -> Iterator[str]:
+    for name, found, expected in (
+        ("generation", seal.generation, part.generation),
+        ("step", seal.step, part.step),
+        ("round", seal.round, part.round),
+        ("rank", seal.rank, part.rank),
+        ("relieved", seal.relieved, part.relieved),
+        ("world_size", seal.world_size, part.num_parts + len(part.relieved)),
+        ("nbytes", seal.nbytes, part.size),
+    ):
+        if found != expected:
+            yield f"its seal's {name} is {found}, not {expected}"
+    end = 0
+    for item in sorted(seal.items, key=lambda item: (item.offset, item.nbytes)):
+        count = math.prod(item.shape)
+        if min((*item.shape, item.offset, item.nbytes)) < 0 or item.nbytes % max(count, 1):
+            yield f"item {item.name!r} of shape {item.shape} has {item.nbytes} bytes at {item.offset}"
+        if item.offset < end:
+            yield f"item {item.name!r} overlaps another"
+        end = max(end, item.offset + item.nbytes)
+    if end > part.size:
+        yield f"its items reach to byte {end} of {part.size}"
+
+
+def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
+    digests = {seal.plan for seal in seals}
+    if len(digests) != 1:
+        yield "its parts were planned apart"
+    states = sorted(rank for seal in seals for rank in seal.rank_states)
+    if states != sorted(map(str, range(seals[0].world_size))):
+        yield f"it does not hold the state of each of {seals[0].world_size} ranks once: {states[:20]}"
+    shards: dict[str, list[Item]] = {}
+    whole: set[str] = set()
+    for seal in seals:
+        for item in seal.items:
+            # Nobody holds a shard of what is there whole. The shards' own boxes are looked at below.
+            if item.name in whole or (item.name in shards and not item.is_shard):
+                yield f"it holds item {item.name!r} twice"
+            if item.is_shard:
+                shards.setdefault(item.name, []).append(item)
+            else:
+                whole.add(item.name)
+    for name, items in shards.items():
+        yield from _shard_problems(name, items)
+    if digests != {plan_digest(seals)}:
+        yield "its items are not those that were planned"
+
+
+def _shard_problems(name: str, items: Sequence[Item]) -> Iterator[str]:
+    first = items[0]
+    itemsizes = {item.nbytes // math.prod(item.shape) for item in items if math.prod(item.shape) > 0}
+    if first.global_shape is None or any(item.global_offset is None for item in items):
+        yield f"its shards of {name!r} lack a global_shape or a global_offset"
+    elif {(item.dtype, item.global_shape) for item in items} != {(first.dtype, first.global_shape)}:
+        yield f"its shards of {name!r} are of different tensors"
+    elif (problem := boxes.problem([item.box for item in items], first.global_shape)) is not None:
+        yield f"its shards of {name!r} have {problem}"
+    elif len(itemsizes) > 1:
+        yield f"its shards of {name!r} have elements of {sorted(itemsizes)} bytes"
+
+
+def _file_problems(part: Part) -> Iterator[str]:
+    if part.directory is None or not (part.directory == "." or is_safe_name(part.directory)):
+        yield f"its directory {(part.directory or '')[:200]!r} is not a safe relative path"
+    for file in part.files:
+        if not is_safe_name(file.name):
+            yield f"its file {file.path[:200]!r} is not a safe relative path"
+        if file.size < 0 or file.mode < 0:
+            yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"
+    total = sum(file.size for file in part.files)
+    if part.size != total:
+        yield f"its size is {part.size}, and its files have {total} bytes"
+
+
+def _collisions(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield paths that cannot exist side by side: one twice, or one below a file."""
+    directories = {part.directory or "" for part in parts}
+    files = [f"{part.directory}/{file.name}" for part in parts for file in part.files]
+    taken = set(files)
+    if len(taken) != len(files):
+        yield "it holds a file twice"
+    for path in files:
+        for parent in parents(path):
+            if parent in taken:
+                yield f"it holds {parent[:200]!r} as a file and as a directory"
+    for directory in directories:
+        for parent in (*parents(directory), *(["."] if directory != "." else [])):
+            if parent in directories:
+                yield f"its directory {directory[:200]!r} lies in another"
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield the directories above a ``/``-separated path, the nearest first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

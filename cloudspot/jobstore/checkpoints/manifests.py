@@ -1,0 +1,273 @@
+"""Checkpoints in the bucket: the manifest names every chunk, and the commit in the journal makes it count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.stored_records import create_record, find_meta, read_record
+from cloudspot.jobstore.checkpoints.integrity import check_manifest
+from cloudspot.jobstore.checkpoints.retention import stored_saves
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import counts, head, may_follow, newest_generation
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
+    CheckpointId,
+    Commit,
+    JournalRecord,
+    Manifest,
+    Part,
+    SaveId,
+    new_nonce,
+)
+
+_RANK = re.compile(r"\d{4}", re.ASCII)
+
+
+class Superseded(CloudspotError):
+    """A checkpoint of a generation that no longer counts: another follows it, or the job is over."""
+
+
+def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Manifest:
+    """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
+
+    Raises:
+        CorruptData: it is malformed, contradicts itself, or is another checkpoint's; the message names the
+            key.
+        ObjectMissing: there is no such checkpoint (any more).
+    """
+    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
+    manifest = read_record(patient(store), key, Manifest)
+    if manifest.id != checkpoint:
+        raise CorruptData(f"{key} holds the manifest of checkpoint {manifest.id}")
+    try:
+        check_manifest(manifest)
+    except CorruptData as error:
+        raise CorruptData(f"{key}: {error}") from error
+    return manifest
+
+
+@contextmanager
+def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
+    """Tell damage from deletion: a running job deletes old checkpoints, also one that is just being read.
+
+    Raises:
+        ObjectMissing: the block found something of the checkpoint missing or corrupt, and it was deleted.
+    """
+    try:
+        yield
+    except CorruptData as error:
+        if not stands(store, job_id, checkpoint):
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted meanwhile") from error
+        raise
+
+
+def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+    """Return whether the checkpoint has not been deleted."""
+    key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
+    return find_meta(patient(store), key) is not None
+
+
+def try_commit(
+    store: ObjectStore,
+    journal: Journal,
+    job_id: str,
+    save: SaveId,
+    *,
+    known: MutableMapping[str, Part] | None = None,
+    writer: str | None = None,
+) -> Commit | None:
+    """Commit the save if all its parts are there; return its checkpoint's commit.
+
+    If the save may not follow the newest checkpoint that counts, that is the one returned. None: a
+    part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
+    as for ``write_manifest``. ``writer`` goes into the record that is appended: a new nonce by which whoever
+    appended it knows it again.
+
+    Raises:
+        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
+        Superseded: its generation is not the newest one any more, or the job is over.
+    """
+    record: Commit | None = None
+    while True:
+        # Only what is decided on all that stands before its number is appended, so that no commit comes
+        # between a node's choice of a checkpoint and the generation that resumes from it.
+        records = journal.read()
+        standing = _standing(records, save)
+        if standing is not None:
+            return standing
+        if record is None:
+            manifest = write_manifest(store, job_id, save, known=known)
+            if manifest is None:
+                return None
+            record = commit_of(manifest, at=clock_of(store).now(), writer=writer)
+        if journal.append(record, len(records) + 1):
+            return record
+
+
+def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) -> Commit:
+    """Return a new commit of the manifest's checkpoint, for the journal to take or refuse."""
+    return Commit(
+        generation=manifest.generation,
+        step=manifest.step,
+        round=manifest.round,
+        kind=manifest.kind,
+        size=manifest.size,
+        shared=manifest.shared,
+        evidence=manifest.parts[0].evidence,
+        sealed_at=min(part.sealed_at for part in manifest.parts),
+        at=at,
+        writer=writer or new_nonce(),
+    )
+
+
+def _standing(journal: Sequence[JournalRecord], save: SaveId) -> Commit | None:
+    """Return the commit of the newest checkpoint that counts if the save may not follow it; else None.
+
+    Raises:
+        Superseded: the save cannot count any more.
+    """
+    if not counts(journal, save.generation):
+        raise Superseded(f"checkpoint {save.checkpoint} comes too late to count")
+    base = head(journal)
+    if base is None or may_follow(save, base):
+        return None
+    return next(one for one in reversed(journal) if isinstance(one, Commit) and one.id == base)
+
+
+def write_manifest(
+    store: ObjectStore,
+    job_id: str,
+    save: SaveId,
+    *,
+    known: MutableMapping[str, Part] | None = None,
+) -> Manifest | None:
+    """Write the manifest if all parts of the save are there; return the one that stands.
+
+    That is another save's if one of the same step in the generation was whole before. None: a part is
+    missing. A listing tells whether all are there; only then are their records read. ``known`` holds records
+    by key that were read or put before, and takes in those that are read now: they never change.
+
+    Raises:
+        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
+    """
+    store = patient(store)
+    known = {} if known is None else known
+    names = _list_parts(store, job_id, save)
+    found = {name: known[name] for name in names if name in known}
+    try:
+        if not found:
+            found = _read_parts(store, names[:1])
+        if not found or len(names) < next(iter(found.values())).num_parts:
+            return None
+        found.update(_read_parts(store, [name for name in names if name not in found]))
+    except ObjectMissing:
+        return None  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
+    known.update(found)
+    for key, part in found.items():
+        if key != keys.part(job_id, part.save, part.rank):
+            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
+    parts = [found[name] for name in names]
+    if len({part.num_parts for part in parts}) > 1:
+        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on how many they are")
+    manifest = Manifest(
+        generation=save.generation,
+        step=save.step,
+        round=save.round,
+        kind=parts[0].kind,
+        size=sum(part.size for part in parts),
+        parts=tuple(sorted(parts, key=lambda part: part.rank)),
+        at=clock_of(store).now(),
+        writer=new_nonce(),
+    )
+    check_manifest(manifest)
+    return create_record(store, keys.manifest(job_id, save.generation, save.step), manifest)
+
+
+def commit_whole(
+    store: ObjectStore,
+    journal: Journal,
+    job_id: str,
+    checkpoint: CheckpointId,
+    *,
+    is_of_the_end: bool = False,
+    known: MutableMapping[str, Part] | None = None,
+) -> Commit | None:
+    """Commit the checkpoint if one of its saves is whole; return its commit, as ``try_commit``.
+
+    The newest save goes first: it is a drain's if there is one. ``is_of_the_end``: there is one of the end of
+    the loop.
+
+    Raises:
+        CorruptData: the parts of a save do not make one checkpoint, and no other save is whole.
+        Superseded: as in ``try_commit``.
+    """
+    wanted = SaveId(checkpoint.generation, checkpoint.step, 0 if is_of_the_end else 1)
+    standing = _standing(journal.read(), wanted)
+    if standing is not None:
+        return standing
+    corrupt: CorruptData | None = None
+    for save in sorted(stored_saves(store, job_id, checkpoint), reverse=True):
+        try:
+            commit = try_commit(store, journal, job_id, save, known=known)
+        except CorruptData as error:
+            corrupt = error
+            continue
+        if commit is not None:
+            return commit
+    if corrupt is not None:
+        raise corrupt
+    return None
+
+
+def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[CheckpointId, ...]:
+    """Commit what the newest generation has uploaded whole after its newest commit; return what that was.
+
+    The node that brought the last part may have been lost before it could commit. What does not make one
+    checkpoint is passed over.
+    """
+    store = patient(store)
+    newest = newest_generation(journal.read())
+    before = len(journal.known)
+    if newest is None:
+        return ()
+    for save in stored_saves(store, job_id):
+        if save.generation == newest.number:
+            try:
+                try_commit(store, journal, job_id, save)
+            except CorruptData:
+                continue
+            except Superseded:
+                break
+    return tuple(one.id for one in journal.known[before:] if isinstance(one, Commit))
+
+
+def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int] | None:
+    """Return the ranks that have yet to bring a part of the checkpoint's newest save; None: it has no parts.
+
+    A rank that was relieved brings none.
+    """
+    save = max(stored_saves(patient(store), job_id, checkpoint), default=None)
+    names = [] if save is None else _list_parts(patient(store), job_id, save)
+    if not names:
+        return None
+    (part,) = _read_parts(patient(store), names[:1]).values()
+    return frozenset(part.ranks) - {int(name.rpartition("/")[2]) for name in names}
+
+
+def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[str]:
+    prefix = keys.parts_prefix(job_id, save)
+    listed = [meta.key for meta in store.list_objects(prefix)]
+    return [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
+
+
+def _read_parts(store: ObjectStore, names: Sequence[str]) -> dict[str, Part]:
+    parts = each(lambda key: read_record(store, key, Part), names)
+    return dict(zip(names, parts, strict=True))

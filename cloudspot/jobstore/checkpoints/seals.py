@@ -1,0 +1,102 @@
+"""A seal: the trainer's description of one rank's part of a checkpoint, parsed and typed in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cloudspot.decoding import NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.layout.records import Part
+from cloudspot.train.state.boxes import Box
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line in a seal: a tensor, or one rank's shard of it."""
+
+    name: str
+    dtype: str
+    """torch's name, such as ``float32``."""
+    shape: tuple[Tally, ...]
+    offset: Tally
+    """Bytes from the beginning of the part."""
+    nbytes: Tally
+    global_shape: tuple[Tally, ...] | None = None
+    """Of the tensor that this is a shard of; None: it is a whole tensor."""
+    global_offset: tuple[Tally, ...] | None = None
+    """Where in that tensor the shard begins."""
+
+    @property
+    def is_shard(self) -> bool:
+        """Return whether it is one rank's shard of a tensor."""
+        return self.global_shape is not None or self.global_offset is not None
+
+    @property
+    def box(self) -> Box:
+        """Return what of its tensor it is."""
+        return Box((0,) * len(self.shape) if self.global_offset is None else self.global_offset, self.shape)
+
+
+class Seal(msgspec.Struct, frozen=True, kw_only=True):
+    """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
+
+    generation: OrdinalOrZero
+    step: Tally
+    round: OrdinalOrZero
+    rank: Rank
+    world_size: NodeCount
+    relieved: tuple[Rank, ...] = ()
+    """Ranks that bring no part: see ``Part``."""
+    kind: str
+    slot: str
+    nbytes: Tally
+    plan: str
+    items: tuple[Item, ...]
+    cuts: tuple[Tally, ...] = ()
+    """Offsets of items before which a chunk ends: where what is trained follows what is not, or the other way
+    round, and around each large item that is not trained."""
+    objects: Any = None
+    rank_states: dict[str, Any]
+    """The JSON state of this rank and of those that it has relieved, by rank."""
+    stall_seconds: Seconds
+    boot: str = ""
+    """The boot of the machine on which it was sealed; empty: an earlier version has written the seal."""
+    sealed_monotonic: Seconds = 0.0
+    """When it was sealed, by the monotonic clock that the processes of that boot share."""
+    raw: dict[str, Any]
+    """All of it, as the trainer wrote it."""
+
+
+def parse_seal(data: str | bytes, what: str) -> Seal:
+    """Return the seal in a seal file or a part's record; ``what`` names it in messages.
+
+    Raises:
+        CorruptData: it is not a seal.
+    """
+    try:
+        # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
+        raw = json.loads(data)
+        seal: Seal = convert({**raw, "raw": raw}, Seal)
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise CorruptData(f"{what} is malformed: {error}") from error
+    return seal
+
+
+def read_seal(part: Part) -> Seal:
+    """Return the seal of a session's part.
+
+    Raises:
+        CorruptData: it has none, or one that is malformed.
+    """
+    return parse_seal(part.seal or "", f"the seal of part {part.rank}")
+
+
+def plan_digest(seals: Sequence[Seal]) -> str:
+    """Return the digest of the table of all parts' items, as ``cloudspot.train.state.partition`` makes it."""
+    table = [[seal.rank, msgspec.to_builtins(seal.items)] for seal in seals]
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,170 @@
+"""Find the tensors of a session's checkpoint: their names, and where their bytes lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudspot.errors import CloudspotError, CorruptData
+from cloudspot.jobstore.checkpoints.seals import Item, read_seal
+from cloudspot.jobstore.layout.records import Manifest
+from cloudspot.train.state.boxes import Box
+
+WRAPPER = "module."
+"""DistributedDataParallel puts this before every name if a script saves the wrapper's own state."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where the bytes of a box of a tensor are."""
+
+    box: Box
+    rank: int
+    """Whose part holds it."""
+    offset: int
+    """Bytes from the beginning of the part."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint."""
+
+    name: str
+    """The name in the export."""
+    dtype: str
+    """torch's name, such as ``float32``."""
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    """They make up the tensor; several if it was sharded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all pieces."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to export of a checkpoint."""
+
+    objects: tuple[str, ...]
+    """The names of the tracked objects that it covers."""
+    tensors: tuple[StoredTensor, ...]
+    """Tied weights appear once under each name, at the same place."""
+    left_out: tuple[str, ...]
+    """The entries of the objects' states that are not tensors, or hold values that are not."""
+
+
+def shared_state(manifest: Manifest) -> dict[str, Any]:
+    """Return the JSON state that all ranks of a session's checkpoint share: objects' trees and the position.
+
+    Raises:
+        CorruptData: the seal does not hold what a session writes.
+    """
+    seals = (read_seal(part) for part in manifest.parts)
+    shared = next((seal.objects for seal in seals if "0" in seal.rank_states), None)  # as in a resume
+    if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
+        raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
+    models = shared.get("models")
+    if not isinstance(models, list) or not all(name in shared["state"] for name in models):
+        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that it does not hold")
+    return shared
+
+
+def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) -> Selection:
+    """Return the tensors of the models, by the names of their own ``state_dict``.
+
+    ``manifest`` comes from ``read_manifest``. With several models, a name begins with the object's and a
+    point. ``only`` picks one object, a model or not; ``whole`` picks every tensor. Names of nested values are
+    paths such as ``optimizer/state/0/exp_avg``.
+
+    Raises:
+        CloudspotError: there is no such object, or no model.
+        CorruptData: the seals contradict themselves.
+    """
+    shared = shared_state(manifest)
+    items = _items(manifest)
+    state: dict[str, Any] = shared["state"]
+    if whole:
+        tensors = tuple(_stored(name, pieces) for name, pieces in items.items())
+        return Selection(tuple(state), tensors, ())
+    objects = _objects(manifest, state, shared["models"], only)
+    found: list[StoredTensor] = []
+    left_out: list[str] = []
+    for name in objects:
+        prefix = f"{name}." if len(objects) > 1 else ""
+        leaves = list(_leaves("", state[name]))
+        cut = len(WRAPPER) if all(path.startswith(WRAPPER) for path, _ in leaves) else 0
+        for path, item in leaves:
+            if item is None:
+                left_out.append(prefix + path[cut:].partition("/")[0])
+            elif item in items:
+                found.append(_stored(prefix + path[cut:], items[item]))
+            else:
+                raise CorruptData(
+                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not there"
+                )
+    return Selection(objects, tuple(found), tuple(dict.fromkeys(left_out)))
+
+
+def _objects(
+    manifest: Manifest, state: dict[str, Any], models: Sequence[str], only: str | None
+) -> tuple[str, ...]:
+    names = ", ".join(state)
+    if only is not None:
+        if only not in state:
+            raise CloudspotError(f"checkpoint {manifest.id} holds no object {only!r}; it holds: {names}")
+        return (only,)
+    if not models:
+        raise CloudspotError(
+            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, or "
+            f"the whole state with --all: {names or 'it holds none'}"
+        )
+    return tuple(models)
+
+
+def _items(manifest: Manifest) -> dict[str, list[tuple[int, Item]]]:
+    found: dict[str, list[tuple[int, Item]]] = {}
+    for part in manifest.parts:
+        for item in read_seal(part).items:
+            found.setdefault(item.name, []).append((part.rank, item))
+    return found
+
+
+def _stored(name: str, places: Sequence[tuple[int, Item]]) -> StoredTensor:
+    _, first = places[0]
+    shape = first.shape if first.global_shape is None else first.global_shape
+    pieces = tuple(Piece(item.box, rank, item.offset, item.nbytes) for rank, item in places)
+    return StoredTensor(name, first.dtype, shape, pieces)
+
+
+def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield each value's path and item, None if it is not a tensor; see ``cloudspot.train.state.tree``."""
+    children: Iterator[tuple[Any, Any]]
+    if isinstance(tree, list):
+        children = enumerate(tree)
+    elif not isinstance(tree, dict):
+        yield path, None
+        return
+    elif tree.keys() == {"$item"}:
+        yield path, tree["$item"]
+        return
+    elif tree.keys() == {"$dict"}:
+        children = iter(tree["$dict"])
+    elif tree.keys() == {"$tuple"}:
+        children = enumerate(tree["$tuple"])
+    elif len(tree) == 1 and next(iter(tree)).startswith("$"):
+        yield path, None
+        return
+    else:
+        children = iter(tree.items())
+    for key, value in children:
+        yield from _leaves(f"{path}/{key}" if path else str(key), value)
+
+
+def num_elements(tensor: StoredTensor) -> int:
+    """Return how many numbers the tensor has; 1 if it has no dimensions."""
+    return math.prod(tensor.shape)

@@ -1,0 +1,270 @@
+"""Make the code bundle: a working directory as one deterministic archive, named by its content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.code.extraction import bundle_digests, digest_of, is_safe_link, link_digest
+from cloudspot.jobstore.code.ignores import Ignores
+
+MAX_BYTES = 100 << 20
+"""All files together, unless the caller says otherwise: code is small, and data is not code."""
+OpenProgress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Called with what is being done, such as ``uploading code``, and its size in bytes (None: unknown, or done
+in one request). The work is done within the block and passes each number of new bytes on, from any thread."""
+_NUM_NAMED = 5
+_NUM_WEIGHTY = 50
+"""A file below this share of the whole, one part in 50, is not what makes the bundle large."""
+
+
+@contextmanager
+def no_progress(_what: str, _num_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show nothing."""
+    yield lambda _count: None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An archive of code. Equal code gives equal bytes."""
+
+    data: bytes = field(repr=False)
+    """A gzipped tar archive: files and symlinks by name; no times, no owners, modes 644 and 755."""
+    sha256: str
+    """Of ``data``, in hex."""
+    files: tuple[str, ...]
+    """The names in it, sorted, relative to the working directory."""
+    skipped: tuple[str, ...]
+    """What was left out although nothing ignores it, with the reason: links that lead out, sockets, pipes."""
+
+    @property
+    def size(self) -> int:
+        """The archive's size in bytes."""
+        return len(self.data)
+
+    def digests(self) -> list[tuple[str, str]]:
+        """Return ``bundle_digests`` of it; raises as that does."""
+        return bundle_digests(self.data, sha256=self.sha256)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A file or a symlink of the working directory."""
+
+    name: str
+    path: Path
+    size: int
+    is_executable: bool
+    target: str | None
+    """What a symlink leads to; None for a file."""
+
+    def digest(self) -> str:
+        if self.target is not None:
+            return link_digest(self.target)
+        return digest_of(self.path.read_bytes(), self.is_executable)
+
+
+def make_bundle(
+    workdir: Path,
+    *,
+    entrypoint: str | None,
+    max_bytes: int = MAX_BYTES,
+    open_progress: OpenProgress = no_progress,
+) -> Bundle:
+    """Archive the code in ``workdir``.
+
+    :mod:`cloudspot.jobstore.code.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
+    symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
+    are not kept. ``entrypoint``, if any, relative to ``workdir``, must be in the bundle; ``max_bytes`` is the
+    most that the files may have together, before compression.
+
+    Raises:
+        BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
+            has a file that cannot be read.
+    """
+    workdir = workdir.resolve()
+    if not workdir.is_dir():
+        raise BundleError(f"run.workdir: {workdir} is not a directory")
+    try:
+        skipped: list[str] = []
+        entries = _entries(workdir, skipped)
+        if entrypoint is not None:
+            _check_entrypoint(workdir, entrypoint, entries)
+        _check_size(entries, max_bytes)
+        with open_progress("bundling code", sum(entry.size for entry in entries)) as progress:
+            data = _archive(entries, progress)
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
+    return Bundle(
+        data=data,
+        sha256=hashlib.sha256(data).hexdigest(),
+        files=tuple(entry.name for entry in entries),
+        skipped=tuple(sorted(skipped)),
+    )
+
+
+def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
+    """Return what ``bundle_digests`` would of the archive that ``make_bundle`` makes.
+
+    Raises:
+        BundleError: the code is too large, or cannot be read.
+    """
+    workdir = workdir.resolve()
+    try:
+        entries = _entries(workdir, [])
+        _check_size(entries, max_bytes)
+        return [(one.name, one.digest()) for one in entries]
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
+
+
+def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ...]:
+    """Return the names of the files and links that ``make_bundle`` would take.
+
+    ``skipped`` gets a line for each entry that it would leave out although nothing ignores it.
+
+    Raises:
+        BundleError: the directory cannot be read.
+    """
+    workdir = workdir.resolve()
+    try:
+        return tuple(entry.name for entry in _entries(workdir, [] if skipped is None else skipped))
+    except OSError as error:
+        raise BundleError(f"{error.filename or workdir} cannot be read: {error.strerror}") from error
+
+
+def put_bundle(
+    store: ObjectStore, key: str, bundle: Bundle, *, open_progress: OpenProgress = no_progress
+) -> None:
+    """Put the bundle under ``key``, unless it is there already.
+
+    Raises:
+        CorruptData: its key holds something else.
+    """
+    store = patient(store)
+    try:
+        # The size reveals a foreign object cheaply; the bytes are checked where they are used.
+        is_same = store.head(key).size == bundle.size
+    except ObjectMissing:
+        with open_progress("uploading code", None):  # one request: there is nothing to count
+            is_same = create(store, key, bundle.data) is None
+    if not is_same:
+        raise CorruptData(f"{store.url}: {key} is not the code it is named after; delete it and submit again")
+
+
+def _entries(workdir: Path, skipped: list[str]) -> list[_Entry]:
+    """Return what goes into the bundle, by name, and say what does not although nothing ignores it."""
+    entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
+    return _without_loose_links(workdir, entries, skipped)
+
+
+def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) -> Iterator[_Entry]:
+    with os.scandir(directory) as scan:
+        found = list(scan)
+    for entry in found:
+        path = directory / entry.name
+        name = path.relative_to(workdir).as_posix()
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if ignores.match(path, is_directory=is_directory):
+            continue
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise BundleError(f"{name!r}: a name in the code must be UTF-8; rename it or ignore it") from None
+        if is_directory:
+            yield from _walk(workdir, path, ignores, skipped)
+        elif entry.is_symlink():
+            yield _Entry(name, path, 0, is_executable=False, target=path.readlink().as_posix())
+        elif entry.is_file(follow_symlinks=False):
+            status = entry.stat(follow_symlinks=False)
+            is_executable = bool(status.st_mode & 0o100)
+            yield _Entry(name, path, status.st_size, is_executable=is_executable, target=None)
+        else:
+            skipped.append(f"{name}: is neither a file nor a directory")
+
+
+def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str]) -> list[_Entry]:
+    """Drop the symlinks that lead out of the bundle, nowhere, or to something that it leaves out."""
+    root = workdir.resolve()
+    inside = {entry.name for entry in entries if entry.target is None}
+    inside |= {parent.as_posix() for name in inside for parent in Path(name).parents}
+    kept = []
+    for entry in entries:
+        if entry.target is None:
+            kept.append(entry)
+            continue
+        real = _resolve(entry.path)
+        leads_inside = real is not None and (real == root or root in real.parents)
+        if not is_safe_link(entry.name, entry.target) or not leads_inside:
+            skipped.append(f"{entry.name}: is a symlink that leads out of the code")
+        elif real is None or real.relative_to(root).as_posix() not in inside:
+            skipped.append(f"{entry.name}: is a symlink to something that is not in the bundle")
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _resolve(path: Path) -> Path | None:
+    try:
+        return path.resolve(strict=False)
+    except (OSError, RuntimeError):
+        return None  # a loop of symlinks
+
+
+def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> None:
+    name = os.path.normpath(entrypoint)
+    if any(entry.name == name for entry in entries):
+        return
+    if os.path.lexists(workdir / name):
+        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
+    else:
+        reason = "does not exist"
+    raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")
+
+
+def _check_size(entries: list[_Entry], max_bytes: int) -> None:
+    total = sum(entry.size for entry in entries)
+    if total <= max_bytes:
+        return
+    weighty = [entry for entry in entries if entry.size * _NUM_WEIGHTY >= total]
+    largest = sorted(weighty or entries, key=lambda entry: (-entry.size, entry.name))[:_NUM_NAMED]
+    named = ", ".join(f"{entry.name} ({_mib(entry.size)})" for entry in largest)
+    raise BundleError(
+        f"the code has {_mib(total)}, more than {_mib(max_bytes)}; "
+        f"name what is not code in .cloudspotignore; largest: {named}"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _archive(entries: list[_Entry], progress: Callable[[int], None]) -> bytes:
+    buffer = io.BytesIO()
+    # No name and no time in gzip's header, so that equal code gives equal bytes.
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            if entry.target is not None:
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+                archive.addfile(member)
+                continue
+            data = entry.path.read_bytes()
+            member.size, member.mode = len(data), 0o755 if entry.is_executable else 0o644
+            archive.addfile(member, io.BytesIO(data))
+            progress(len(data))
+    return buffer.getvalue()

@@ -1,0 +1,262 @@
+"""What a job's ``[data]`` names: the objects of a store, or one file of a web server, listed and read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
+from cloudspot.interfaces import MAX_LISTED, ObjectStore, is_key
+from cloudspot.jobfile.data import DataSpec
+from cloudspot.jobstore.inputs.http_file import HttpFile, HttpHead
+from cloudspot.model import ObjectMeta
+from cloudspot.registry import open_store
+
+BLOCK_BYTES = 8 << 20
+"""What is asked for at once of a large file."""
+
+Sink = Callable[[int, memoryview], None]
+"""Takes bytes and the place in the file where they belong."""
+
+
+class Wanted(NamedTuple):
+    """A file of an input, in the version that the listing shows."""
+
+    name: str
+    """Its path below that of the input; empty where the input is this one file."""
+    key: str
+    size: int
+    version: str
+    """Other bytes have another one."""
+    seconds: int
+    """When it was last modified, since 1970."""
+
+
+class InputMissing(CloudspotError):
+    """There is nothing under the URL of an input."""
+
+
+class InputChanged(CloudspotError):
+    """A file of an input has changed since it was listed."""
+
+
+class Input(ABC):
+    """One input. Each call makes its requests once; the caller repeats them."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self.has_ranges = True
+        """Whether a part of a file can be read; known after the listing."""
+
+    @abstractmethod
+    def wanted(self) -> Sequence[Wanted]:
+        """Return the files, in the order of their names.
+
+        Raises:
+            InputMissing: there are none, or not what the URL says.
+            CloudspotError: some cannot be staged.
+        """
+
+    @abstractmethod
+    def look(self) -> None:
+        """See by one request, or very few, whether anything is there that can be read.
+
+        Raises:
+            InputMissing: there is nothing.
+        """
+
+    @abstractmethod
+    def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
+        """Pass on a part of the file, in pieces of at most ``BLOCK_BYTES``.
+
+        Raises:
+            InputChanged: the bytes that came are of another version, as far as that shows.
+            ObjectMissing: the file is gone.
+        """
+
+    def describe(self, file: Wanted) -> str:
+        """Return the URL of a file, for messages."""
+        return self.spec.shown_url + file.name
+
+    def content_key(self, file: Wanted) -> str:
+        """Return a name for the bytes of this version, the same for all jobs."""
+        parts = (self._place, file.key, file.version, str(file.size), self.spec.sha256 or "")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    @abstractmethod
+    def _place(self) -> str:
+        """The URL below which the keys are, in the one form of all its spellings."""
+
+
+def open_input(spec: DataSpec) -> Input:
+    """Open the input, without I/O.
+
+    Raises:
+        SpecError: the store's plugin refuses its URL.
+        PluginError: no plugin for its scheme is installed, or it is broken.
+    """
+    return _HttpInput(spec) if spec.is_http else _StoreInput(spec)
+
+
+def version_of_all(files: Sequence[Wanted]) -> str:
+    """Return a hash of the names, sizes and versions of all files."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file.name}\0{file.size}\0{file.version}\n".encode())
+    return found.hexdigest()
+
+
+class _StoreInput(Input):
+    """Objects of a store."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__(spec)
+        base, _, self._key = spec.url.rpartition("/")
+        if spec.is_tree:
+            base, self._key = spec.url.rstrip("/"), ""
+        elif spec.scheme == "file":
+            self._key = unquote(self._key)
+        self.store: ObjectStore = open_store(base)
+        self._own = threading.local()
+
+    @property
+    def _place(self) -> str:
+        return self.store.canonical_url
+
+    def wanted(self) -> Sequence[Wanted]:
+        if self.spec.is_tree:
+            return self._below()
+        if not is_key(self._key):
+            raise InputMissing(f"{self._key!r} cannot be an object's name: it must be printable ASCII")
+        try:
+            return (_wanted("", self.store.head(self._key)),)
+        except ObjectMissing as error:
+            if self.store.list_page(f"{self._key}/", limit=1).objects:
+                hint = f'; objects lie below it: "{self.spec.url}/" stages them all'
+                raise InputMissing(f"there is no such object{hint}") from error
+            raise InputMissing("there is no such object") from error
+
+    def look(self) -> None:
+        if not self.spec.is_tree:
+            self.wanted()
+        # A name that no file can have may be read in place; what stands for a directory is passed over.
+        elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
+            raise InputMissing("there are no objects below it")
+
+    def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
+        if start == 0 and length == file.size <= BLOCK_BYTES:
+            # Whole, so that the store compares its own checksum, if it has one.
+            data = self.store.get(file.key)
+            _check_length(self, file, len(data), file.size)
+            with memoryview(data) as view:
+                sink(0, view)
+            return
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = bytearray(BLOCK_BYTES)  # each thread keeps its own: fresh memory costs more
+        for at in range(start, start + length, BLOCK_BYTES):
+            with memoryview(self._own.buffer)[: min(BLOCK_BYTES, start + length - at)] as room:
+                _check_length(self, file, self.store.get_range_into(file.key, at, room), len(room))
+                sink(at, room)
+
+    def _below(self) -> Sequence[Wanted]:
+        found: list[Wanted] = []
+        skipped: set[str] = set()
+        for page in self.store.list_pages(""):
+            found += (_wanted(one.key, one) for one in page.objects)
+            skipped.update(page.skipped)
+            if len(found) + len(skipped) > MAX_LISTED:
+                raise CloudspotError(
+                    f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
+                )
+        if skipped:
+            raise CloudspotError(
+                f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "
+                "printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
+            )
+        if not found:
+            raise InputMissing("there are no objects below it")
+        if both := {one.name for one in found} & _directories(found):
+            raise CloudspotError(
+                f"{min(both)!r} is an object, and others lie below {min(both)}/: a disk cannot hold both"
+            )
+        return found
+
+
+def _directories(files: Iterable[Wanted]) -> set[str]:
+    """Return the names of all directories that the files lie in."""
+    found: set[str] = set()
+    for file in files:
+        above = file.name.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return found
+
+
+class _HttpInput(Input):
+    """One file of a web server."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__(spec)
+        self._file = HttpFile(spec.url)
+
+    @property
+    def _place(self) -> str:
+        return "" if self.spec.sha256 else self.spec.url  # a hash names the bytes, wherever they are
+
+    def wanted(self) -> Sequence[Wanted]:
+        try:
+            head = self._file.head()
+        except ObjectMissing as error:
+            raise InputMissing(str(error)) from error
+        if head.size is None:
+            raise CloudspotError("the server does not say how long the file is; put it into a store")
+        if not head.version and self.spec.sha256 is None:
+            raise CloudspotError(
+                "the server tells neither an ETag nor when the file was modified, so that a change would not "
+                "show; give its sha256, or put it into a store"
+            )
+        self.has_ranges = head.has_ranges
+        return (Wanted("", "", head.size, self._version(head), head.seconds),)
+
+    def look(self) -> None:
+        try:
+            self._file.head()
+        except ObjectMissing as error:
+            raise InputMissing(str(error)) from error
+
+    def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
+        span = (start, length) if self.has_ranges and length else None
+        with self._file.opened(span) as (head, pieces):
+            if head.size != file.size or self._version(head) != file.version:
+                raise InputChanged(f"{self.describe(file)} has changed since it was listed")
+            at = start
+            for piece in pieces:
+                if at + len(piece) > start + length:
+                    raise TransientError(f"{self.describe(file)}: the answer has more bytes than asked for")
+                with memoryview(piece) as view:
+                    sink(at, view)
+                at += len(piece)
+            _check_length(self, file, at - start, length)
+
+    def _version(self, head: HttpHead) -> str:
+        return self.spec.sha256 or head.version
+
+
+def _wanted(name: str, meta: ObjectMeta) -> Wanted:
+    # The time too: what was put back as it was has another.
+    version = f"{meta.etag} {meta.modified_at.isoformat()}"
+    return Wanted(name, meta.key, meta.size, version, int(meta.modified_at.timestamp()))
+
+
+def _check_length(source: Input, file: Wanted, found: int, expected: int) -> None:
+    if found == expected:
+        return
+    if isinstance(source, _HttpInput):
+        raise TransientError(f"{source.describe(file)}: the answer ended after {found} of {expected} bytes")
+    raise InputChanged(f"{source.describe(file)} has changed its size since it was listed")

@@ -1,0 +1,512 @@
+"""Copy a job to another store: what it needs to go on there, and what tells its past.
+
+Everything in a job's prefix is copied as it is, except for its secrets, what drivers work out anew (the
+summary, the suspicions, copies of the journal and of settled launches), its agents, of which a resumption
+stages its own, and its checkpoints, of which only the best goes along. Objects are created, never replaced.
+A copy that was cut short is finished by the next one, which compares by content what stands already and
+copies the rest. The
+submission comes last: before it, the target has no such job. The copy is not marked live, since nothing of
+it runs until it is resumed.
+
+A job may come back to a store that it has left: its journal there is the beginning of what it is now. The
+first record that is missing is then written last, since readers take a gap for the journal's end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloudspot.errors import (
+    CloudspotError,
+    CorruptData,
+    JobExists,
+    ObjectExists,
+    ObjectMissing,
+    TransientError,
+)
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import WAITS, create
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import PatientStore, patient
+from cloudspot.jobstore.access.store_probe import probe
+from cloudspot.jobstore.access.stored_records import find_bytes, find_meta
+from cloudspot.jobstore.checkpoints.chunks import (
+    BLOCK_BYTES,
+    StoredChunk,
+    check_sizes,
+    read_stored,
+    stored_chunks,
+)
+from cloudspot.jobstore.checkpoints.manifests import read_manifest
+from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
+from cloudspot.jobstore.jobs.job_lists import note_recent, resumed_writer
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.jobs.shared_objects import REAPER
+from cloudspot.jobstore.jobs.submission import code_key
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manifest, Skipped, Submission
+from cloudspot.plugin.multipart import PART_BYTES
+from cloudspot.retrying import retry
+
+NUM_THREADS = 4
+"""An upload of a large object takes 80 MiB of memory."""
+
+
+class DamagedCheckpoint(CorruptData):
+    """A chunk of the checkpoint is missing or changed: plan again, without this checkpoint."""
+
+    def __init__(self, checkpoint: CheckpointId, problem: str) -> None:
+        super().__init__(f"checkpoint {checkpoint}: {problem}")
+        self.checkpoint = checkpoint
+
+
+class _Differs(CloudspotError):
+    """An object of the target has another content."""
+
+
+@dataclass(frozen=True)
+class CopiedObject:
+    """An object that goes along, under the same key."""
+
+    key: str
+    size: int
+    sha256: str | None = None
+    """Of its content, where its key or the submission says it."""
+    chunk: StoredChunk | None = None
+    """What the manifest says of it, if it is a checkpoint's."""
+    is_artifact: bool = False
+    """It may have been overwritten since an earlier copy."""
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """What a copy of a job consists of."""
+
+    submission: Submission
+    """The job's first."""
+    spec: CopiedObject
+    """The record of it."""
+    objects: tuple[CopiedObject, ...]
+    """Code, records, logs and artifacts: all that does not belong to the journal or to a checkpoint."""
+    journal: tuple[CopiedObject, ...]
+    """In order."""
+    checkpoint: CheckpointId | None
+    """The one that goes along; None: the job has none, or none that is whole."""
+    chunks: tuple[CopiedObject, ...]
+    """The checkpoint's."""
+    manifests: tuple[CopiedObject, ...]
+    """The checkpoint's manifest, if there is a checkpoint."""
+    skipped: tuple[Skipped, ...]
+    """Better checkpoints that are not whole, best first."""
+
+    @property
+    def everything(self) -> tuple[CopiedObject, ...]:
+        """Return all objects, in the order in which they may be written."""
+        return (*self.objects, *self.chunks, *self.manifests, *self.journal, self.spec)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes are read from the source and written to the target."""
+        return sum(one.size for one in self.everything)
+
+    @property
+    def num_reads(self) -> int:
+        """Return about how many requests read them."""
+        return sum(max(1, -(-one.size // BLOCK_BYTES)) for one in self.everything)
+
+    @property
+    def num_writes(self) -> int:
+        """Return about how many requests write them; a large object goes up in parts."""
+        return sum(1 if one.size <= PART_BYTES else -(-one.size // PART_BYTES) + 2 for one in self.everything)
+
+
+def plan_copy(
+    source: ObjectStore,
+    job_id: str,
+    *,
+    damaged: Collection[CheckpointId] = (),
+    is_estimate: bool = False,
+) -> CopyPlan:
+    """Return what a copy of the job to another store takes; ``damaged`` are checkpoints that do not count.
+
+    ``is_estimate``: what it would take now, also if the job has not ended yet; not to be carried out.
+
+    The checkpoint that goes along is the best of the lineage whose manifest is sound and whose chunks are
+    there; whether their bytes are right, the copy finds out.
+
+    Raises:
+        CloudspotError: the job has neither ended nor is it suspended, or what it used is not released yet.
+        CorruptData: a record is malformed, or the job's code is gone.
+        JobNotFound: there is no such job.
+    """
+    source = patient(source)
+    reader = HistoryReader(source, job_id)
+    history = reader.read()
+    if not is_estimate:
+        _check_over(source, job_id, history)
+    submission = history.first_submission
+    best, skipped = _best_checkpoint(source, job_id, reader.journal.known, damaged)
+    found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
+    code = code_key(submission)
+    meta = find_meta(source, code)
+    if meta is None:
+        raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
+    found[code] = meta.size
+    copies = keys.journal_copies_prefix(job_id)
+    checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
+    elsewhere = (*checkpoints, keys.own_agent(job_id, ""), copies)
+    left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
+    artifacts = keys.artifacts_prefix(job_id)
+    copied = {
+        key: CopiedObject(
+            key,
+            size,
+            submission.code_sha256 if key == code else None,
+            is_artifact=key.startswith(artifacts),
+        )
+        for key, size in sorted(found.items())
+        if not keys.is_secret(key) and key not in left_out and not key.startswith(elsewhere)
+    }
+    spec = copied.pop(keys.spec(job_id))
+    journal = [key for key in copied if key.startswith(keys.journal_prefix(job_id))]
+    manifests = [] if best is None else [keys.manifest(job_id, best.generation, best.step)]
+    chunks = [] if best is None else stored_chunks(job_id, best)
+    return CopyPlan(
+        submission=submission,
+        spec=spec,
+        journal=tuple(copied.pop(key) for key in journal),
+        objects=tuple(copied.values()),
+        checkpoint=None if best is None else best.id,
+        chunks=tuple(
+            {
+                # A compressed one may be of another length than its record says.
+                one.key: CopiedObject(one.key, found.get(one.key, one.chunk.size), chunk=one)
+                for one in chunks
+            }.values()
+        ),
+        manifests=tuple(CopiedObject(key, found[key]) for key in manifests),
+        skipped=skipped,
+    )
+
+
+def describe_copy(plan: CopyPlan) -> str:
+    """Return in one line what the copy takes, from which its price follows."""
+    what = "without a checkpoint" if plan.checkpoint is None else f"with checkpoint {plan.checkpoint}"
+    return (
+        f"{len(plan.everything):,} objects, {plan.num_bytes / 2**20:,.1f} MiB, {what}: about "
+        f"{plan.num_reads:,} requests read them and {plan.num_writes:,} write them"
+    )
+
+
+def copy(
+    plan: CopyPlan,
+    source: ObjectStore,
+    target: ObjectStore,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> None:
+    """Make the job stand in the target, verified; after an interruption, call it again.
+
+    Since before the plan was made, the caller keeps anybody from resuming the job in the source. Nothing of
+    it is written if the job stands as planned, even if it has gone on in the target since. ``progress`` is
+    told the bytes as they are read, those of objects that stand already too: in all, ``plan.num_bytes``.
+
+    Raises:
+        CloudspotError: an object of the target has another content; the message names its key. Or code that
+            the job shares may be on its way out there.
+        CorruptData: an object of the source has changed since the plan was made, or is not what its name
+            says.
+        DamagedCheckpoint: a chunk does not match its checksum.
+        JobExists: the target has another job of that id.
+        StoreRefused: the target breaks a promise.
+        TransientError: a store failed.
+    """
+    source, target = patient(source), patient(target)
+    job_id = plan.submission.job_id
+    reserve(plan, source, target)
+    standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
+    carrier = _Carrier(source, target, standing, progress)
+    if all(one.key in standing for one in (*plan.journal, plan.spec)):
+        # Each writer of the journal knew what stands before its record: equal ends have equal beginnings.
+        carrier.carry(plan.journal[-1])
+        progress(plan.num_bytes - plan.journal[-1].size)
+        return
+    _check_not_removed(target, plan)
+    code = code_key(plan.submission)
+    meta = find_meta(target, code)
+    if meta is not None:
+        standing[code] = meta.size
+    _check_no_others(target, plan, standing)
+    missing = [one for one in plan.journal if one.key not in standing]
+    # A checkpoint's manifest after its chunks, so that whatever stands is whole.
+    compared = [one for one in plan.journal if one.key in standing]
+    for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
+        each(carrier.carry, batch, num_threads=num_threads)
+    _check_whole(target, plan, standing, {*(one.key for one in missing[:1]), plan.spec.key})
+    for one in missing[:1]:
+        carrier.carry(one)
+    note_recent(target, plan.submission)
+    carrier.carry(plan.spec)
+
+
+def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
+    """Reserve the job's id in the target, and try whether it keeps its promises; safe to repeat.
+
+    Raises:
+        JobExists: the target has another job of that id.
+        StoreRefused: the target breaks a promise.
+        TransientError: a store failed.
+    """
+    source, target = patient(source), patient(target)
+    job_id = plan.submission.job_id
+    if source.canonical_url == target.canonical_url:
+        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
+    taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
+    if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
+        raise taken
+    probe(target)
+    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
+    if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
+        raise taken
+
+
+class _Carrier:
+    """Carries objects from store to store. Thread-safe."""
+
+    def __init__(
+        self,
+        source: PatientStore,
+        target: PatientStore,
+        standing: dict[str, int],
+        progress: Callable[[int], None],
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._standing = standing
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def carry(self, one: CopiedObject) -> None:
+        """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
+        try:
+            self._carry(one)
+        except DamagedCheckpoint:
+            self._carry(one)  # the fault may have been on the way, and would cost the whole checkpoint
+
+    def _carry(self, one: CopiedObject) -> None:
+        if one.key in self._standing:
+            try:
+                self._compare(one, self._standing[one.key], _Told(one, self._tell))
+            except _Differs:
+                if not one.is_artifact:
+                    raise
+                # The job was here before, and has written the file again since.
+                self._target.delete(one.key)
+                del self._standing[one.key]
+                self._carry(one)
+        elif one.size <= BLOCK_BYTES:
+            data = b"".join(self._blocks(one))
+            if create(self._target, one.key, data) is not None:
+                raise self._differs(one)
+            self._tell(len(data))
+        else:
+            self._stream(one)
+
+    def _stream(self, one: CopiedObject) -> None:
+        told = _Told(one, self._tell)
+        num_tries = 0
+
+        def attempt() -> None:
+            nonlocal num_tries
+            num_tries += 1
+            # An earlier try may have succeeded although its answer was lost.
+            meta = find_meta(self._target, one.key) if num_tries > 1 else None
+            if meta is not None:
+                self._compare(one, meta.size, told)
+                return
+            try:
+                with self._target.open_upload(one.key, if_absent=True) as upload:
+                    for start, block in _with_offsets(self._blocks(one)):
+                        upload.write(block)
+                        told.reached(start + len(block))
+                    upload.commit()
+            except ObjectExists as error:
+                raise TransientError(f"{self._target.url}: whether {one.key} is ours is unknown") from error
+
+        retry(attempt, waits=WAITS, sleep=self._target.sleep)
+
+    def _compare(self, one: CopiedObject, size: int, told: _Told) -> None:
+        """Compare what stands with the checksum that is known, or else with the source."""
+        # Versions of zstd compress the same bytes differently; a chunk's checksum is of the bytes.
+        if size != one.size and not (one.chunk is not None and one.chunk.is_compressed):
+            raise self._differs(one)
+        if one.chunk is None and one.sha256 is None:
+            for start, block in _with_offsets(self._blocks(one)):
+                if self._target.get_range(one.key, start, len(block)) != block:
+                    raise self._differs(one)
+                told.reached(start + len(block))
+            return
+        try:
+            for start, block in _with_offsets(_blocks(self._target, one)):
+                told.reached(start + len(block))
+        except CorruptData as error:
+            raise self._differs(one) from error
+        told.reached(one.size)  # what stands may be shorter
+
+    def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
+        """Yield the source's bytes, verified at the end."""
+        try:
+            yield from _blocks(self._source, one)
+        except CorruptData as error:
+            if one.chunk is None:
+                raise
+            part = one.chunk.part
+            raise DamagedCheckpoint(CheckpointId(part.generation, part.step), str(error)) from error
+
+    def _differs(self, one: CopiedObject) -> _Differs:
+        return _Differs(
+            f"{self._target.url}: {one.key} is not what {self._source.url} has under that key; nothing was "
+            "overwritten. Remove the job there, or copy to another store"
+        )
+
+    def _tell(self, num_bytes: int) -> None:
+        with self._lock:
+            self._progress(num_bytes)
+
+
+class _Told:
+    """Tells each byte of an object once, however often it is read."""
+
+    def __init__(self, one: CopiedObject, tell: Callable[[int], None]) -> None:
+        self._size = one.size
+        self._tell = tell
+        self._done = 0
+
+    def reached(self, position: int) -> None:
+        position = min(position, self._size)  # what stands may be longer
+        if position > self._done:
+            self._tell(position - self._done)
+            self._done = position
+
+
+def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
+    """Yield an object's bytes a block at a time, verified at the end.
+
+    Raises:
+        CorruptData: it is missing, has another size than was planned, or another content than is known.
+    """
+    if one.chunk is not None:
+        yield from read_stored(store, one.chunk)
+        return
+    digest = hashlib.sha256()
+    for start in range(0, max(one.size, 1), BLOCK_BYTES):
+        length = min(BLOCK_BYTES, one.size - start)
+        try:
+            # One byte more at the end reveals an object that has grown.
+            block = store.get_range(one.key, start, length + (start + length == one.size))
+        except ObjectMissing as error:
+            raise CorruptData(f"{store.url}: {one.key} is gone since the copy was planned") from error
+        if len(block) != length:
+            raise CorruptData(f"{store.url}: {one.key} has changed since the copy was planned")
+        digest.update(block)
+        yield block
+    if one.sha256 not in {None, digest.hexdigest()}:
+        raise CorruptData(f"{store.url}: {one.key} does not have the SHA-256 {one.sha256}")
+
+
+def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    start = 0
+    for block in blocks:
+        yield start, block
+        start += len(block)
+
+
+def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
+    if history.live_launches or (history.finished is None and history.suspended is None):
+        raise CloudspotError(f"job {job_id!r} in {source.url} has not ended; stop it first")
+    # Drivers take the marks back last, when no machine of the job is left that could write. One that is
+    # suspended keeps them; that of a resumption that was given up says nothing.
+    first, count = history.first_submission.writer, history.submission.resumption
+    writers = [first, *(resumed_writer(first, number) for number in range(1, count + 1))]
+    marks = {keys.live(job_id, writer) for writer in writers}
+    listed = {meta.key for meta in source.list_objects(keys.live(job_id, ""))}
+    if history.finished is not None and marks & listed:
+        raise CloudspotError(
+            f"job {job_id!r} in {source.url} has ended, but not all that it used is released; run "
+            "`cloudspot reconcile` until it is"
+        )
+
+
+def _best_checkpoint(
+    source: ObjectStore, job_id: str, journal: Sequence[JournalRecord], damaged: Collection[CheckpointId]
+) -> tuple[Manifest | None, tuple[Skipped, ...]]:
+    """Return the manifest of the best checkpoint that looks whole, and those before it."""
+    skipped: list[Skipped] = []
+    for checkpoint in standing_checkpoints(source, job_id, journal):
+        try:
+            if checkpoint in damaged:
+                raise CorruptData("its content does not match its checksums")
+            manifest = read_manifest(source, job_id, checkpoint)
+            check_sizes(source, job_id, manifest, stored_chunks(job_id, manifest))
+        except (CorruptData, ObjectMissing) as error:
+            skipped.append(Skipped(checkpoint=checkpoint, reason=str(error)))
+        else:
+            return manifest, tuple(skipped)
+    return None, tuple(skipped)
+
+
+def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
+    """Check that nobody deletes the code that the job will share with others of the target.
+
+    A removal that begins to look for jobs later finds our reservation, and leaves the code alone.
+    """
+    key = code_key(plan.submission)
+    prefix = keys.removals_prefix(key)
+    for meta in target.list_page(prefix, limit=1).objects:
+        by = meta.key.removeprefix(prefix)
+        who, again = f"the removal of job {by!r}", "repeat it"
+        if by.startswith(REAPER):
+            who, again = "`cloudspot reap`", "run it again an hour later"
+        raise CloudspotError(
+            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; let it end, "
+            f"or {again} if it was cut short"
+        )
+
+
+def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[str]) -> None:
+    """Check that the target has no record that would tell another past than the source's do."""
+    job_id = plan.submission.job_id
+    planned = {one.key for one in plan.everything}
+    of_history = (
+        keys.journal_prefix(job_id),
+        keys.launches_prefix(job_id),
+        keys.nodes_prefix(job_id),
+    )
+    for key in sorted(set(standing) - planned):
+        if key.startswith(of_history):
+            raise CloudspotError(
+                f"{target.url}: {key} is not in the store that job {job_id!r} is copied from; remove the job "
+                f"from {target.url}, or copy it to another store"
+            )
+
+
+def _check_whole(
+    target: ObjectStore, plan: CopyPlan, standing: Mapping[str, int], later: Collection[str]
+) -> None:
+    """Check by a listing that all is there but what comes ``later``; ``standing`` was compared already."""
+    prefix = keys.job_prefix(plan.submission.job_id)
+    listed = {meta.key: meta.size for meta in target.list_objects(prefix)}
+    wrong: Sequence[str] = [
+        one.key
+        for one in plan.everything
+        if one.key not in later
+        and one.key.startswith(prefix)
+        and listed.get(one.key) != standing.get(one.key, one.size)
+    ]
+    if wrong:
+        raise TransientError(f"{target.url}: {wrong[0]} is not there as it was written; copy again")

@@ -1,0 +1,96 @@
+"""Give a new job a checkpoint of another, as its generation 0: its journal begins with that commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.checkpoints.chunks import StoredChunk, read_stored, stored_chunks
+from cloudspot.jobstore.checkpoints.integrity import check_manifest
+from cloudspot.jobstore.checkpoints.manifests import commit_of
+from cloudspot.jobstore.checkpoints.parts import NUM_THREADS
+from cloudspot.jobstore.checkpoints.seals import read_seal
+from cloudspot.jobstore.code.bundle import Bundle
+from cloudspot.jobstore.jobs.submission import code_key
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import CheckpointId, Manifest, Origin, Part, Submission, new_nonce
+
+
+def code_of(store: ObjectStore, submission: Submission) -> Bundle:
+    """Return the code of a job, as it was submitted.
+
+    Raises:
+        CorruptData: it is not what the submission names.
+        ObjectMissing: it is gone.
+    """
+    data = patient(store).get(code_key(submission))
+    if hashlib.sha256(data).hexdigest() != submission.code_sha256:
+        raise CorruptData(f"{store.url}: {code_key(submission)} is not the code it is named after")
+    return Bundle(data=data, sha256=submission.code_sha256, files=(), skipped=())
+
+
+def bring_checkpoint(
+    store: ObjectStore,
+    origin: Origin,
+    manifest: Manifest,
+    job_id: str,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+) -> CheckpointId:
+    """Copy the committed checkpoint ``origin`` to the job; return what it is called there.
+
+    Each chunk is compared with its checksum on its way. Nobody else may write to the job meanwhile: its id is
+    reserved, and it does not exist yet. ``progress`` is told the bytes.
+
+    Raises:
+        CorruptData: the checkpoint does not verify.
+    """
+    check_manifest(manifest)
+    store = patient(store)
+    copy = _renumbered(manifest, at=clock_of(store).now())
+
+    def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
+        source, target = pair
+        data = bytearray()
+        for block in read_stored(store, source):
+            data += block
+        store.put(target.key, data)
+        progress(source.chunk.size)
+
+    pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
+    each(carry, tuple(pairs), num_threads=NUM_THREADS)
+    record = commit_of(copy, at=copy.at)
+    # Put, not created: an earlier submission of this id may have been cut short after it.
+    store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
+    store.put(keys.journal(job_id, 1), codec.encode(record))
+    return copy.id
+
+
+def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
+    """Return the manifest as that of a generation 0 and of no round, which no training of the new job has."""
+    copy = msgspec.structs.replace(
+        manifest,
+        generation=0,
+        round=0,
+        parts=tuple(_of_generation_0(part) for part in manifest.parts),
+        at=at,
+        writer=new_nonce(),
+    )
+    check_manifest(copy)
+    return copy
+
+
+def _of_generation_0(part: Part) -> Part:
+    # By Python's own writer, as the trainer: the state may hold infinity.
+    seal = None if part.seal is None else json.dumps({**read_seal(part).raw, "generation": 0, "round": 0})
+    chunks = tuple(msgspec.structs.replace(chunk, home=None) for chunk in part.chunks)
+    return msgspec.structs.replace(part, generation=0, round=0, seal=seal, chunks=chunks)

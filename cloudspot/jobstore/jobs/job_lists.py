@@ -1,0 +1,109 @@
+"""The lists of jobs: all of them, those that may be live, and the newest.
+
+Each is a prefix of small objects, so that a listing tells it without reading a job. A job is *marked live*
+from before its submission stands until a driver has found it settled: finished, cleaned up, and all its
+machines gone. The mark is put first and deleted last, and put again before each launch is intended. So a
+crash at any moment leaves a mark too many, which costs a look, and never one too few. The mark names the
+submission too: a driver that was suspended while its job was removed cannot delete the mark of another job
+with the same id.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Submission
+
+MAX_RECENT = 1000
+"""How many jobs one request lists."""
+
+
+def list_jobs(store: ObjectStore) -> tuple[str, ...]:
+    """Return the ids of all jobs in the store, sorted.
+
+    A job whose submission was cut short is listed too; reading it raises JobNotFound.
+    """
+    prefix = keys.index_prefix()
+    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
+    return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
+
+
+def resumed_writer(first: str, resumption: int) -> str:
+    """Return what a resumed submission has in place of a nonce, so that every driver knows all marks."""
+    return f"{first}-{resumption}"
+
+
+def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
+    """Mark the job live; safe to repeat, and the mark keeps its first time. ``writer``: its submission's."""
+    create(store, keys.live(job_id, writer), b"")
+
+
+def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
+    """Take the mark back, as the job is settled; safe to repeat."""
+    patient(store).delete(keys.live(job_id, writer))
+
+
+def list_live(store: ObjectStore) -> dict[str, datetime]:
+    """Return the ids of the jobs that are marked live, sorted, and since when, by the store's clock."""
+    prefix = keys.live_prefix()
+    found: dict[str, datetime] = {}
+    for meta in patient(store).list_objects(prefix):
+        job_id, dot, _ = meta.key.removeprefix(prefix).partition(".")
+        if dot and keys.JOB_ID.fullmatch(job_id):
+            found[job_id] = max(meta.modified_at, found.get(job_id, meta.modified_at))
+    return found
+
+
+def is_marked_live(store: ObjectStore, job_id: str) -> bool:
+    """Return whether the job is marked live; one request."""
+    prefix = keys.live_prefix() + f"{job_id}."
+    return bool(patient(store).list_page(prefix, limit=1).objects)
+
+
+def note_recent(store: ObjectStore, submission: Submission) -> None:
+    """Put the job into the list that ``list_recent`` reads; safe to repeat."""
+    patient(store).put(_recent_key(submission), b"")
+
+
+def forget_recent(store: ObjectStore, submission: Submission) -> None:
+    """Take it out again."""
+    patient(store).delete(_recent_key(submission))
+
+
+def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
+    """Return the ids of the jobs that were submitted last, newest first, and whether these are all.
+
+    It is one request. Times are those that the submitters stated.
+    """
+    page = patient(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
+    names = [meta.key.removeprefix(keys.recent_prefix()).partition("-")[2] for meta in page.objects]
+    return tuple(name for name in names if keys.JOB_ID.fullmatch(name)), page.next_after is None
+
+
+def forget_job(store: ObjectStore, job_id: str) -> None:
+    """Delete all marks of a job whose submission is gone, and all that the other list has of it."""
+    store = patient(store)
+    for meta in list(store.list_objects(keys.live_prefix() + f"{job_id}.")):
+        store.delete(meta.key)
+    for meta in list(store.list_objects(keys.recent_prefix())):
+        if meta.key.removeprefix(keys.recent_prefix()).partition("-")[2] == job_id:
+            store.delete(meta.key)
+
+
+def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
+    """Delete the marks of a job that is not in the store, unless its id is reserved for a submission."""
+    store = patient(store)
+    marks = [meta.key for meta in store.list_objects(keys.live_prefix() + f"{job_id}.")]
+    # In this order: a submission reserves its id before it puts its mark, so these marks have no job.
+    if find_meta(store, keys.index(job_id)) is None:
+        for key in marks:
+            store.delete(key)
+
+
+def _recent_key(submission: Submission) -> str:
+    return keys.recent(submission.job_id, milliseconds=submission.milliseconds)

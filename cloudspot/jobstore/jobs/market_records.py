@@ -1,0 +1,74 @@
+"""What jobs that have ended saw of the spot market, for the next ones: one small object for each job.
+
+They are advice, and outlive their jobs: nothing in them names a job. So whatever is wrong with one of them
+costs its advice alone, and a store without any serves as well.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import read_record
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import MarketSeen, Submission
+from cloudspot.model import ObjectMeta
+
+MAX_READ = 50
+"""How many of a provider's newest records are read."""
+MAX_KEPT = 200
+"""Older ones are deleted by whoever adds one."""
+MAX_BYTES = 1 << 18
+"""No writer of ours writes more, so a longer object is not read."""
+_NAME = re.compile(r"[0-9]{13}-[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class MarketRecords:
+    """The newest records of a provider."""
+
+    found: tuple[MarketSeen, ...]
+    unreadable: tuple[str, ...]
+    """The keys of those that are malformed."""
+
+
+def write_market_seen(store: ObjectStore, submission: Submission, provider: str, seen: MarketSeen) -> None:
+    """Put or replace what a job has seen on a provider, and delete the oldest records beyond ``MAX_KEPT``.
+
+    ``submission`` is the job's first one, so that a job that was resumed has one record all the same.
+    """
+    store = patient(store)
+    key = keys.market_seen(provider, submission.writer, milliseconds=submission.milliseconds)
+    store.put(key, codec.encode(seen))
+    for meta in _list(store, provider)[MAX_KEPT:]:
+        store.delete(meta.key)
+
+
+def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
+    """Return the newest records of a provider, at most ``MAX_READ``, in as many requests and one more."""
+    store = patient(store)
+
+    def read(meta: ObjectMeta) -> MarketSeen | str | None:
+        try:
+            return meta.key if meta.size > MAX_BYTES else read_record(store, meta.key, MarketSeen)
+        except CorruptData:
+            return meta.key
+        except ObjectMissing:  # Somebody has added one, and this was among the oldest.
+            return None
+
+    read_ones = each(read, _list(store, provider)[:MAX_READ])
+    return MarketRecords(
+        tuple(one for one in read_ones if isinstance(one, MarketSeen)),
+        tuple(one for one in read_ones if isinstance(one, str)),
+    )
+
+
+def _list(store: ObjectStore, provider: str) -> list[ObjectMeta]:
+    """Return the newest records, the newest first, as many as one request lists."""
+    prefix = keys.market_prefix(provider)
+    listed = store.list_page(prefix).objects
+    return [meta for meta in listed if _NAME.fullmatch(meta.key.removeprefix(prefix))]

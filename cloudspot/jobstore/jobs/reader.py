@@ -1,0 +1,399 @@
+"""Reads a job's records into a History, with few requests; reads and writes summaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from cloudspot.errors import CorruptData, JobNotFound, SpecError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.jobs.submission import read_first_submission, read_submission_of, submission_key
+from cloudspot.jobstore.journal.consistency import check_certificate, check_place
+from cloudspot.jobstore.journal.history import History, LaunchHistory, turns_of
+from cloudspot.jobstore.journal.journal import Journal
+from cloudspot.jobstore.journal.lineage import generations_of, head
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
+    Certificate,
+    Commit,
+    Exit,
+    Finished,
+    Heartbeat,
+    Intent,
+    JournalRecord,
+    Moved,
+    Notice,
+    Repriced,
+    Resumed,
+    Slot,
+    StopRequest,
+    Submission,
+    Summary,
+    Turn,
+)
+from cloudspot.jobstore.nodes.heartbeat_size import change_count
+from cloudspot.jobstore.nodes.settled_launches import find_settled
+from cloudspot.model import ObjectMeta
+
+_LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
+_SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
+_MACHINE = re.compile(rf"launches/{_LAUNCH}/machines/[\w~%-]+", re.ASCII)
+_NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
+_KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
+MAX_REREADS = 8
+"""How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
+
+
+class _Place(NamedTuple):
+    """Where a node's record is, and where it goes when it is read."""
+
+    records: dict[int, Any]
+    """By rank."""
+    launch: int
+    rank: int
+    key: str
+    kind: Any
+
+
+def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
+    """Return the job's advisory summary, or None before the first; it may be stale.
+
+    Raises:
+        CorruptData: it is malformed, or another job's.
+    """
+    summary = find_record(patient(store), keys.summary(job_id), Summary)
+    if summary is not None and summary.job_id != job_id:
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+    return summary
+
+
+def _standing_end(journal: Sequence[JournalRecord]) -> Finished | None:
+    for record in reversed(journal):
+        if not isinstance(record, Moved):
+            return record if isinstance(record, Finished) else None
+    return None
+
+
+def job_file_of(submission: Submission) -> JobSpec:
+    """Return the job file in the submission.
+
+    Raises:
+        SpecError: this version of cloudspot cannot read it.
+    """
+    try:
+        return spec_from_json(submission.spec)
+    except SpecError as error:
+        raise SpecError(f"{submission_key(submission)}: {error}") from error
+
+
+def has_finished(store: ObjectStore, job_id: str) -> bool:
+    """Return whether the job's records say that it has; False also if there are none, or one is corrupt."""
+    with suppress(CorruptData, JobNotFound):
+        return HistoryReader(store, job_id).read().finished is not None
+    return False
+
+
+def write_summary(store: ObjectStore, summary: Summary) -> None:
+    """Replace the job's advisory summary."""
+    patient(store).put(keys.summary(summary.job_id), codec.encode(summary))
+
+
+class HistoryReader:
+    """Reads one job again and again; what never changes is read once. For one thread at a time.
+
+    The first pass reads the copies of the journal and of the launches that are settled, so that its cost does
+    not grow with them.
+
+    A pass over a job in which nothing is new costs a get for the journal. Until all its machines have
+    provably ended it also costs a listing of seats and certificates, one of what the nodes say, and gets of
+    the heartbeats that this shows to be new: of all nodes whose state has changed, and of ``MAX_REREADS``
+    others, in turn. After that it costs a get for a request to stop, which is otherwise in that listing.
+    """
+
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
+        self._job_id = job_id
+        self.journal = Journal(self._store, job_id)
+        self._submissions: list[tuple[Submission, str]] = []
+        """The first, and those with which the job was resumed, each with its hash."""
+        self._stop: StopRequest | None = None
+        self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
+        self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
+        self._certificates: dict[int, dict[str, Certificate]] = {}
+        """By launch and key."""
+        self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
+        """By launch and rank: when the newest heartbeat was put, and its size."""
+        self._history: History | None = None
+        self._beats_read: dict[str, tuple[datetime, int]] = {}
+        """The same, by key, of the heartbeats that were read."""
+        self._has_recalled = False
+        self.num_copied = 0
+        """How many launches came from the copy of those that are settled."""
+        self._first_unsettled = 1
+        """The first launch that was not settled in the previous pass: the older ones were read completely."""
+
+    def read(self) -> History:
+        """Return everything that the bucket says about the job now.
+
+        A generation that a node's record names, or a commit, is in this history too.
+
+        Raises:
+            JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: a record is malformed, or does not fit the others; the message names its key.
+            TransientError: the store does not answer; what was read so far is kept.
+        """
+        journal = self._read_journal()
+        turns = turns_of(journal)
+        submission, sha256 = self._read_submissions(turns)
+        intents = [record for record in journal if isinstance(record, Intent)]
+        listed = self._read_launches(intents)
+        key = keys.stop(self._job_id, submission.resumption)
+        if self._stop is None and (listed is None or key in listed):
+            self._stop = find_record(self._store, key, StopRequest)
+        commits = [record for record in journal if isinstance(record, Commit)]
+        if self._is_behind(commits, len(generations_of(journal))):
+            journal = self._read_journal()
+            turns = turns_of(journal)
+            submission, sha256 = self._read_submissions(turns)
+            intents = [record for record in journal if isinstance(record, Intent)]
+        prices = [record for record in journal if isinstance(record, Repriced)]
+        launches = tuple(
+            self._fold_launch(intent, [one for one in prices if one.launch == intent.launch])
+            for intent in intents
+        )
+        for launch in launches[self._first_unsettled - 1 :]:
+            if not launch.is_settled:
+                break
+            self._first_unsettled = launch.number + 1
+        self._history = History(
+            first_submission=self._submissions[0][0],
+            submission=submission,
+            submission_sha256=sha256,
+            stop=self._stop,
+            launches=launches,
+            generations=generations_of(journal),
+            commits=tuple(record for record in journal if isinstance(record, Commit)),
+            head=head(journal),
+            finished=_standing_end(journal),
+            num_records=len(journal),
+            turns=turns,
+        )
+        return self._history
+
+    def glance(self, *, rereads: bool = True) -> History | None:
+        """Return the history with newer heartbeats, or None if anything else may be new: then ``read``.
+
+        It costs a listing of what the nodes say, and gets of heartbeats: of each fourth node, at most
+        ``MAX_REREADS``, and of one at least if it ``rereads``. What only the journal and the certificates
+        tell is missing until the next ``read``.
+
+        Raises:
+            CorruptData: a heartbeat is malformed.
+            TransientError: the store does not answer.
+        """
+        known = self._history
+        if known is None or known.finished is not None or self._first_unsettled > len(known.launches):
+            return None
+        unsettled = {
+            launch.number: launch.intent.num_nodes for launch in known.launches[self._first_unsettled - 1 :]
+        }
+        if any(len(self._slots.get(number, {})) < num_nodes for number, num_nodes in unsettled.items()):
+            return None
+        listed = list(self._list_nodes())
+        new, beating = self._sort(listed, unsettled)
+        stop = keys.stop(self._job_id, known.submission.resumption)
+        if new or (self._stop is None and any(meta.key == stop for meta in listed)):
+            return None
+        num_read = min(MAX_REREADS, max(len(beating) // 4, int(rereads)))
+        self._read_places([place for _, place in beating[:num_read]], listed)
+        if self._is_behind(known.commits, len(known.generations)):
+            return None
+        changed = [known.launches[number - 1] for number in sorted(unsettled)]
+        changed = [self._fold_launch(launch.intent, launch.prices) for launch in changed]
+        launches = (*known.launches[: self._first_unsettled - 1], *changed)
+        self._history = dataclasses.replace(known, launches=launches)
+        return self._history
+
+    def read_job(self) -> tuple[Submission, JobSpec]:
+        """Return the job's newest submission and the job file in it, without the rest of its history.
+
+        Raises:
+            CorruptData: a record of the journal is malformed, or does not fit the others.
+            JobNotFound: there is no such job, or its submission was cut short.
+            SpecError: this version of cloudspot cannot read the job file.
+        """
+        submission, _ = self._read_submissions(turns_of(self._read_journal()))
+        return submission, job_file_of(submission)
+
+    @property
+    def submission_sha256(self) -> str | None:
+        """Return ``hash_of`` the submission that was read last; None: none was."""
+        return self._submissions[-1][1] if self._submissions else None
+
+    def _read_journal(self) -> tuple[JournalRecord, ...]:
+        if not self._submissions:
+            self._submissions.append(read_first_submission(self._store, self._job_id))
+        journal = self.journal.read()
+        if not self._has_recalled:
+            self._recall(self._submissions[0][0], journal)
+        return journal
+
+    def _read_submissions(self, turns: Sequence[tuple[int, Turn]]) -> tuple[Submission, str]:
+        """Return the submission that counts, and ``hash_of`` it; what stood before it is not read."""
+        resumptions = [turn for _, turn in turns if isinstance(turn, Resumed)]
+        if len(resumptions) >= len(self._submissions):
+            newest = resumptions[-1]
+            submission = read_submission_of(self._store, self._job_id, newest.submission_sha256)
+            if submission.resumption != newest.resumption:
+                key = keys.submission(self._job_id, newest.submission_sha256)
+                raise CorruptData(f"{key} is not for resumption {newest.resumption}")
+            missing = len(resumptions) + 1 - len(self._submissions)
+            self._submissions += [(submission, newest.submission_sha256)] * missing
+            self._stop = None
+        return self._submissions[-1]
+
+    def _recall(self, submission: Submission, journal: Sequence[JournalRecord]) -> None:
+        """Take in what another reader has read of the launches that are settled."""
+        num_launches = sum(1 for record in journal if isinstance(record, Intent))
+        found = find_settled(self._store, submission, journal) if num_launches > 1 else None
+        self._has_recalled = True
+        if found is None:
+            return
+        for one in found.launches:
+            launch = one.launch
+            self._slots[launch] = one.slots
+            self._nodes["heartbeat"][launch] = one.heartbeats
+            self._nodes["notice"][launch] = one.notices
+            self._nodes["exit.json"][launch] = one.exits
+            self._certificates[launch] = {
+                keys.certificate(self._job_id, launch, proof.instance_id): proof for proof in one.certificates
+            }
+        self.num_copied = len(found.launches)
+        self._first_unsettled = self.num_copied + 1
+
+    def _read_launches(self, intents: Sequence[Intent]) -> set[str] | None:
+        """Read what is new in the launches that were not settled in the previous pass, or have come since.
+
+        Return the keys that were listed; None: no such launch is there, and nothing was listed.
+        """
+        first = self._first_unsettled
+        unsettled = [intent for intent in intents if intent.launch >= first]
+        if not unsettled:
+            return None
+        # "machines" comes before "nodes".
+        before = keys.certificate(self._job_id, first, "")
+        new = list(self._store.list_objects(keys.launches_prefix(self._job_id), after=before))
+        new += self._list_nodes()
+        places, beating = self._sort(new, {intent.launch: intent.num_nodes for intent in unsettled})
+        self._read_places([*places, *(place for _, place in beating[:MAX_REREADS])], new)
+        self._certify(new, {intent.launch for intent in unsettled})
+        return {meta.key for meta in new}
+
+    def _list_nodes(self) -> Iterable[ObjectMeta]:
+        """List what the nodes say, from the first launch on that is not settled."""
+        after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
+        return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
+
+    def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
+        """Return whether nodes speak of a commit or of a generation that these do not have."""
+        newest = max((one.id for one in commits), default=None)
+        words = [
+            one
+            for kind in ("heartbeat", "exit.json")
+            for launch, records in self._nodes[kind].items()
+            if launch >= self._first_unsettled
+            for one in records.values()
+        ]
+        return any(
+            one.generation > number
+            or (one.committed is not None and (newest is None or one.committed > newest))
+            for one in words
+        )
+
+    def _sort(
+        self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]
+    ) -> tuple[list[_Place], list[tuple[tuple[datetime, int], _Place]]]:
+        """Return where to read what is new, and where newer heartbeats of nodes that have not changed are.
+
+        With each of these is the version that was read last; those that were read longest ago come first.
+        """
+        new: list[_Place] = []
+        beating: list[tuple[tuple[datetime, int], _Place]] = []
+        prefix = keys.job_prefix(self._job_id)
+        for meta in found:
+            name = meta.key.removeprefix(prefix)
+            match = _SLOT.fullmatch(name) or _NODE.fullmatch(name)
+            if match is None or int(match["rank"]) >= num_nodes.get(int(match["launch"]), 0):
+                continue  # Not ours, or of a launch that began since the journal was read.
+            launch, rank, word = int(match["launch"]), int(match["rank"]), match.groupdict().get("word")
+            kind: Any = Slot if word is None else _KINDS[word]
+            records = (self._slots if word is None else self._nodes[word]).setdefault(launch, {})
+            place = _Place(records, launch, rank, meta.key, kind)
+            if kind is Heartbeat:
+                version = meta.modified_at, meta.size
+                self._beats_listed.setdefault(launch, {})[rank] = version
+                read = self._beats_read.get(meta.key)
+                if read is None or change_count(read[1]) != change_count(version[1]):
+                    new.append(place)
+                elif read != version:
+                    beating.append((read, place))
+            elif rank not in records:
+                new.append(place)
+        return new, sorted(beating, key=lambda one: one[0])
+
+    def _read_places(self, places: Sequence[_Place], found: Sequence[ObjectMeta]) -> None:
+        """Read these records, of which the listing has ``found`` the versions."""
+        versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
+        for place, record in zip(places, each(self._read_place, places), strict=True):
+            if record is not None:
+                place.records[place.rank] = record
+                if place.kind is Heartbeat:
+                    self._beats_read[place.key] = versions[place.key]
+
+    def _certify(self, found: Sequence[ObjectMeta], launches: Collection[int]) -> None:
+        """Read the certificates that were listed, each once."""
+        prefix = keys.job_prefix(self._job_id)
+        new: list[tuple[int, str]] = []
+        for meta in found:
+            match = _MACHINE.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None and int(match["launch"]) in launches:
+                launch = int(match["launch"])
+                if meta.key not in self._certificates.setdefault(launch, {}):
+                    new.append((launch, meta.key))
+
+        def read(place: tuple[int, str]) -> Certificate | None:
+            certificate = find_record(self._store, place[1], Certificate)
+            if certificate is not None:
+                check_certificate(certificate, self._job_id, place[1])
+            return certificate
+
+        for (launch, key), record in zip(new, each(read, new), strict=True):
+            if record is not None:
+                self._certificates[launch][key] = record
+
+    def _read_place(self, place: _Place) -> Any:
+        record = find_record(self._store, place.key, place.kind)
+        check_place(record, place.launch, place.rank, place.key)
+        return record
+
+    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
+        launch = intent.launch
+        certificates = self._certificates.get(launch, {}).values()
+        return LaunchHistory(
+            intent=intent,
+            slots=dict(self._slots.get(launch, {})),
+            exits=dict(self._nodes["exit.json"].get(launch, {})),
+            notices=dict(self._nodes["notice"].get(launch, {})),
+            heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
+            certificates={one.instance_id: one for one in certificates},
+            beats_listed=dict(self._beats_listed.get(launch, {})),
+            prices=tuple(prices),
+        )

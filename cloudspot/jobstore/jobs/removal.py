@@ -1,0 +1,100 @@
+"""Deletes a job's data, so that an interrupted removal harms nobody and can be finished.
+
+The order ensures that. First a note of the removal replaces the job's entry in the index; it keeps the id
+taken to the end. Then the submission goes: from then on every reader says that there is no such job, and no
+controller takes what is left of the journal for that of a job that has not begun. Then go the rest, the code
+and the staged agent if no other job has them, the journal, and last the entry itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from cloudspot.errors import CorruptData, JobNotFound
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.jobs.index_entry import read_entry
+from cloudspot.jobstore.jobs.job_lists import forget_job
+from cloudspot.jobstore.jobs.shared_objects import delete_unneeded, needed_until_removed
+from cloudspot.jobstore.jobs.submission import read_first_submission, shared_keys
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Removal
+from cloudspot.model import ObjectMeta
+
+NUM_THREADS = 8
+
+
+def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
+    """Return how many objects the job has, and their bytes, without the code that jobs may share."""
+    num_objects = num_bytes = 0
+    for page in _pages(patient(store), keys.job_prefix(job_id)):
+        num_objects += len(page)
+        num_bytes += sum(meta.size for meta in page)
+    return num_objects, num_bytes
+
+
+def remove_job(
+    store: ObjectStore,
+    job_id: str,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> None:
+    """Delete everything that belongs to the job; after an interruption, call it again.
+
+    The caller has made sure that the job is finished and its machines are gone. The code and the staged agent
+    stay while another job has them, or may have them since its submission is under way. ``progress`` is
+    called with the bytes of what was deleted, as ``measure`` counts them.
+
+    Raises:
+        JobNotFound: there is no such job.
+    """
+    store = patient(store)
+    removal = _begin(store, job_id)
+    store.delete(keys.summary(job_id))
+    store.delete(keys.spec(job_id))
+    journal = keys.journal_prefix(job_id)
+
+    def delete(meta: ObjectMeta) -> None:
+        store.delete(meta.key)
+        progress(meta.size)
+
+    def delete_all(found: Iterable[ObjectMeta]) -> None:
+        each(delete, tuple(found), num_threads=num_threads)
+
+    for page in _pages(store, keys.job_prefix(job_id)):
+        delete_all(meta for meta in page if not meta.key.startswith(journal))
+    delete_unneeded(store, removal.shared, by=job_id, need=needed_until_removed, but=frozenset({job_id}))
+    # Again, for what a controller wrote in the middle of its pass: a summary.
+    for page in _pages(store, keys.job_prefix(job_id)):
+        delete_all(page)
+    forget_job(store, job_id)
+    store.delete(keys.index(job_id))
+
+
+def _begin(store: ObjectStore, job_id: str) -> Removal:
+    """Note the removal, with what has to be known when the submission is gone; return the note."""
+    begun: Removal | None = None
+    with suppress(CorruptData):
+        begun = read_entry(store, job_id).removal
+    if begun is not None:
+        return begun
+    try:
+        shared = tuple(sorted(shared_keys(read_first_submission(store, job_id)[0])))
+    except (JobNotFound, CorruptData):
+        shared = ()  # It was cut short, or is malformed: what it may share stays.
+    removal = Removal(shared=shared)
+    store.put(keys.index(job_id), codec.encode(removal))
+    return removal
+
+
+def _pages(store: ObjectStore, prefix: str) -> Iterable[tuple[ObjectMeta, ...]]:
+    after: str | None = None
+    while True:
+        page = store.list_page(prefix, after=after)
+        yield page.objects
+        after = page.next_after
+        if after is None:
+            return

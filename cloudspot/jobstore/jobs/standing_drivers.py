@@ -1,0 +1,88 @@
+"""What comes by to drive a store's jobs while nobody watches: a cron, a service, a function.
+
+Each leaves a small object under its name, which tells people that their jobs have a driver. It is advice:
+nothing of the protocol depends on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_record, read_record
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import StandingDriver
+from cloudspot.model import ObjectMeta
+
+MAX_EVERY = timedelta(hours=1)
+"""What comes by less often drives no job in time."""
+SLACK = timedelta(minutes=2)
+"""A pass may be that late, and the clocks of a store and its reader may differ by as much."""
+FORGOTTEN_AFTER = timedelta(days=1)
+
+
+def note_driver(
+    store: ObjectStore,
+    who: str,
+    now: datetime,
+    *,
+    providers: Sequence[str],
+    every: timedelta | None = None,
+) -> None:
+    """Note that ``who`` drives the store's jobs on these providers, and comes again after ``every``.
+
+    None: so often as it has come until now, which its first pass cannot tell.
+    """
+    store, key = patient(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
+    try:
+        before = find_record(store, key, StandingDriver)
+    except CorruptData:
+        before = None
+    if before is None:
+        _forget_old(store, now)
+    elif every is None:
+        every = max(now - before.at, timedelta())
+    seconds = None if every is None else every.total_seconds()
+    store.put(key, codec.encode(StandingDriver(who=who, every=seconds, providers=tuple(providers), at=now)))
+
+
+def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:
+    """Return those that have the provider, and can be expected to come again within an hour.
+
+    When each came last is the store's word: what it writes itself may be by a wrong clock.
+    """
+    store = patient(store)
+
+    def read(meta: ObjectMeta) -> StandingDriver | None:
+        try:
+            return read_record(store, meta.key, StandingDriver)
+        except (CorruptData, ObjectMissing):
+            return None
+
+    listed = store.list_page(keys.drivers_prefix()).objects
+    return tuple(
+        one
+        for meta, one in zip(listed, each(read, listed), strict=True)
+        if one is not None and provider in one.providers and _is_expected(one, meta.modified_at, now)
+    )
+
+
+def _is_expected(driver: StandingDriver, came_at: datetime, now: datetime) -> bool:
+    if driver.every is None or driver.every > MAX_EVERY.total_seconds():
+        return False
+    return abs(now - came_at) <= 2 * timedelta(seconds=driver.every) + SLACK
+
+
+def _forget_old(store: ObjectStore, now: datetime) -> None:
+    """Make room: hosts that live for one pass would leave a name each.
+
+    ``now`` may be by a wrong clock. A driver that is forgotten too early notes itself at its next pass.
+    """
+    for meta in store.list_page(keys.drivers_prefix()).objects:
+        if now - meta.modified_at > FORGOTTEN_AFTER:
+            store.delete(meta.key)

@@ -1,0 +1,149 @@
+"""Check that a job's records fit each other and their keys, for the folds rely on their numbers; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.journal.lineage import may_follow
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
+    Certificate,
+    CheckpointId,
+    Commit,
+    Exit,
+    Finished,
+    Generation,
+    Intent,
+    JournalRecord,
+    Moved,
+    Notice,
+    Repriced,
+    Resumed,
+    Seat,
+    Suspended,
+)
+
+
+class JournalOrder:
+    """Checks record after record that each follows from those before it.
+
+    Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
+    generation has nodes of the launches since the job was last resumed, none that an earlier one has left
+    out, and resumes from a commit. Only the newest generation commits, each time what may follow the head.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self.count = 0
+        """How many records were taken in."""
+        self._num_nodes: list[int] = []
+        """Of each launch."""
+        self._num_launches_before = 0
+        """How many there were when the job was last resumed."""
+        self._resumed = 0
+        self._has_ended = False
+        self._generation = 0
+        self._members: frozenset[Seat] = frozenset()
+        """Of the newest generation."""
+        self._ever: set[Seat] = set()
+        """Of all generations."""
+        self._head: CheckpointId | None = None
+        """What the newest generation has committed last, or what it was restored from."""
+        self._commits: set[CheckpointId] = set()
+
+    def extend(self, records: Iterable[JournalRecord]) -> None:
+        """Take in the records that come next.
+
+        Raises:
+            CorruptData: one does not follow; the message names its key. Those before it were taken in.
+        """
+        for record in records:
+            what = self.problem(record)
+            if what is not None:
+                key = keys.journal(self._job_id, self.count + 1)
+                raise CorruptData(f"{key} does not follow from the records before it: {what}")
+            self.count += 1
+            self._note(record)
+
+    def problem(self, record: JournalRecord) -> str | None:
+        """Return what keeps the record from being the next one, or None."""
+        if isinstance(record, Intent):
+            fits = record.launch == len(self._num_nodes) + 1 and not self._has_ended
+            return self._intent_problem(record) if fits else f"it opens launch {record.launch}"
+        if isinstance(record, Generation):
+            fits = record.number == self._generation + 1 and not self._has_ended
+            return self._generation_problem(record) if fits else f"it is generation {record.number}"
+        if isinstance(record, Commit):
+            is_next = may_follow(record.save, self._head) and not self._has_ended
+            fits = record.generation == self._generation and is_next
+            return None if fits else f"it commits checkpoint {record.id}"
+        if isinstance(record, Repriced):
+            fits = 1 <= record.launch <= len(self._num_nodes) and not self._has_ended
+            return None if fits else f"it prices launch {record.launch}"
+        if isinstance(record, Resumed):
+            fits = record.resumption == self._resumed + 1
+            return None if fits else f"it is resumption {record.resumption}"
+        if isinstance(record, Moved):
+            return None if self._has_ended else "it moves the job"
+        what = "suspends" if isinstance(record, Suspended) else "ends"
+        return None if not self._has_ended else f"it {what} the job"
+
+    def _intent_problem(self, record: Intent) -> str | None:
+        principals = [seat for seat in record.stands_in_for if seat is not None]
+        if len(record.stands_in_for) not in {0, record.num_nodes} or len(principals) != len(set(principals)):
+            return f"its {record.num_nodes} nodes stand in for {', '.join(map(str, principals[:20]))}"
+        unknown = [seat for seat in principals if not self._has_seat(seat)]
+        return f"it stands in for node {unknown[0]}, which is in no launch" if unknown else None
+
+    def _generation_problem(self, record: Generation) -> str | None:
+        seats = record.seats
+        if not seats or len(seats) != len(set(seats)):
+            return f"it names no nodes, or one of them twice: {', '.join(map(str, seats[:20]))}"
+        for seat in seats:
+            if not self._has_seat(seat) or seat.launch <= self._num_launches_before:
+                return f"it names node {seat}, which is in no launch of this run"
+            if seat in self._ever and seat not in self._members:
+                return f"it names node {seat}, which an earlier generation has left out"
+        if record.restore_from is not None and record.restore_from not in self._commits:
+            return f"it resumes from checkpoint {record.restore_from}, which was not committed"
+        return None
+
+    def _has_seat(self, seat: Seat) -> bool:
+        return 1 <= seat.launch <= len(self._num_nodes) and seat.rank < self._num_nodes[seat.launch - 1]
+
+    def _note(self, record: JournalRecord) -> None:
+        if isinstance(record, Intent):
+            self._num_nodes.append(record.num_nodes)
+        elif isinstance(record, Generation):
+            self._generation, self._head = record.number, record.restore_from
+            self._members = frozenset(record.seats)
+            self._ever |= self._members
+        elif isinstance(record, Commit):
+            self._head = record.id
+            self._commits.add(record.id)
+        elif isinstance(record, Resumed):
+            self._resumed, self._has_ended = record.resumption, False
+            self._num_launches_before = len(self._num_nodes)
+        elif isinstance(record, Finished):
+            self._has_ended = True
+
+
+def check_certificate(record: Certificate, job_id: str, key: str) -> None:
+    """Check that a certificate names the machine under whose key it is.
+
+    Raises:
+        CorruptData: the message names ``key``.
+    """
+    if keys.certificate(job_id, record.launch, record.instance_id) != key:
+        raise CorruptData(f"{key} holds the certificate of {record.instance_id} of launch {record.launch}")
+
+
+def check_place(record: object, launch: int, rank: int, key: str) -> None:
+    """Check that a node's record names the node under whose key it is.
+
+    Raises:
+        CorruptData: the message names ``key``.
+    """
+    if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, rank):
+        raise CorruptData(f"{key} holds a record of node {record.rank} of launch {record.launch}")

@@ -1,0 +1,213 @@
+"""The journal: numbered, create-only records. A writer of number n has read all before it (protocol P1).
+
+Controllers and nodes append. The first missing number is the end, so whoever follows a job asks for the next
+number until it is missing: a single cheap request where nothing is new.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_bytes, find_record
+from cloudspot.jobstore.journal.consistency import JournalOrder
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import Intent, JournalCopy, JournalRecord
+from cloudspot.model import LaunchRequest
+
+COPY_EVERY = 4
+"""After so many records there is one more copy: nodes write it behind their commits, and controllers."""
+_RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
+"""The numbers of records that a copy may hold. A run begins at a multiple of its own length."""
+_COPY = re.compile(r"(\d{8,12})-(\d{8,12})", re.ASCII)
+
+
+class Journal:
+    """A job's journal. Keeps what it has read, since records never change. Thread-safe."""
+
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
+        self._job_id = job_id
+        self._lock = threading.Lock()
+        """Never held during a request: who commits must not wait for who polls."""
+        self._records: tuple[JournalRecord, ...] = ()
+        self._order = JournalOrder(job_id)
+        self.num_copied = 0
+        """How many records came from copies, or are in those that stand since this journal has looked."""
+        self._unfit: set[range] = set()
+        """The runs whose copies are not of this journal, or damaged."""
+
+    @property
+    def known(self) -> tuple[JournalRecord, ...]:
+        """Return the records that were read so far; asks no store."""
+        return self._records
+
+    def read(self) -> tuple[JournalRecord, ...]:
+        """Return all records; record ``n`` is at index ``n - 1``.
+
+        Costs one request more than the number of new records. A reader that comes new to a job begins with
+        the first record, a listing of the copies, and a few of them.
+
+        Raises:
+            CorruptData: a record is malformed, or does not follow from those before it.
+        """
+        found = list(self._records) or self._begin()
+        while found:
+            record = self._find(len(found) + 1)
+            if record is None:
+                break
+            found.append(record)
+        return self._take_in(found)
+
+    def append(self, record: JournalRecord, number: int) -> bool:
+        """Write the record as number ``number``, the next after those that its writer has read.
+
+        Returns False if another writer has that number: read the journal again and decide anew.
+
+        Raises:
+            TransientError: the outcome is unknown; append the same record again.
+            ValueError: the record does not follow from those before it, which would stop every reader.
+        """
+        if number < 1:
+            raise ValueError(f"number must be >= 1: got {number}")
+        with self._lock:
+            what = self._order.problem(record) if self._order.count == number - 1 else None
+        if what is not None:
+            raise ValueError(f"journal record {number} would not follow: {what}")
+        if create(self._store, keys.journal(self._job_id, number), codec.encode(record)) is not None:
+            return False
+        known = self._records
+        if len(known) == number - 1:
+            self._take_in([*known, record])
+        return True
+
+    def request(self, launch: int) -> LaunchRequest:
+        """Return the rendered request of a launch; one more request where a copy told of the launch."""
+        for number, record in enumerate(self._records, start=1):
+            if isinstance(record, Intent) and record.launch == launch:
+                whole = record if record.request.body else self._find(number)
+                assert isinstance(whole, Intent), "records never change"
+                return whole.request
+        raise ValueError(f"launch {launch} was not read")
+
+    def copy(self) -> None:
+        """Write the copies that lack, once ``COPY_EVERY`` records or more that were read here are in none.
+
+        A copy holds a run of records and is never written again, except where it is unfit: so each record is
+        written as often as there are lengths of runs, however long the journal becomes.
+        """
+        records = self._records
+        if len(records) - self.num_copied < COPY_EVERY:
+            return
+        standing = set(self._list_copies(after=self.num_copied)) - self._unfit
+        start = 0
+        for size in reversed(_RUNS):
+            while start + size <= len(records):
+                run = range(start, start + size)
+                if run.stop > self.num_copied and run not in standing:
+                    copy = JournalCopy(
+                        first_writer=records[0].writer,
+                        records=tuple(_without_request(one) for one in records[run.start : run.stop]),
+                    )
+                    self._store.put(self._copy_key(run), codec.encode(copy))
+                start = run.stop
+        self.num_copied = start
+        self._unfit.clear()
+
+    def _begin(self) -> list[JournalRecord]:
+        """Return the first records: from the copies as far as they reach, or else as a listing shows them."""
+        first = self._find(1)
+        if first is None:
+            return []
+        longest = {run.start: run for run in sorted(self._list_copies(after=0), key=len)}
+        runs = list[range]()
+        while (start := runs[-1].stop if runs else 0) in longest:
+            runs.append(longest[start])
+        found, order = list[JournalRecord](), JournalOrder(self._job_id)
+        for run, records in zip(runs, each(partial(self._read_copy, first.writer), runs), strict=True):
+            with suppress(CorruptData):
+                order.extend(records)
+                found += records
+            if len(found) < run.stop:
+                self._unfit.add(run)
+                break
+        self.num_copied = len(found)
+        if self._unfit or not found:
+            found = found or [first]
+            found += self._listed(after=len(found))
+        return found
+
+    def _read_copy(self, first_writer: str, run: range) -> tuple[JournalRecord, ...]:
+        """Return the records of a run; none if its copy is gone, damaged, or not of this journal.
+
+        A driver that was suspended while its job was removed may write a copy of a job that had the id
+        before. Each writer knew what stands before its record, so a first record of the same writer proves
+        that all others are the same too.
+        """
+        with suppress(CorruptData):
+            copy = find_record(self._store, self._copy_key(run), JournalCopy)
+            if copy is not None and copy.first_writer == first_writer and len(copy.records) == len(run):
+                return copy.records
+        return ()
+
+    def _list_copies(self, *, after: int) -> Iterator[range]:
+        """Yield the runs with copies that reach further than record number ``after``."""
+        prefix = keys.journal_copies_prefix(self._job_id)
+        for meta in self._store.list_objects(prefix, after=f"{prefix}{after:08d}~"):
+            match = _COPY.fullmatch(meta.key.removeprefix(prefix))
+            if match is not None:
+                run = range(int(match[2]) - 1, int(match[1]))
+                if len(run) in _RUNS and run.start % len(run) == 0:
+                    yield run
+
+    def _copy_key(self, run: range) -> str:
+        return keys.journal_copy(self._job_id, run.start + 1, run.stop)
+
+    def _find(self, number: int) -> JournalRecord | None:
+        key = keys.journal(self._job_id, number)
+        data = find_bytes(self._store, key)
+        return None if data is None else codec.decode_journal(data, key=key)
+
+    def _listed(self, *, after: int) -> list[JournalRecord]:
+        """Return the records behind number ``after`` that a listing shows, up to the first gap.
+
+        A listing may miss a record that is written meanwhile and show a later one, so its length is only a
+        hint; the caller asks for what it missed.
+        """
+        listed = self._store.list_objects(
+            keys.journal_prefix(self._job_id), after=keys.journal(self._job_id, after)
+        )
+        numbers = range(after + 1, after + 1 + sum(1 for _ in listed))
+        found: list[JournalRecord] = []
+        for record in each(self._find, numbers):
+            if record is None:
+                break
+            found.append(record)
+        return found
+
+    def _take_in(self, found: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
+        """Keep what is new among all records that were found; another thread may have been faster."""
+        with self._lock:
+            new = found[len(self._records) :]
+            try:
+                self._order.extend(new)
+            finally:
+                self._records = (*self._records, *new[: self._order.count - len(self._records)])
+            return self._records
+
+
+def _without_request(record: JournalRecord) -> JournalRecord:
+    """Return an intent without its rendered request, which is large; ``Journal.request`` reads it again."""
+    if not isinstance(record, Intent):
+        return record
+    return msgspec.structs.replace(record, request=msgspec.structs.replace(record.request, body={}))

@@ -1,0 +1,94 @@
+"""What the journal says of generations and checkpoints: who trains, and from what the next one resumes; pure.
+
+A generation's writer has read all commits before it, and after it only its own count. So the lineage is the
+journal read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cloudspot.jobstore.layout.records import (
+    CheckpointId,
+    Commit,
+    Finished,
+    Generation,
+    Intent,
+    JournalRecord,
+    Moved,
+    Resumed,
+    SaveId,
+)
+
+
+def generations_of(journal: Iterable[JournalRecord]) -> tuple[Generation, ...]:
+    """Return the generations in order; generation ``g`` is at index ``g - 1``."""
+    return tuple(record for record in journal if isinstance(record, Generation))
+
+
+def newest_generation(journal: Sequence[JournalRecord]) -> Generation | None:
+    """Return the generation that counts, or None before the first."""
+    return next((record for record in reversed(journal) if isinstance(record, Generation)), None)
+
+
+def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
+    """Return why the nodes of the launch have nothing left to do in the job, or None."""
+    for record in reversed(journal):
+        if isinstance(record, Finished | Moved):
+            return "the job is over"
+        if isinstance(record, Resumed):
+            return "the job was over, and goes on with other machines"
+        if isinstance(record, Intent) and record.launch == launch:
+            return None
+    return None
+
+
+def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
+    """Return whether what this generation commits counts: it is the newest, and the job is not over.
+
+    0 stands for what comes before the first.
+    """
+    newest = newest_generation(journal)
+    is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
+    return not is_over and generation == (0 if newest is None else newest.number)
+
+
+def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
+    """Return the newest checkpoint that counts: only what ``may_follow`` is committed after it."""
+    for record in reversed(journal):
+        if isinstance(record, Commit):
+            return record.id
+        if isinstance(record, Generation):
+            return record.restore_from
+    return None
+
+
+def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
+    """Return whether a save may become the checkpoint after ``base``: a later step, or the end of the loop.
+
+    The state at the end may have as many steps as what its generation began from, and still be another one: a
+    drain between the last batch and the epoch's own code comes before what that code does. No round of the
+    ranks has made it (P4), so its number is 0.
+    """
+    if base is None or save.step > base.step:
+        return True
+    return save.round == 0 and save.step == base.step and save.generation > base.generation
+
+
+def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that the next generation may resume from, best first.
+
+    These are the commits, newest first. Those that a generation passed over, as they did not verify and it
+    resumed from an older one, come last: they may be all that is left. Some may have been deleted meanwhile.
+    """
+    found: list[CheckpointId] = []
+    passed: list[CheckpointId] = []
+    restored: CheckpointId | None = None
+    is_passed = False
+    for record in reversed(journal):
+        if isinstance(record, Generation) and not is_passed:
+            restored, is_passed = record.restore_from, True
+        elif isinstance(record, Commit):
+            is_passed = is_passed and record.id != restored
+            (passed if is_passed else found).append(record.id)
+    return (*found, *passed)

@@ -1,0 +1,66 @@
+"""Encode records as JSON bytes and decode them again."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from cloudspot import decoding
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.layout.records import JournalRecord
+
+Record = TypeVar("Record")
+MAX_FAULT_LENGTH = 300
+"""A fault may quote what it found, however long that is."""
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Return the record as one line of JSON; equal records give equal bytes.
+
+    A float that is not finite, such as the loss of a training that diverged, becomes a string, which only
+    ``Metrics`` read back.
+    """
+    # JSON has no NaN and msgspec would write null.
+    data = msgspec.json.encode(record)
+    if b"null" not in data or _is_finite(record):
+        return data
+    return msgspec.json.encode(_with_strings(msgspec.to_builtins(record)))
+
+
+def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -> Record:
+    """Return the record that ``data`` holds, without the fields that are unknown here.
+
+    Raises:
+        CorruptData: ``data`` is not such a record; the message names ``key``.
+    """
+    try:
+        record: Record = decoding.decode(data, record_type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(f"{key} is malformed: {str(error)[:MAX_FAULT_LENGTH]}") from error
+    return record
+
+
+def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
+    """Return the journal record, of whichever kind; see ``decode``."""
+    return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
+
+
+def _is_finite(record: msgspec.Struct) -> bool:
+    try:
+        json.dumps(msgspec.to_builtins(record), allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_strings(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _with_strings(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_strings(item) for item in value]
+    return value

@@ -1,0 +1,195 @@
+"""Log lines in the object store: create-only segments of JSON lines, by stream and UTC date."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import date as calendar_date
+from datetime import timezone
+from itertools import groupby
+from typing import ClassVar, NamedTuple
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import LogSink, ObjectStore, check_stream, is_stream
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_bytes, first_names
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.model import LogPiece, LogRecord
+
+_SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,18})", re.ASCII)
+_WHOLE_LISTING = 1000
+"""Up to this many segments are listed anew each time, in one request."""
+_NUM_LATE_DATES = 2
+"""In a longer stream, new segments are looked for after its newest, and in this many of its newest dates: a
+clock may have gone back over midnight."""
+_LEAST_LINE_BYTES = 64
+"""No line of a segment is shorter: the names of its fields take as much."""
+
+
+class _Segment(NamedTuple):
+    """A segment as a listing shows it; sorts by the number of its first line."""
+
+    first: int
+    key: str
+    size: int
+
+    @property
+    def most(self) -> int:
+        """An upper bound of its lines' numbers."""
+        return self.first + self.size // _LEAST_LINE_BYTES
+
+
+class ObjectStoreLogSink(LogSink):
+    """Keeps a job's log lines under ``jobs/<id>/logs/<stream>/<date>/<first seq>``. Thread-safe.
+
+    A segment never changes. Lines that a restarted agent delivers again are recognized in the segment that
+    holds them, or end up in a second one; readers drop the repeats.
+    """
+
+    is_in_store: ClassVar[bool] = True
+
+    def __init__(self, store: ObjectStore, job_id: str) -> None:
+        self._store = patient(store)
+        self._job_id = job_id
+        self._last_seq: dict[str, int] = {}
+        """The last line's number of each segment read so far; a reader that follows skips them."""
+        self._listed: dict[str, tuple[_Segment, ...]] = {}
+        """The known segments of each stream."""
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Deliver records of one stream; see LogSink. Each UTC date gets a segment of its own."""
+        for date, run in groupby(records, lambda record: record.time.astimezone(timezone.utc).date()):
+            self._write_segment(date.isoformat(), list(run))
+
+    def streams(self) -> Sequence[str]:
+        """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
+        return list_streams(self._store, self._job_id)
+
+    def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
+        newest = after
+        # A segment has no gaps, so if two overlap, the lines of the earlier one come first.
+        for segment in self._segments(stream):
+            if self._last_seq.get(segment.key, after + 1) <= after:
+                continue
+            for record in self._read_segment(segment.key):
+                if record.seq > newest:
+                    newest = record.seq
+                    yield record
+
+    def read_back(self, stream: str) -> Iterator[LogRecord]:
+        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
+        left = self._segments(stream)
+        held: dict[int, LogRecord] = {}
+        top = -1
+        # A segment that was delivered later may begin before another one and reach further.
+        while further := [segment for segment in left if segment.most > top]:
+            left.remove(further[-1])
+            held.update((record.seq, record) for record in self._read_segment(further[-1].key))
+            top = max(held, default=-1)
+        try:
+            while held or left:
+                while left and top not in held:
+                    found = self._read_segment(left.pop().key)
+                    held.update((record.seq, record) for record in found if record.seq <= top)
+                if not held:
+                    return
+                top = max(held)
+                yield held[top]
+                del held[top]
+                top -= 1
+        finally:
+            # A reader that goes on from here needs nothing that only older segments hold.
+            for segment in left:
+                self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
+
+    def pieces(self) -> Sequence[LogPiece]:
+        """Return each day of a stream as one piece; see LogSink. Fetches no segment."""
+        prefix = keys.logs_prefix(self._job_id)
+        found = []
+        for stream in self.streams():
+            start = f"{prefix}{stream}/"
+            segments = self._list(start, start, None)
+            for name, day in groupby(segments, lambda segment: segment.key.rpartition("/")[0] + "/"):
+                date = calendar_date.fromisoformat(name.removeprefix(start).rstrip("/"))
+                size = sum(segment.size for segment in day)
+                found.append(
+                    LogPiece(stream=stream, name=name, first_day=date, last_day=date, num_bytes=size)
+                )
+        return found
+
+    def remove(self, pieces: Sequence[LogPiece]) -> None:
+        """Delete a stream's days; see LogSink."""
+        for piece in pieces:
+            found = [meta.key for meta in self._store.list_objects(piece.name)]
+            each(self._store.delete, found)
+            self._listed.pop(piece.stream, None)
+
+    def _write_segment(self, date: str, records: list[LogRecord]) -> None:
+        while records:
+            first = records[0]
+            check_stream(first.stream)
+            key = keys.log_segment(self._job_id, first.stream, date, first.seq)
+            data = b"".join(codec.encode(record) + b"\n" for record in records)
+            winner = create(self._store, key, data)
+            if winner is None:
+                return
+            # Delivered before, and more has come since: write only what that segment does not hold.
+            held = {record.seq for record in _parse(winner, key)}
+            records = [record for record in records if record.seq not in held and record.seq != first.seq]
+
+    def _segments(self, stream: str) -> list[_Segment]:
+        """Return the stream's segments by the number of their first line: a clock may have gone back."""
+        prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
+        known = self._listed.get(stream, ())
+        if len(known) < _WHOLE_LISTING:
+            found = {*self._list(prefix, prefix, None)}
+        else:
+            found = {*known, *self._list(prefix, prefix, max(segment.key for segment in known))}
+            dates = sorted({segment.key.rpartition("/")[0] for segment in known})
+            for date in dates[-_NUM_LATE_DATES:]:
+                newest = max(segment.key for segment in known if segment.key.startswith(f"{date}/"))
+                found.update(self._list(prefix, f"{date}/", newest))
+        self._listed[stream] = tuple(sorted(found))
+        return list(self._listed[stream])
+
+    def _list(self, stream_prefix: str, prefix: str, after: str | None) -> Iterator[_Segment]:
+        """Yield a stream's segments whose keys start with ``prefix`` and come after ``after``."""
+        for meta in self._store.list_objects(prefix, after=after):
+            match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
+            if match is not None and _is_date(match[1]):
+                yield _Segment(int(match[2]), meta.key, meta.size)
+
+    def _read_segment(self, key: str) -> list[LogRecord]:
+        data = find_bytes(self._store, key)
+        if data is None:
+            return []
+        records = _parse(data, key)
+        self._last_seq[key] = max((record.seq for record in records), default=-1)
+        return records
+
+
+def _is_date(text: str) -> bool:
+    try:
+        calendar_date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(data: bytes, key: str) -> list[LogRecord]:
+    records = [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]
+    for record in records:
+        if record.stream != key.split("/")[-3]:
+            raise CorruptData(f"{key} holds a line of the stream {record.stream}")
+    return records
+
+
+def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
+    """Return the names of the streams that have objects below the job's prefix for logs, sorted.
+
+    Costs a request for each.
+    """
+    names = first_names(store, keys.logs_prefix(job_id))
+    return tuple(sorted(name[:-1] for name in names if name.endswith("/") and is_stream(name[:-1])))

@@ -1,0 +1,160 @@
+"""A job's artifacts in the bucket: name, list and download them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote, unquote_to_bytes
+
+from cloudspot.errors import CloudspotError, ObjectMissing
+from cloudspot.host.names import is_safe_name, make_parents
+from cloudspot.host.partial_files import whole_file
+from cloudspot.host.piecewise_writes import write_at
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.layout import keys
+
+NUM_THREADS = 4
+NUM_TRIES = 3
+"""How often a file is read again that the job replaces meanwhile."""
+_BLOCK = 8 << 20
+
+
+def quoted_name(name: str) -> str:
+    """Return a file's name, which may be any bytes, as the ASCII end of a key."""
+    return quote(os.fsencode(name))
+
+
+def unquoted_name(quoted: str) -> str:
+    """Return the file's name that ``quoted_name`` was given."""
+    return os.fsdecode(unquote_to_bytes(quoted))
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file in the bucket."""
+
+    name: str
+    """Relative and ``/``-separated, as the job wrote it. That of a node other than the first of the training
+    begins with ``node-<launch>.<rank>/``.
+
+    Others may write keys too: it is a path only if ``is_safe_name`` says so."""
+    key: str
+    size: int
+    modified_at: datetime
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether the pattern is this file's name, a directory above it, or a glob over the name.
+
+        In a glob, ``*`` also matches ``/``.
+        """
+        below = pattern.rstrip("/") + "/"
+        return self.name == pattern or self.name.startswith(below) or fnmatchcase(self.name, pattern)
+
+
+def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
+    """Return the job's artifacts, sorted by name."""
+    prefix = keys.artifacts_prefix(job_id)
+    found = [
+        Artifact(unquoted_name(meta.key.removeprefix(prefix)), meta.key, meta.size, meta.modified_at)
+        for meta in patient(store).list_objects(prefix)
+    ]
+    return tuple(sorted(found, key=lambda artifact: artifact.name))
+
+
+def is_present(artifact: Artifact, directory: Path) -> bool:
+    """Return whether ``download`` has written this very file before: size and time are equal."""
+    if not is_safe_name(artifact.name):
+        return False
+    try:
+        status = (directory / artifact.name).lstat()
+    except OSError:
+        return False
+    return status.st_size == artifact.size and status.st_mtime_ns == _nanoseconds(artifact)
+
+
+def download(
+    store: ObjectStore,
+    artifacts: Sequence[Artifact],
+    directory: Path,
+    *,
+    progress: Callable[[int], None] = lambda _count: None,
+    num_threads: int = NUM_THREADS,
+) -> list[str | None]:
+    """Write the files below the directory; return for each None, or in a few words why it is missing.
+
+    A file appears whole, replaces an older one, and has the time of its object. No name leads out of the
+    directory, and no symlink below it is followed. Of two names that are one file here, as where the disk
+    ignores case, one comes.
+
+    Raises:
+        CloudspotError: the directory cannot be made.
+        TransientError: the store failed; whole files stay, and the next call can fetch the rest.
+    """
+    store = patient(store)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CloudspotError(f"cannot make {directory}: {error.strerror}") from error
+
+    written: dict[str, int] = {}
+    """The inodes of the files that this call has written, by key."""
+
+    def carry(artifact: Artifact) -> str | None:
+        if not is_safe_name(artifact.name):
+            return "its name is not a safe relative path"
+        try:
+            path = make_parents(directory, artifact.name)
+            with whole_file(path) as file:
+                current = _fetch(store, artifact, file, progress)
+                os.utime(file.fileno(), ns=(_nanoseconds(current), _nanoseconds(current)))
+                written[artifact.key] = os.fstat(file.fileno()).st_ino
+        except ObjectMissing:
+            return "it has been deleted meanwhile"
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    problems = each(carry, artifacts, num_threads=num_threads)
+    return [
+        "another artifact has the same name on this disk"
+        if problem is None and _inode(directory / artifact.name) != written[artifact.key]
+        else problem
+        for artifact, problem in zip(artifacts, problems, strict=True)
+    ]
+
+
+def _fetch(
+    store: ObjectStore, artifact: Artifact, file: BinaryIO, progress: Callable[[int], None]
+) -> Artifact:
+    """Write one whole version of the object and return which: the job may replace it meanwhile."""
+    for _ in range(NUM_TRIES):
+        file.truncate(0)
+        for start in range(0, max(artifact.size, 1), _BLOCK):
+            data = store.get_range(artifact.key, start, _BLOCK)
+            write_at(file.fileno(), data, start)
+            progress(len(data))
+        meta = store.head(artifact.key)
+        if (meta.size, meta.modified_at) == (artifact.size, artifact.modified_at):
+            return artifact
+        artifact = Artifact(artifact.name, artifact.key, meta.size, meta.modified_at)
+    raise OSError(0, "the job replaces it faster than it can be read")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None
+
+
+def _nanoseconds(artifact: Artifact) -> int:
+    # In whole microseconds: a float of this size cannot tell nanoseconds apart.
+    seconds = artifact.modified_at.replace(microsecond=0).timestamp()
+    return int(seconds) * 10**9 + artifact.modified_at.microsecond * 1000

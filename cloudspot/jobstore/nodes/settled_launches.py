@@ -1,0 +1,82 @@
+"""A copy of what the nodes of settled launches have written, so that a long history is read with one request.
+
+The records themselves stay, and decide: the copy only saves the reading of them. It holds create-only
+records, which never change, and of overwritten ones the last. So any version of it is right, however old,
+and writers need not agree; a driver writes it when launches have settled. It names the submission that it
+belongs to, since a driver that was suspended while its job was removed may write it for the next job of that
+id. A copy that cannot be read, or does not fit, counts as none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from cloudspot.errors import CorruptData
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.journal.consistency import check_place
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import (
+    Intent,
+    JournalRecord,
+    SettledLaunch,
+    SettledLaunches,
+    Submission,
+)
+
+
+def settled_launches(history: History) -> tuple[LaunchHistory, ...]:
+    """Return the launches, from the first on, of which nothing new can come."""
+    return tuple(itertools.takewhile(lambda launch: launch.is_settled, history.launches))
+
+
+def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
+    """Replace the job's copy; ``launches`` are those that ``settled_launches`` returned."""
+    submission = history.first_submission
+    record = SettledLaunches(
+        submission=submission.writer, launches=tuple(_to_record(launch) for launch in launches)
+    )
+    patient(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
+
+
+def find_settled(
+    store: ObjectStore, submission: Submission, journal: Sequence[JournalRecord]
+) -> SettledLaunches | None:
+    """Return the job's copy, or None; ``journal`` was read before."""
+    key = keys.settled_launches(submission.job_id)
+    try:
+        found = find_record(patient(store), key, SettledLaunches)
+        if found is None or found.submission != submission.writer:
+            return None
+        _check(found, {one.launch: one.num_nodes for one in journal if isinstance(one, Intent)}, key)
+    except CorruptData:
+        return None
+    return found
+
+
+def _to_record(launch: LaunchHistory) -> SettledLaunch:
+    return SettledLaunch(
+        launch=launch.number,
+        slots=dict(launch.slots),
+        exits=dict(launch.exits),
+        notices=dict(launch.notices),
+        heartbeats=dict(launch.heartbeats),
+        certificates=tuple(launch.certificates.values()),
+    )
+
+
+def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> None:
+    """Check the copy as readers check the records themselves; ``num_nodes`` is by launch."""
+    for number, one in enumerate(found.launches, start=1):
+        if one.launch != number:
+            raise CorruptData(f"{key} has launch {one.launch} in place of {number}")
+        if any(proof.launch != number for proof in one.certificates):
+            raise CorruptData(f"{key} has certificates of other launches than {number}")
+        for records in (one.slots, one.exits, one.notices, one.heartbeats):
+            for rank, record in records.items():
+                check_place(record, number, rank, key)
+                if rank >= num_nodes.get(number, 0):
+                    raise CorruptData(f"{key} names node {rank} of launch {number}")

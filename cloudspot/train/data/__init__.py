@@ -1,0 +1,1 @@
+"""The position in the data: the order of samples, and loaders that resume at any batch (P6)."""

@@ -1,0 +1,205 @@
+"""A loader that resumes at any batch, also where batches are fetched ahead of their use."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cloudspot.train.data import sample_order
+from cloudspot.train.errors import SessionError
+from cloudspot.train.state import randomness
+
+_log = logging.getLogger("cloudspot")
+
+_END = object()
+
+
+class ReplayedLoader:
+    """Iterates a loader, and goes back to a batch by loading what was consumed once more.
+
+    Accelerate's loaders fetch a batch before the one that they yield is used, and the trainers of some
+    frameworks do the same. So a resumed run fetches such a batch with the random state of then, not of the
+    save. Otherwise, fetching draws what the loader draws. Everything else is the loader's own.
+    """
+
+    def __init__(self, loader: Any, *, ahead: int = 0) -> None:
+        """``ahead`` is how many batches may be out of the loader and unused when a save comes."""
+        self._loader = loader
+        inner: Any = getattr(loader, "base_dataloader", None)
+        if hasattr(inner, "load_state_dict"):
+            # Accelerate has asked for its state, so that in each process the first epoch would draw no seed.
+            inner.load_state_dict({})
+        self._ahead = ahead
+        self._num_fetched = 0
+        self._start: dict[str, Any] = {}
+        self._moments: list[tuple[int, dict[str, Any]]] = []
+        self._resumed: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # before __init__, as copy and pickle ask
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def num_fetched(self) -> int:
+        """How many batches of this epoch were fetched, or used up before it was resumed."""
+        return self._num_fetched
+
+    def state_dict(self, *, num_used: int | None = None) -> dict[str, Any]:
+        """Return the position after ``num_used`` batches of this epoch, by default all that were fetched."""
+        return {
+            **self._start,
+            "used": self._num_fetched if num_used is None else num_used,
+            "moments": list(self._moments),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next iteration at a position; it leaves the random generators as they are."""
+        self._resumed = state
+
+    def __iter__(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, None
+        self._num_fetched = 0 if resumed is None else resumed["used"]
+        return self._fresh() if resumed is None else self._resume(resumed)
+
+    def _fresh(self) -> Iterator[Any]:
+        self._start = {
+            "random": randomness.capture(),
+            "generators": generator_states(self._loader),
+            "keeps_workers": sample_order.keeps_workers(self._loader),
+        }
+        self._moments = []
+        yield from self._fetch(iter(self._loader))
+
+    def _resume(self, resumed: dict[str, Any]) -> Iterator[Any]:
+        with _randomness_kept():
+            if resumed["keeps_workers"]:
+                rank = int(os.environ.get("RANK", "0"))
+                sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=rank)
+                iter(self._loader)  # start the workers, so that the epoch draws no seed for them
+            randomness.restore(resumed["random"])
+            restore_generators(self._loader, resumed["generators"])
+            self._start = {name: resumed[name] for name in ("random", "generators", "keeps_workers")}
+            self._num_fetched, self._moments = 0, []
+            iterator = iter(self._loader)
+            for _ in range(resumed["used"]):
+                if self._fetch_as_then(iterator, resumed["moments"]) is _END:
+                    raise SessionError(
+                        f"the loader ended after {self._num_fetched} batches, but {resumed['used']} were"
+                        " consumed before the checkpoint: is it the same dataset?"
+                    )
+        last = max((number for number, _ in resumed["moments"]), default=0)
+        while self._num_fetched < last:
+            with _randomness_kept():
+                batch = self._fetch_as_then(iterator, resumed["moments"])
+            if batch is _END:
+                return
+            yield batch
+        yield from self._fetch(iterator)
+
+    def _fetch(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            batch = self._fetch_one(iterator)
+            if batch is _END:
+                return
+            yield batch
+
+    def _fetch_as_then(self, iterator: Iterator[Any], moments: list[Any]) -> Any:
+        for number, moment in moments:
+            if number == self._num_fetched + 1:
+                randomness.restore(moment)
+        return self._fetch_one(iterator)
+
+    def _fetch_one(self, iterator: Iterator[Any]) -> Any:
+        number = self._num_fetched + 1
+        moments = self._moments
+        moments.append((number, randomness.capture()))
+        while moments[0][0] < number - self._ahead:
+            del moments[0]
+        batch = next(iterator, _END)
+        if batch is not _END:
+            self._num_fetched = number
+        return batch
+
+
+@contextmanager
+def _randomness_kept() -> Iterator[None]:
+    state = randomness.capture()
+    try:
+        yield
+    finally:
+        randomness.restore(state)
+
+
+def owned_generators(loader: Any) -> list[Any]:
+    """Return the generators that a loader and its samplers have of their own.
+
+    Those of samplers that are told the epoch, and seed theirs with it, are left out; but such a seed counts
+    as a generator, where the sampler keeps what it was made with, as Accelerate's ``SeedableRandomSampler``.
+    """
+    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    # Where a batch sampler divides another one's batches among ranks, as Accelerate's does, that is within.
+    while owners[-1] is not None:
+        owners += [getattr(owners[-1], "sampler", None), getattr(owners[-1], "batch_sampler", None)]
+    found: dict[int, Any] = {}
+    for owner in owners[:1] + [each for each in owners[1:] if not hasattr(each, "set_epoch")]:
+        generator = getattr(owner, "generator", None)
+        if hasattr(generator, "get_state"):
+            found[id(generator)] = generator
+    for owner in owners:
+        if hasattr(owner, "set_epoch") and type(getattr(owner, "initial_seed", None)) is int:
+            found[id(owner)] = _InitialSeed(owner)
+    return list(found.values())
+
+
+def generator_states(loader: Any) -> list[Any]:
+    """Return the states of the generators that a loader and its samplers have of their own."""
+    return [generator.get_state() for generator in owned_generators(loader)]
+
+
+def restore_generators(loader: Any, states: list[Any]) -> None:
+    """Set the generators that a loader and its samplers have of their own."""
+    generators = owned_generators(loader)
+    if len(states) < len(generators):
+        # An earlier version did not save seeds, which come last.
+        generators = [each for each in generators if not isinstance(each, _InitialSeed)]
+        if os.environ.get("RANK", "0") == "0":
+            _log.warning(
+                "the checkpoint is of an earlier version, which did not save the seed of the loader's"
+                " sampler: the resumed batches are those that would have come only if the script sets a seed"
+            )
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+
+
+class _InitialSeed:
+    """What a sampler adds the epoch to, to seed its generator; it may be drawn when the sampler is made."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def get_state(self) -> int:
+        return int(self._sampler.initial_seed)
+
+    def set_state(self, state: int) -> None:
+        self._sampler.initial_seed = state
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader and its samplers the epoch, those of them that ask for it."""
+    for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        tell = getattr(owner, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+
+def fetches_ahead(loader: Any) -> bool:
+    """Return whether a loader fetches the next batch before it yields one, as those of Accelerate do."""
+    # It says that it has a state_dict, but that is the inner loader's, which may have none.
+    return any(kind.__name__ == "DataLoaderAdapter" for kind in type(loader).__mro__)

@@ -1,0 +1,378 @@
+"""A loader's batches, epoch after epoch, from a position that a checkpoint holds (P6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from cloudspot.train.data import sample_order
+from cloudspot.train.data.replayed_loader import (
+    ReplayedLoader,
+    fetches_ahead,
+    generator_states,
+    restore_generators,
+    set_epoch,
+)
+from cloudspot.train.data.sample_order import SampleOrder
+from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.state import randomness
+
+_log = logging.getLogger("cloudspot")
+
+
+class Feed:
+    """Iterates a loader for a number of epochs, and can resume at another feed's position."""
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        epochs: int,
+        first: int = 0,
+        world_size: int,
+        rank: int = 0,
+        devices: tuple[int, ...] = (),
+    ) -> None:
+        """Begin at the first batch of epoch ``first``; ``epochs`` is the number of the one after the last.
+
+        ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
+        ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
+        """
+        self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
+        self._epochs = epochs
+        self._world_size = world_size
+        self._rank = rank
+        self._devices = devices
+        self._length = _length(loader)
+        self._stateful = is_stateful(self._loader)
+        self._iterator: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None
+        self._peeked: tuple[Any] | None = None
+        self._before_peek: dict[str, Any] = {}
+        self.epoch = first
+        self._batch = 0
+        self._kept_workers = False
+        self._order: SampleOrder | None = None
+        # In an epoch that another world began: what it took, and the loader of this rank's share of the rest.
+        self._base = 0
+        self._share: Any = None
+
+    @property
+    def length(self) -> int | None:
+        """How many batches an epoch has, or None when the loader does not know."""
+        return self._length
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches are left, or None when the loader does not know its length."""
+        if self._length is None:
+            return None
+        length = self._length if self._share is None else len(self._share)
+        return max(0, length - self._batch + (self._epochs - self.epoch - 1) * self._length)
+
+    def has_next(self) -> bool:
+        """Return whether there is another batch, except that the next epoch may turn out to be empty.
+
+        Only the next batch tells whether a loader of unknown length is at its end, so this fetches it then,
+        and remembers what a save needs to get back to the moment before. Call it before a boundary: nothing
+        must be saved under the number of the last step but the state in which the loop ends.
+        """
+        if self._length is not None:
+            return self.batches_left != 0
+        if self._iterator is not None and self._peeked is None:
+            self._before_peek = {"random": randomness.capture(self._devices)}
+            if self._stateful:
+                self._before_peek["loader"] = self._loader.state_dict()
+            self._peek()
+        return self.epoch < self._epochs
+
+    @property
+    def random(self) -> dict[str, Any] | None:
+        """The state of the random generators before the next batch was fetched, if it was."""
+        return None if self._peeked is None else self._before_peek["random"]
+
+    def end_epoch(self) -> None:
+        """Leave out what is left of the epoch, if it has begun."""
+        if self._iterator is not None or self._peeked is not None:
+            self._peeked = None
+            self._step_to_next_epoch()
+
+    def fetch(self) -> tuple[Any] | None:
+        """Return the next batch in a tuple, or None after the last epoch."""
+        while self.epoch < self._epochs:
+            if self._iterator is None:
+                self._mark_start()
+                self._iterator = self._open()
+            if self._peek():
+                batch, self._peeked = self._peeked, None
+                self._batch += 1
+                return batch
+        return None
+
+    def close(self) -> None:
+        """Release the iterator, and with it its worker processes, at the end of the loop."""
+        self._iterator = None
+
+    def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the position that all ranks share, and what this rank alone needs to get back there.
+
+        Both can be stored in a checkpoint. ``samples`` counts the samples of this epoch that all ranks
+        together took; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
+        ``order`` is the epoch's order, where it is known.
+        """
+        rank_position: dict[str, Any] = {"generators": generator_states(self._loader)}
+        epoch, batch, base = self.epoch, self._batch, self._base
+        if self._length is not None:
+            length = self._length if self._share is None else len(self._share)
+            if batch >= length:
+                epoch, batch, base = epoch + 1, 0, 0
+        if batch > 0 and self._stateful:
+            known = self._before_peek if self._peeked is not None else None
+            rank_position["loader"] = self._loader.state_dict() if known is None else known["loader"]
+        elif batch > 0:
+            rank_position["start"] = self._start
+        kept = self._kept_workers if batch > 0 else sample_order.keeps_workers(self._loader)
+        rank_position["keeps_workers"] = kept
+        batch_size = getattr(self._loader, "batch_size", None)
+        samples = base + batch * batch_size * self._world_size if isinstance(batch_size, int) else None
+        order = self._order.to_json() if self._order is not None and (batch > 0 or base > 0) else None
+        position = {"epoch": epoch, "batch": batch, "base": base, "samples": samples, "order": order}
+        return position, rank_position
+
+    def _peek(self) -> bool:
+        """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
+        if self._peeked is None and self._iterator is not None:
+            for batch in self._iterator:
+                self._peeked = (batch,)
+                break
+            else:
+                self._step_to_next_epoch()
+        return self._peeked is not None
+
+    def _step_to_next_epoch(self) -> None:
+        self._iterator = None
+        self.epoch += 1
+        self._batch = self._base = 0
+        self._order = self._share = None
+
+    def resume(
+        self,
+        position: dict[str, Any],
+        rank_position: dict[str, Any] | None,
+        *,
+        world_size: int,
+        random: dict[str, Any] | None = None,
+    ) -> None:
+        """Resume at a position. This draws random numbers: restore the generators afterwards.
+
+        ``world_size`` ranks saved and shared ``position``; ``rank_position`` is this rank's own, or None in a
+        world of another size; ``random`` is the state of its generators then. A warning says what of the
+        batches cannot be as it would have been.
+
+        Raises:
+            CheckpointError: the position is malformed.
+            SessionError: it is not a position of this loader.
+        """
+        self.epoch, self._batch = position["epoch"], position["batch"]
+        base = position.get("base", 0)
+        if base > 0 or (self._batch > 0 and world_size != self._world_size):
+            self._resume_in_share(position, world_size, base)
+        if rank_position is not None and rank_position.get("keeps_workers"):
+            sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=self._rank)
+            iter(self._loader)  # start the workers, so that the epoch draws no seed for them
+        if self._batch > 0 and self.epoch < self._epochs:
+            if rank_position is not None and "loader" in rank_position:
+                self._restart_stateful(rank_position)
+            else:
+                drawn = self._replay(rank_position)
+                if random is not None and drawn:
+                    self._warn_of_draws(drawn & {*randomness.drawn_since(random, self._devices)})
+        if rank_position is not None:
+            restore_generators(self._loader, rank_position["generators"])
+
+    def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
+        """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
+        samples, order = position["samples"], None
+        reason = sample_order.obstacle(self._loader, world_size=self._world_size)
+        if reason is None and (position.get("order") is None or samples is None):
+            reason = "the order of its samples was not known when it was saved"
+        elif reason is None:
+            order, length = SampleOrder.from_json(position["order"]), sample_order.length_of(self._loader)
+            if order.length != length:
+                reason = f"the dataset has {length} samples and had {order.length}"
+        if reason is not None or order is None:
+            self._batch = self._round(position, world_size)
+            if self._rank == 0:
+                _log.warning(
+                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, and %s: some of"
+                    " the epoch's samples may come twice",
+                    *(world_size, self._world_size, self.epoch, reason),
+                )
+            return
+        if world_size != self._world_size:
+            base, self._batch = samples, 0
+        if base > order.length:
+            raise CheckpointError(f"the checkpoint took {base} samples of an epoch of {order.length}")
+        sampler = self._loader.sampler
+        indices = sample_order.share(
+            order,
+            base,
+            num_ranks=self._world_size,
+            rank=getattr(sampler, "rank", 0),
+            drop_last=getattr(sampler, "drop_last", False),
+        )
+        self._order, self._base, self._share = order, base, sample_order.loader_over(self._loader, indices)
+
+    def _round(self, position: dict[str, Any], world_size: int) -> int:
+        batch, samples = int(position["batch"]), position["samples"]
+        batch_size = getattr(self._loader, "batch_size", None)
+        if isinstance(samples, int) and isinstance(batch_size, int):
+            # Rounded down: samples of this epoch may come twice, but none is skipped.
+            return samples // (batch_size * self._world_size)
+        return batch * world_size // self._world_size
+
+    def _restart_stateful(self, rank_position: dict[str, Any]) -> None:
+        if not self._stateful:
+            raise SessionError(
+                "the checkpoint was saved with a loader that has a state_dict;"
+                f" {type(self._loader).__name__} has none: use the same loader"
+            )
+        if getattr(self._loader, "num_workers", 0):
+            sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)
+        self._loader.load_state_dict(rank_position["loader"])
+        self._iterator = self._open()
+
+    def _replay(self, rank_position: dict[str, Any] | None) -> set[str]:
+        """Load what was consumed; return of which random generators that may have chosen the samples."""
+        if rank_position is not None and "start" in rank_position:
+            start = rank_position["start"]
+            randomness.restore(start, self._devices)
+            restore_generators(self._loader, start["generators"])
+            self._start = start
+        else:
+            self._mark_start()
+        self._iterator = self._open()
+        begun: dict[str, Any] | None = None
+        for index in range(self._batch):
+            # Load what was consumed, for datasets that have state of their own.
+            if next(self._iterator, self) is self:
+                raise SessionError(
+                    f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
+                    " consumed before the checkpoint: is it the same dataset?"
+                )
+            if begun is None:  # torch's samplers draw when the first batch is fetched, if at all
+                begun = randomness.capture(self._devices)
+        if begun is None or not sample_order.may_draw(self._loader):
+            return set()
+        return {*randomness.drawn_since(begun, self._devices)}
+
+    def _warn_of_draws(self, names: set[str]) -> None:
+        if names and self._rank == 0:
+            _log.warning(
+                "the resumed batches may not be those that would have come: both the loading of the data and"
+                " the training draw from %s generator; give the data a generator of its own",
+                " and ".join(sorted(names)),
+            )
+
+    def _mark_start(self) -> None:
+        self._start = randomness.capture(self._devices)
+        self._start["generators"] = generator_states(self._loader)
+
+    def _open(self) -> Iterator[Any]:
+        set_epoch(self._loader, self.epoch)
+        self._length = _length(self._loader)  # batches of equal numbers of tokens are not as many in each
+        self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
+        if self._share is not None:
+            return iter(self._share)
+        self._order = sample_order.find_order(self._loader, world_size=self._world_size)
+        return iter(self._loader)
+
+
+class ResumedLoader:
+    """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        resumed: bool,
+        restored_generators: Any,
+        devices: tuple[int, ...],
+        on_iter: Callable[[], None],
+    ) -> None:
+        """Call ``on_iter`` after each ``iter``; ``restored_generators``: see ``generator_states``."""
+        self._loader = loader
+        self._resumed = resumed
+        self._restored_generators = restored_generators
+        self._devices = devices
+        self._on_iter = on_iter
+        self.has_fetched = False
+        """Whether a batch was fetched."""
+        self.num_uses = 0
+        """How often it was iterated, and a batch fetched."""
+
+    def state_at(self, num_uses: int) -> Any:
+        """Return the loader's state after so many uses.
+
+        Raises:
+            SessionError: there were more.
+        """
+        state = self._loader.state_dict()
+        if self.num_uses != num_uses:
+            raise SessionError("a batch was fetched from run.dataloader")
+        return state
+
+    def __iter__(self) -> Iterator[Any]:
+        self.num_uses += 1
+        try:
+            return _Fetches(self, self._iterate())
+        finally:
+            self._on_iter()
+
+    def _iterate(self) -> Iterator[Any]:
+        if not self._resumed:
+            return iter(self._loader)
+        # The run that saved was past this call: its draw is in the restored generators already.
+        self._resumed = False
+        state = randomness.capture(self._devices)
+        try:
+            return iter(self._loader)
+        finally:
+            randomness.restore(state, self._devices)
+            if self._restored_generators is not None:
+                restore_generators(self._loader, self._restored_generators)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Fetches:
+    def __init__(self, loader: ResumedLoader, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._loader.has_fetched = True
+        self._loader.num_uses += 1
+        return next(self._batches)
+
+
+def is_stateful(loader: Any) -> bool:
+    """Return whether a loader can save and load its own position."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def _length(loader: Any) -> int | None:
+    dataset = getattr(loader, "dataset", loader)
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
+        return None  # such a length is a guess
+    try:
+        return len(loader)
+    except TypeError:
+        return None

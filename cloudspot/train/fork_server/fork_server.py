@@ -1,0 +1,427 @@
+"""A process that has imported torch, from which torchrun and the training processes of a machine are forked.
+
+Importing torch, and what DistributedDataParallel imports when it is first used, takes seconds, for each of
+these processes and at each start of the training. Here it happens once a machine, while the node still
+prepares. ``fork_client`` stands in for each program; one that may not run here is started as usual.
+
+A forked program differs as little as possible from one that was started: it has its own arguments,
+environment (also in ``/proc``, by which the agent finds it), directory, streams, process group, random
+numbers and ``__main__``. All of a machine's share one seed of ``hash()``. A program is refused where it would
+not import or see the same: see ``_why_not``.
+
+Between the server and each program stands a fork that only waits for it: a program goes on, and its client
+learns how it ended, whatever becomes of the server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from cloudspot.train.fork_server import fork_client
+from cloudspot.train.fork_server.fork_client import ANSWER, GO
+from cloudspot.train.fork_server.preload_watch import LEAST_SECONDS, Watch
+from cloudspot.train.fork_server.preloaded import BEFORE_TORCH, Preloaded
+
+MARK = "CLOUDSPOT_FORK_SERVER"
+"""The variable by which the server is found; its value is the path of the socket."""
+PADDING = "CLOUDSPOT_FORK_PADDING"
+"""The variable that makes room for the environments of the programs; an argument does so for their words."""
+PADDING_BYTES = 64 << 10
+IMPORTED = (
+    "torch",
+    "torch.distributed.argparse_util",  # this and the next two are what torchrun imports
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.rendezvous.registry",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "cloudspot.train.sessions.opening",  # the session
+    "torch._dynamo",  # which every optimizer and DistributedDataParallel import; as large as torch itself
+)
+"""All before the first program is forked: nobody would hear of a program's end during an import."""
+OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+"""Some of the variables that torchrun sets, and that differ from rank to rank or from start to start."""
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_REQUEST_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a client asks for."""
+
+    directory: bytes
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def module(self) -> str | None:
+        """The module that ``-m`` names; None: it is a script."""
+        _, *words = (word for word in self.words if word != "-u")
+        return words[1] if words[0] == "-m" else None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The script or ``-m``, and what follows."""
+        words = list(self.words[2:] if self.words[1] == "-u" else self.words[1:])
+        return ["-m", *words[2:]] if words[0] == "-m" else words
+
+    @property
+    def import_directory(self) -> str:
+        """Where Python looks for modules first: the script's directory, or the working directory."""
+        here = os.fsdecode(self.directory)
+        if self.module is not None:
+            return here
+        return str((Path(here) / self.arguments[0]).resolve().parent)
+
+
+def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Program:
+    """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
+
+    ``names`` are what the job file lists, to be imported besides, and ``script`` is the job's entrypoint.
+
+    Raises:
+        ImportError: this Python has no torch.
+        OSError: this kernel lacks what is needed.
+    """
+    room = _Room()
+    os.close(os.pidfd_open(os.getpid()))
+    unwanted = unwanted_path(os.environ[MARK])
+    environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
+    # What the libraries keep of it must not lie where the programs' environments are written.
+    os.environ.clear()
+    os.environ.update(environment)
+    gc.disable()  # looking for garbage would take a fifth of the imports' time
+    preloaded = Preloaded()
+    for name in IMPORTED:
+        preloaded.add(name)
+    own = _modules_in(str(script.resolve().parent))
+    for name in names:
+        if name.partition(".")[0] in own:
+            sys.stderr.write(f"run.preload: {name} is the job's own, and each process imports it\n")
+            continue
+        try:
+            preloaded.add(name)
+        except Exception as error:  # the script will tell it
+            sys.stderr.write(f"run.preload: {name} cannot be imported: {error!r}\n")
+    gc.collect()
+    gc.freeze()  # no collection of the programs' then copies pages that they share
+    gc.enable()
+    watchers = _Watchers(listener)
+    while True:
+        for connection in watchers.wait():
+            asked = _receive(connection)
+            why_not = _why_not(asked[0], environment, room, preloaded) if asked else ""
+            if asked is None or why_not:
+                sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
+            elif (pid := _fork()) > 0:
+                watchers.add(pid)
+            elif pid == 0:
+                watchers.forget()
+                _watch(*asked, connection, room)  # returns in a fork of its own
+                is_wanted = False
+                _become(*asked, room)
+                with contextlib.suppress(OSError):
+                    is_wanted = connection.recv(1) == GO
+                if not is_wanted:
+                    os._exit(1)
+                connection.close()
+                if asked[0].module is None:
+                    own = _modules_in(asked[0].import_directory)
+                    Watch(asked[0].words, asked[0].environment, preloaded, environment, own, unwanted).begin()
+                return asked[0]
+            connection.close()
+            for stream in asked[1] if asked else ():
+                os.close(stream)
+
+
+def measure(names: Sequence[str]) -> dict[str, float]:
+    """Import these besides what the server always does; return the seconds that ``run.preload`` would save.
+
+    Raises:
+        ImportError: this Python has no torch.
+    """
+    preloaded, seconds = Preloaded(), {}
+    for name in IMPORTED:
+        preloaded.add(name)
+    for name in names:
+        started, num_threads = time.perf_counter(), threading.active_count()
+        with contextlib.suppress(Exception):
+            preloaded.add(name)
+            took = time.perf_counter() - started
+            differs = any(name in preloaded.readers(variable) for variable in OF_RANKS)
+            if took >= LEAST_SECONDS and not differs and threading.active_count() == num_threads:
+                seconds[name] = took
+    return seconds
+
+
+def unwanted_path(path: str) -> Path:
+    """Return the file of the server at that socket that says why later starts are to be ordinary ones."""
+    return Path(f"{path}.unwanted")
+
+
+class _Watchers:
+    """The forked processes that watch over one program each."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._waits = selectors.DefaultSelector()
+        self._waits.register(listener, selectors.EVENT_READ)
+
+    def add(self, pid: int) -> None:
+        """Reap the process when it ends."""
+        self._waits.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+
+    def wait(self) -> list[socket.socket]:
+        """Wait until something happens; return the connections of new clients."""
+        found = []
+        for key, _ in self._waits.select():
+            if key.fileobj is self._listener:
+                found.append(self._listener.accept()[0])
+            else:
+                self._waits.unregister(key.fd)
+                os.close(key.fd)
+                os.waitpid(key.data, 0)
+        return found
+
+    def forget(self) -> None:
+        """Close everything, in a fork."""
+        for key in self._waits.get_map().values():
+            if key.fileobj is not self._listener:
+                os.close(key.fd)
+        self._waits.close()
+        self._listener.close()
+
+
+def _watch(program: Program, streams: Sequence[int], client: socket.socket, room: _Room) -> None:
+    """Fork the program, and return in it; in this process tell its client how it ends, and end.
+
+    Only a program's parent learns its exit status. Were that the server, no program could outlive it.
+    """
+    os.setpgid(0, 0)  # of the program too, which signals no other then, and can begin a session of its own
+    # One of the generation's processes, and a launcher to whoever looks for its scripts.
+    words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
+    room.show(replace(program, words=words))
+    pid = _fork()
+    if pid == 0:
+        return
+    for stream in streams:
+        os.close(stream)
+    if pid > 0:
+        for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
+            signal.signal(number, signal.SIG_IGN)
+        pidfd = os.pidfd_open(pid)
+        waits: list[socket.socket | int] = [client, pidfd]
+        with contextlib.suppress(OSError):
+            client.sendall(ANSWER % pid)
+        while pidfd not in (ready := select.select(waits, [], [])[0]):
+            if client in ready and _has_ended(client):  # so the program has to
+                waits = [pidfd]
+                os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            client.sendall(ANSWER % (code if code >= 0 else 128 - code))
+    os._exit(0)
+
+
+def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
+    """Return the request and the three streams that came with it; None: its client is gone."""
+    connection.settimeout(_REQUEST_SECONDS)
+    streams: list[int] = []
+    try:
+        length, streams, _, _ = socket.recv_fds(connection, 4, 3)
+        rest = int.from_bytes(length, "big")
+        parts = []
+        while rest > 0 and (part := connection.recv(min(rest, 1 << 16))):
+            parts.append(part)
+            rest -= len(part)
+        if rest > 0:
+            raise ConnectionError
+        connection.setblocking(True)
+        if _has_ended(connection):  # while it waited
+            raise ConnectionError
+    except OSError:
+        for stream in streams:
+            os.close(stream)
+        return None
+    directory, number, *strings = b"".join(parts).split(b"\0")
+    words, variables = strings[: int(number)], strings[int(number) :]
+    pairs = (os.fsdecode(one).partition("=") for one in variables)
+    environment = {name: value for name, _, value in pairs}
+    return Program(directory, tuple(map(os.fsdecode, words)), environment), streams
+
+
+def _has_ended(client: socket.socket) -> bool:
+    """Return whether the process at the other end has closed its socket; never waits."""
+    try:
+        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:  # it has said nothing, or the program has read it meanwhile
+        return False
+    except OSError:
+        return True
+
+
+def _why_not(program: Program, environment: Mapping[str, str], room: _Room, preloaded: Preloaded) -> str:
+    """Return why the program must not be forked from here, or an empty text."""
+    why_not = preloaded.why_not(environment, program.environment)
+    if why_not:
+        return why_not
+    if program.directory != os.fsencode(Path.cwd()):
+        return "it starts in another directory"
+    if not room.holds(program):
+        return "its environment is too large"
+    opened = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+    device = next((one for one in opened if one.startswith(_DEVICES)), None)
+    if device:
+        return f"{device} is in use here, and a forked process could not use it"
+    if threading.active_count() > 1:
+        return f"an import has started a thread, which a forked process lacks: {', '.join(preloaded.names)}"
+    if program.module is None and importlib.util.find_spec(BEFORE_TORCH) is not None:
+        return f"{BEFORE_TORCH} is installed, and has to be imported before torch"
+    shadowed = _modules_in(program.import_directory) & sys.modules.keys()
+    return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
+
+
+def _modules_in(directory: str) -> set[str]:
+    """Return the names of what a program may import from its own directory."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            name, dot, ending = entry.name.partition(".")
+            is_package = not dot and os.path.exists(os.path.join(entry.path, "__init__.py"))  # noqa: PTH110, PTH118
+            if is_package or ending.endswith(("py", "pyc", "so")):
+                found.add(name)
+    return found
+
+
+def _fork() -> int:
+    """Return the program's process, 0 in that process, or -1 if there can be none now."""
+    with warnings.catch_warnings():  # Python warns of threads; OpenBLAS, which has some, ends them for a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return os.fork()
+        except OSError as error:
+            sys.stderr.write(f"not forked: {error}\n")
+            return -1
+
+
+def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
+    """Make this forked process look as if it had been started for the program."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(program.directory)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    room.show(program)
+    sys.argv = program.arguments
+    sys.orig_argv = list(program.words)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, program.import_directory)
+    importlib.invalidate_caches()
+    # Each process draws its own seeds when it starts; ``random`` sees to that itself.
+    sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "datasets.fingerprint" in sys.modules:  # for the names of cache files that must be nobody else's
+        generator = getattr(sys.modules["datasets.fingerprint"], "fingerprint_rng", None)
+        if generator is not None:
+            generator.seed()
+
+
+def run(program: Program) -> None:
+    """Run the program in this process, as Python would."""
+    if program.module is not None:
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(program.arguments[0])  # noqa: PTH100 - Python itself follows no links here
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+        __file__=path,
+        __loader__=SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main
+    try:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102 - the program that was asked for
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            atexit._run_exitfuncs()  # noqa: SLF001 - as Python does before it ends so
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(1)
+
+
+class _Room:
+    """Where the kernel says that this process's arguments and environment lie; see proc(5), ``stat``."""
+
+    def __init__(self) -> None:
+        """Raise OSError if they cannot be written."""
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        self._words = range(int(fields[45]), int(fields[46]))
+        self._environment = range(int(fields[47]), int(fields[48]))
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            memory.seek(self._words.start)
+            first = memory.read(1)
+            memory.seek(self._words.start)
+            memory.write(first)
+
+    def holds(self, program: Program) -> bool:
+        """Return whether there is room for the program's environment."""
+        return len(_joined(program)) <= len(self._environment)
+
+    def show(self, program: Program) -> None:
+        """Show the program's words and environment where the kernel shows this process's."""
+        words = b"\0".join(map(os.fsencode, program.words))[: len(self._words) - 1] + b"\0"
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            for place, data in ((self._words, words), (self._environment, _joined(program))):
+                memory.seek(place.start)
+                memory.write(data.ljust(len(place), b"\0"))
+
+
+def _joined(program: Program) -> bytes:
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in program.environment.items())
+
+
+def main() -> None:
+    """Serve at the socket that is standard input.
+
+    Arguments: the path of the script, and what to import besides, in one word with spaces between.
+    """
+    try:
+        forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]), sys.argv[2].split())
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    run(forked)

@@ -1,0 +1,198 @@
+"""Watches a forked script for what would have differed had nothing been imported before it began.
+
+A script may set a variable before it imports the module that reads it, or put a directory on ``sys.path``
+with another module of that name. As long as it has opened no socket, written no file and started no process,
+its process starts over in the ordinary way: lines that it has printed come twice. Later than that it goes on,
+the log says so, and the next starts on this machine are ordinary ones.
+
+Nobody hears of an import of what is imported already, so ``__import__`` and ``importlib.import_module`` are
+replaced. A module that is reached in another way, as an attribute for instance, counts as not imported: then
+a script starts over, or the log complains, without need. What native code sets (``setenv``) is not seen.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import importlib.util
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudspot.train import handoff as files
+from cloudspot.train.fork_server.preloaded import Preloaded, differing, recording
+
+MEASURED_SECONDS = 60.0
+"""For how long after its start a script's imports are timed."""
+LEAST_SECONDS = 0.1
+"""Imports that take less are not worth a name in the job file."""
+_ACTS = ("os.", "socket.", "subprocess.", "pty.", "sqlite3.")
+"""How the names of audit events begin that tell of what others can see; ``open`` apart."""
+_LOOKS = frozenset(
+    (
+        *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "os.chdir"),
+        "socket.gethostname",
+    )
+)
+"""Those of them that nobody can see."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_NOTHING = contextlib.nullcontext()
+_BYTECODE = re.compile(r"__pycache__$|\.pyc(\.\d+)?$")
+
+
+class Watch:
+    """Watches the script that this process, a fork, is about to run, and times its imports."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        preloaded: Preloaded,
+        of_server: Mapping[str, str],
+        own: Collection[str],
+        unwanted: Path,
+    ) -> None:
+        """Start over with ``words`` and ``environment``; write why that is too late into ``unwanted``.
+
+        ``own`` are the modules beside the script, and ``of_server`` was the environment of the imports.
+        """
+        self._words, self._environment, self._of_server = words, environment, of_server
+        self._preloaded, self._own, self._unwanted = preloaded, own, unwanted
+        self._directory, self._pid, self._path = Path.cwd(), os.getpid(), [*sys.path]
+        self._pending = [*preloaded.names]
+        """What the script has not imported yet."""
+        self._packages = preloaded.packages()
+        self._has_acted = self._is_own_doing = self._is_timing = False
+        self._told = set[str]()
+        self._until = time.monotonic() + MEASURED_SECONDS
+        self._seconds: dict[str, float] = {}
+        """The imports that took long and could be made once a machine."""
+        self._import, self._import_module = builtins.__import__, importlib.import_module
+
+    def begin(self) -> None:
+        """Watch from now on."""
+
+        @functools.wraps(self._import)  # pickle and others look for them by their names
+        def import_(
+            name: str,
+            globals: Any = None,  # noqa: A002 - callers may name them
+            locals: Any = None,  # noqa: A002
+            fromlist: Any = (),
+            level: int = 0,
+        ) -> Any:
+            taken = fromlist or ()
+            if level == 0:
+                self._note_import(name, taken)
+            with self._timing(name, taken) if level == 0 and self._is_worth_timing(name, taken) else _NOTHING:
+                return self._import(name, globals, locals, fromlist, level)
+
+        @functools.wraps(self._import_module)
+        def import_module(name: str, package: str | None = None) -> Any:
+            self._note_import(name if package is None else importlib.util.resolve_name(name, package), ())
+            return self._import_module(name, package)
+
+        builtins.__import__, importlib.import_module = import_, import_module
+        sys.addaudithook(self._hear)  # which cannot be removed
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._is_own_doing or not self._pending:
+            return
+        if event in ("os.putenv", "os.unsetenv"):
+            name, value = map(os.fsdecode, (*arguments, b"")[:2])
+            readers = self._preloaded.readers(name).intersection(self._pending)
+            if readers and os.environ.get(name) != (value if event == "os.putenv" else None):
+                self._differs(name, f"{min(readers)} was imported")
+        elif not self._has_acted:
+            self._has_acted = _is_act(event, arguments)
+
+    def _differs(self, what: str, why: str) -> None:
+        """Start over, or say that it is too late."""
+        with self._unheard(), contextlib.suppress(OSError):
+            if not self._has_acted and os.getpid() == self._pid:
+                with contextlib.suppress(Exception):  # it may be the script's own
+                    sys.stdout.flush()
+                os.write(2, f"cloudspot: {what} comes after {why}: this process starts over\n".encode())
+                os.chdir(self._directory)
+                os.execvpe(self._words[0], list(self._words), dict(self._environment))  # noqa: S606 - itself
+            if what not in self._told:
+                self._told.add(what)
+                text = f"{what} has no effect: {why} before the script began (run.preload, run.fork_server)"
+                os.write(2, f"cloudspot: {text}; later starts on this machine are ordinary ones\n".encode())
+                self._unwanted.write_text(text)
+
+    @contextlib.contextmanager
+    def _unheard(self) -> Iterator[None]:
+        self._is_own_doing = True
+        try:
+            yield
+        finally:
+            self._is_own_doing = False
+
+    def _is_worth_timing(self, name: str, taken: Collection[str]) -> bool:
+        there = getattr(sys.modules.get(name), "__dict__", None)
+        is_there = there is not None and all(one in there for one in taken)
+        is_own = self._is_timing or name.partition(".")[0] in self._own  # and what it imports is timed
+        return not is_there and not is_own and time.monotonic() < self._until
+
+    @contextlib.contextmanager
+    def _timing(self, name: str, taken: Collection[str]) -> Iterator[None]:
+        self._is_timing, started, num_threads = True, time.perf_counter(), threading.active_count()
+        try:
+            with recording() as read:
+                yield
+        finally:
+            self._is_timing = False
+            seconds = time.perf_counter() - started
+            is_alike = not differing(read.names, self._of_server, self._environment)
+            if seconds >= LEAST_SECONDS and is_alike and threading.active_count() == num_threads:
+                names = [f"{name}.{one}" for one in taken if one != "*"] or [name]
+                self._seconds |= dict.fromkeys(names, 0.0) | {names[0]: seconds}
+                self._report()
+
+    def _report(self) -> None:
+        handoff, rank = self._environment.get(files.HANDOFF), self._environment.get("RANK", "0")
+        if handoff is not None:
+            with self._unheard(), contextlib.suppress(OSError):
+                path = files.imports_path(Path(handoff), int(rank))
+                files.write_json(path, {"seconds": self._seconds})
+
+    def _note_import(self, name: str, taken: Iterable[str]) -> None:
+        """Note that the script imports this, and change the environment as the first import of it has."""
+        package = name.partition(".")[0]
+        if sys.path != self._path and (origin := self._packages.pop(package, None)) is not None:
+            specs = (finder.find_spec(package, None, None) for finder in sys.meta_path)
+            found = next((spec.origin for spec in specs if spec is not None), None)
+            if found is not None and os.path.realpath(found) != origin:
+                self._differs(f"{found}, now the first {package} on sys.path,", f"{origin} was imported")
+                for module in [one for one in sys.modules if one.partition(".")[0] == package]:
+                    del sys.modules[module]
+        pending = [one for one in self._pending if one.partition(".")[0] == package]
+        names = [f"{name}.", *(f"{name}.{one}." for one in taken)] if pending else []
+        for one in pending:
+            if not any(imported.startswith(f"{one}.") for imported in names):
+                continue
+            self._pending.remove(one)
+            with self._unheard():
+                for variable, value in self._preloaded.changed[one].items():
+                    if os.environ.get(variable) != self._environment.get(variable):
+                        continue  # the script's own
+                    if value is None:
+                        os.environ.pop(variable, None)
+                    else:
+                        os.environ[variable] = value
+
+
+def _is_act(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a process that starts over would do it twice; the bytecode of imports does not count."""
+    if event == "open":
+        path, _, flags = arguments
+        is_act = not isinstance(path, int) and bool((flags or 0) & _WRITES)
+    else:
+        path, is_act = arguments[0] if arguments else "", event.startswith(_ACTS) and event not in _LOOKS
+    return is_act and not (isinstance(path, str) and _BYTECODE.search(path))

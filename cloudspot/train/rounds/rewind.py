@@ -1,0 +1,167 @@
+"""How all ranks save at a boundary that lies behind them, while some are long on the way to the next (P4).
+
+In a round r whose boundary is still ahead, a rank that hears of the drain writes the boundary behind it to
+``rewind/r/asked``. Then:
+
+1. Each rank's background thread lets its main thread come to that boundary but not to the next one, and says
+   in ``rewind/r/stands/<rank>`` at which boundaries behind it the state still stands, and whether its machine
+   is about to go.
+2. Rank 0 writes to ``rewind/r/to`` how all save at the newest that all have named; each rank copies its
+   part, or hands over what it has, and says in ``rewind/r/copied/<rank>`` whether the state still stands.
+3. Rank 0 writes ``place/r``, by compare_set: that boundary. If a rank cannot, it writes ``rewind/r/off``
+   instead, and the round is served ahead.
+
+The save has the number r + 1: it takes the place of the next round. In round r, some may have saved already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from cloudspot.train.distributed import Store
+from cloudspot.train.rounds.handover import HandOver
+from cloudspot.train.rounds.save_order import DRAIN, REWOUND, SaveOrder, make_order, read_order
+
+_AHEAD = "ahead"
+
+
+class Rewindable(Protocol):
+    """What a rank can do about the boundaries behind it; the background thread calls it."""
+
+    def has_marked(self, number: int) -> bool:
+        """Return whether the main thread has passed that boundary."""
+
+    def standing(self, number: int) -> list[int]:
+        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+
+    def copy(self, order: SaveOrder) -> HandOver | None:
+        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
+
+    def publish(self) -> None:
+        """Seal what was copied last, with what others have given, and say that this rank has drained."""
+
+
+class Rewind:
+    """One rank's part in the attempt to rewind a round; there is one attempt in each round."""
+
+    def __init__(
+        self, store: Store, number: int, *, rank: int, world_size: int, rewindable: Rewindable | None
+    ) -> None:
+        """Take part in round ``number``; without ``rewindable`` this rank can go to no boundary behind it."""
+        self._store = store
+        self._number = number
+        self._rank = rank
+        self._world_size = world_size
+        self._rewindable = rewindable
+        self._has_said = ""
+        self._has_arrived = False
+        self._order: SaveOrder | None = None
+        self._handover: HandOver | None = None
+        self.asked: int | None = None
+        """The boundary behind the rank that has asked."""
+        self.is_off = False
+        """Whether the attempt has failed."""
+
+    def ask(self, boundary: int) -> None:
+        """Begin the attempt, unless another rank has."""
+        self._store.compare_set(self._key("asked"), "", str(boundary))
+
+    def look(self) -> bool:
+        """Return whether the attempt is under way."""
+        if self.asked is None and not self.is_off and self._store.check([self._key("asked")]):
+            self.asked = int(self._store.get(self._key("asked")))
+        return self.asked is not None and not self.is_off
+
+    def advance(
+        self,
+        *,
+        can_stand: bool,
+        seconds: float,
+        own: Mapping[str, Any],
+    ) -> SaveOrder | None:
+        """Do what can be done without waiting for others.
+
+        Returns how they have saved when all have copied and this rank has sealed. ``can_stand`` says whether
+        this rank is still in its loop and has not begun to leave it, ``seconds`` how much time is left for a
+        rewind, and ``own`` what ``make_order`` has to know of this rank.
+        """
+        assert self.asked is not None
+        rewindable = self._rewindable
+        if self._has_said == "":
+            if rewindable is None or not can_stand:
+                self._say("stands", {})
+            elif rewindable.has_marked(self.asked):
+                boundaries = rewindable.standing(self.asked)
+                self._say("stands", {"boundaries": boundaries, **own} if boundaries else {})
+        elif self._has_said == "stands" and rewindable is not None and self._store.check([self._key("to")]):
+            self._order = read_order(json.loads(self._store.get(self._key("to"))))
+            self._handover = rewindable.copy(self._order)
+            if self._handover is not None:
+                self._handover.advance(self._store)  # it gives
+            self._say("copied", self._handover is not None)
+        if self._rank == 0:
+            self._preside(seconds)
+        place = self._place()
+        if place is not None and place.isdigit():
+            assert rewindable is not None
+            assert self._order is not None
+            assert self._handover is not None
+            self._handover.advance(self._store)  # all have given
+            rewindable.publish()
+            return replace(self._order, kind=REWOUND)
+        self.is_off = place is not None or self._store.check([self._key("off")])
+        return None
+
+    def arrive(self) -> bool:
+        """Say that this rank's main thread is at the boundary ahead; return whether all serve it there."""
+        keys = [f"arrived/{self._number}/{rank}" for rank in range(self._world_size)]
+        if not self._has_arrived:
+            self._store.set(keys[self._rank], "1")
+            self._has_arrived = True
+        if self._rank == 0 and self._store.check(keys):
+            self._store.compare_set(self._place_key, "", _AHEAD)
+        return self._place() == _AHEAD
+
+    @property
+    def _place_key(self) -> str:
+        return f"place/{self._number}"
+
+    def _place(self) -> str | None:
+        """Return where the round is served, once that is decided."""
+        return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
+
+    def _has_gone(self, rank: int) -> bool:
+        """Return whether a rank takes no part in rounds any more."""
+        return any(self._store.check([f"{how}/{rank}"]) for how in ("finished", "left", "parted"))
+
+    def _say(self, what: str, value: object) -> None:
+        self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))
+        self._has_said = what
+
+    def _preside(self, seconds: float) -> None:
+        what = self._has_said or "stands"
+        found = {
+            rank: json.loads(self._store.get(key))
+            for rank in range(self._world_size)
+            if self._store.check([key := self._key(f"{what}/{rank}")])
+        }
+        missing = set(range(self._world_size)) - set(found)
+        if not all(found.values()) or seconds < 0 or any(map(self._has_gone, missing)):
+            self._store.set(self._key("off"), "1")
+        elif not missing and what == "copied":
+            assert self._order is not None
+            self._store.compare_set(self._place_key, "", str(self._order.step))
+        elif not missing:
+            ranks = [found[rank] for rank in range(self._world_size)]
+            common = set.intersection(*(set(each["boundaries"]) for each in ranks))
+            if common:
+                order = make_order(DRAIN, max(common), self._number + 1, ranks, seconds=seconds)
+                self._store.set(self._key("to"), json.dumps(order.to_json()))
+            else:
+                self._store.set(self._key("off"), "1")
+
+    def _key(self, what: str) -> str:
+        return f"rewind/{self._number}/{what}"

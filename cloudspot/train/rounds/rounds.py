@@ -1,0 +1,515 @@
+"""Rounds: how all ranks save at the same step without a collective in the step path (P4).
+
+Boundaries are numbered in the order in which each rank comes to them: the same on all ranks. Not every step
+ends at one, but here a step is what lies between two of them. Each rank has two actors: its main thread
+arrives at boundaries, its background thread talks to the store. For round r:
+
+1. Rank 0's background thread writes ``round/r``, counted from 1. It alone opens rounds; another rank that
+   needs one sets ``want/drain``.
+2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
+   without a decision", and publishes it as ``promise/r/<rank>``. In a drain, b is the next boundary; before
+   an interval save, ``lookahead`` more may pass, so that short steps go on while the ranks agree.
+3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
+4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain,
+   a rank whose machine is about to go hands what only it has to one that stays: see ``handover``.
+
+A script may ask between two boundaries whether it has to leave (``check``). Once it has, a drain's boundary
+is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
+
+At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
+``finished/<rank>``; a decision at or beyond the end is then served by nobody. A rank whose script has left
+the loop early says in ``left/<rank>`` after how many steps, and waits until all have.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cloudspot.train.distributed import Store
+from cloudspot.train.rounds.early_leave import EarlyLeave
+from cloudspot.train.rounds.handover import HandOver
+from cloudspot.train.rounds.presiding import Presiding
+from cloudspot.train.rounds.rewind import Rewind, Rewindable
+from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder, read_order
+from cloudspot.train.rounds.step_seconds import StepSeconds
+
+_log = logging.getLogger("cloudspot")
+
+POLL_SECONDS = 0.025
+"""Between two looks while no round is open."""
+FAST_POLL_SECONDS = 0.004
+"""Between two looks while a round is open."""
+SILENCE_SECONDS = 60.0
+"""A main thread that has waited this long for a decision takes the store for lost, but never before the
+round's guard has passed."""
+_WAIT_SECONDS = 0.5
+"""Between two looks of a waiting main thread."""
+_LEAVE_WAIT_SECONDS = 0.05
+_GRACE_SECONDS = 1.0
+"""How long after a round's guard the other ranks wait for rank 0 to call it off."""
+
+
+class Rounds:
+    """One rank's part in the rounds.
+
+    The main thread calls ``begin``, ``check``, ``served`` and ``finish``. The background thread calls
+    ``poll`` repeatedly, and ``request_drain`` and ``request_interval``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        start: int,
+        clock: Callable[[], float],
+        can_save: Callable[[], bool] = lambda: True,
+        room: Callable[[], int] = lambda: 0,
+        node: int | None = None,
+        rewindable: Rewindable | None = None,
+    ) -> None:
+        """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
+
+        No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
+        monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
+        many bytes each of this rank's slots holds. Ranks of one machine name the same ``node``; None: this
+        rank has one of its own. ``rewindable`` saves at boundaries behind.
+        """
+        self.store = store
+        """For others' use only after the background thread has ended."""
+        self._rank = rank
+        self._world_size = world_size
+        self._clock = clock
+        self._can_save = can_save
+        self._room = room
+        self._node = rank if node is None else node
+        self._rewindable = rewindable
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # Under the step lock:
+        self._next = start
+        self._hold: int | None = None  # the promise: None lets every boundary pass
+        self._order: SaveOrder | None = None
+        self._finished = False
+        self._lost = False
+        self._is_serving = False
+        self._has_arrived = False  # at the boundary of an order, where it waits for the others
+        self._goes_ahead = False  # all have
+        self._limit: int | None = None  # in a rewind: no order is served, no boundary after it passed
+        self._is_held_by_rewind = False
+        self._asks = False  # the main thread waits in ``check``
+        self._has_checked = False
+        self._early_leave = EarlyLeave(store, rank=rank, world_size=world_size)
+        self._handover: HandOver | None = None
+        # The background thread's own:
+        self._round = 1
+        self._state = "idle"  # idle, promised, ordered
+        self._opening: dict[str, Any] = {}
+        self._round_guard = math.inf
+        self._told_finished = False
+        self._over = False  # some rank has finished: no round can be served by all
+        self._drain_guard: float | None = None
+        self._drain_notice = False
+        self._told_drain = False
+        self._step_seconds = StepSeconds(start, clock)
+        self._presiding: Presiding | None = None
+        if rank == 0:
+            self._presiding = Presiding(store, world_size, clock, self._step_seconds)
+        self._rewind = self._new_rewind(self._round)
+        self._has_saved = False  # in this round
+        self._served_rewind: Rewind | None = None  # of the last round in which it has
+        self._waits_for_all = False
+        self._can_rewind = False
+        """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
+        self._wanted_guard: float | None = None
+
+    # --- the main thread ------------------------------------------------------------------------
+
+    def begin(self, step: int) -> SaveOrder | None:
+        """Pass the boundary before ``step``, or return what must be done first; may wait for a decision.
+
+        When an order is served, call this again for the same step.
+        """
+        with self._lock:
+            if self._hold is None:
+                self._next = step + 1
+                return None
+        return self._begin_held(step)
+
+    def _begin_held(self, step: int) -> SaveOrder | None:
+        # Count looks, not seconds: a process that was suspended for a minute has not listened for a minute.
+        looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
+        with self._changed:
+            while not self._may_pass(step):
+                if self._order is not None and self._may_serve(self._order):
+                    self._is_serving = True
+                    return self._order
+                is_late = self._clock() > self._round_guard + _GRACE_SECONDS
+                if looks_left <= 0 and is_late and self._limit is None:
+                    self._lose("they do not answer")
+                else:
+                    looks_left -= 1
+                    self._changed.wait(_WAIT_SECONDS)
+            self._next = step + 1
+            return None
+
+    def _may_pass(self, step: int) -> bool:
+        if self._limit is not None:
+            return step <= self._limit
+        if self._hold is None:
+            return True
+        if self._order is None:
+            return step < self._hold
+        if self._order.step is None or self._order.kind == REWOUND:
+            return False
+        assert step <= self._order.step, f"boundary {step} lies beyond the decided {self._order.step}"
+        return step < self._order.step
+
+    def _may_serve(self, order: SaveOrder) -> bool:
+        """Return whether an order can be carried out now; else note that this rank has arrived."""
+        if self._limit is not None:
+            return False
+        if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._goes_ahead:
+            return True
+        self._has_arrived = True
+        return self._lost or self._clock() > self._round_guard
+
+    def check(self) -> SaveOrder | None:
+        """Between two boundaries: return the order to leave, if a drain stands and all ranks have rewound.
+
+        Waits until that is decided.
+        """
+        self._has_checked = True
+        if not self._can_rewind:
+            return None
+        with self._changed:
+            self._asks = True
+            try:
+                while self._may_rewind():
+                    self._changed.wait(_WAIT_SECONDS)
+            finally:
+                self._asks = False
+            order = self._order
+            return order if order is not None and _is_to_leave_now(order) else None
+
+    def _may_rewind(self) -> bool:
+        """Return whether ``check`` has to wait."""
+        if self._limit is not None:
+            return True  # the others may be about to leave
+        is_leaving = self._order is not None and _is_to_leave_now(self._order)
+        return self._can_rewind and not is_leaving and not self._finished and not self._lost
+
+    def served(self) -> None:
+        """Note that the order is carried out and the training goes on."""
+        with self._changed:
+            self._order = None
+            self._hold = None
+            self._is_serving = False
+
+    def finish(self) -> SaveOrder | None:
+        """Note that the loop has ended here: this rank serves no more rounds, unless it is told to leave."""
+        with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            if self._order is not None and self._order.kind == REWOUND:
+                return self._order
+            self._finished = True
+            self._order = None
+            self._hold = None
+            self._changed.notify_all()
+            return None
+
+    def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int] | SaveOrder:
+        """Serve no more rounds, as the script has left the loop after so many steps; it may be told to leave.
+
+        Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
+        monotonic moment) has come.
+        """
+        early = self._early_leave
+        with self._changed:
+            early.begin(step)
+        order = self.finish()
+        if order is not None:
+            return order
+        with self._changed:
+            while not early.is_complete and not self._lost and self._clock() < until():
+                self._changed.wait(_LEAVE_WAIT_SECONDS)
+            early.is_open = False
+            return dict(early.steps)
+
+    def hand_over(self, handover: HandOver) -> bool:
+        """Hand over what a drain's order asks for; return whether that was done by the ``guard``."""
+        with self._changed:
+            self._handover = handover
+            while not handover.is_done and not self._lost and self._clock() < self.guard:
+                self._changed.wait(_LEAVE_WAIT_SECONDS)
+            self._handover = None
+        return handover.is_done
+
+    @property
+    def guard(self) -> float:
+        """The monotonic moment after which the current round's save is of no use."""
+        return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
+
+    def has_rewound(self) -> bool:
+        """Return whether the state at a boundary behind is sealed, so that nothing that comes now counts.
+
+        Waits until that is known.
+        """
+        with self._changed:
+            while self._limit is not None:
+                self._changed.wait(_WAIT_SECONDS)
+            return self._order is not None and self._order.kind == REWOUND
+
+    @property
+    def is_rewound(self) -> bool:
+        """As ``has_rewound``, without waiting."""
+        return self._state == "rewound"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store is gone, so that the ranks can no longer agree on anything."""
+        return self._lost
+
+    def wait(self, seconds: float) -> None:
+        """Sleep in the background thread; a change by the main thread ends it early."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """End a ``wait``."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- the background thread ------------------------------------------------------------------
+
+    def request_drain(self, *, guard: float, notice: bool) -> None:
+        """Ask that all ranks save and leave before ``guard``, a monotonic moment on this machine.
+
+        ``notice`` says that this rank's own machine is about to go.
+        """
+        self._drain_guard = guard
+        self._drain_notice = notice
+
+    def request_interval(self) -> None:
+        """Ask for an interval save; rank 0 only."""
+        assert self._presiding is not None
+        self._presiding.wants_interval = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no round is open here."""
+        return self._state == "idle"
+
+    def poll(self) -> float:
+        """Do what can be done without waiting; return after how many seconds to poll again."""
+        if self._lost:
+            self._leave_if_drained()
+            return POLL_SECONDS
+        try:
+            while self._advance():
+                pass
+        except (RuntimeError, OSError) as error:
+            # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
+            with self._changed:
+                self._lose(str(error).partition("\n")[0])
+        # An interval save that is decided may be ahead for long, while the script evaluates.
+        is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
+        return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
+
+    def _advance(self) -> bool:
+        """Take the next steps of the protocol that are possible; return whether there may be more."""
+        before = (self._round, self._state)
+        self._step_seconds.observe(self._next)
+        if self._early_leave.is_open and self._early_leave.look():
+            self.wake()
+        handover = self._handover
+        if handover is not None and not handover.is_done and handover.advance(self.store):
+            self.wake()
+        # Rank 0, which hosts the store, may end when all have finished: first each has to know who left.
+        if self._finished and not self._told_finished and not self._early_leave.is_open:
+            self.store.set(f"finished/{self._rank}", "1")
+            self._told_finished = True
+        if self._told_finished and self._rank != 0:
+            return False  # rank 0 may end before us, and the store with it
+        if self._drain_guard is not None and not self._told_drain:
+            self._told_drain = True
+            if self._world_size > 1:
+                self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
+        if self._presiding is not None:
+            self._preside(self._presiding)
+        self._take_part()
+        return before != (self._round, self._state)
+
+    # --- rank 0 opens and decides ---------------------------------------------------------------
+
+    def _preside(self, presiding: Presiding) -> None:
+        if presiding.has_opened(self._round):
+            if self._state == "promised":
+                presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
+        elif self._state == "idle" and not self._finished and not self._over:
+            presiding.open(self._round, drain_guard=self._wanted_drain_guard())
+
+    def _wanted_drain_guard(self) -> float | None:
+        if self._drain_guard is not None:
+            return self._drain_guard
+        if self._world_size > 1 and self.store.check(["want/drain"]):
+            # Monotonic clocks of two machines cannot be compared, so it sent the seconds left.
+            return self._clock() + float(json.loads(self.store.get("want/drain")))
+        return None
+
+    # --- every rank promises and obeys ----------------------------------------------------------
+
+    def _take_part(self) -> None:
+        number = self._round
+        if self._state == "rewound":
+            return  # What is sealed is sealed once.
+        if self._served_rewind is not None and self._served_rewind.look():
+            # Others have the interval save ahead that this rank has made.
+            self._turn_back(self._served_rewind)
+        elif self._state == "idle":
+            is_unopened = self._presiding is not None and not self._presiding.has_opened(number)
+            if not is_unopened and self.store.check([f"round/{number}"]):
+                self._promise(json.loads(self.store.get(f"round/{number}")))
+        elif self._state == "promised":
+            if self.store.check([f"decision/{number}"]):
+                self._obey(json.loads(self.store.get(f"decision/{number}")))
+            elif self._clock() > self._round_guard + _GRACE_SECONDS:
+                self.store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
+        elif self._state == "ordered":
+            if self._hold is None:
+                # The main thread has served it (or has finished).
+                self._state = "idle"
+                if self._has_saved:
+                    self._served_rewind = self._rewind
+                self._round += 1
+                self._rewind = self._new_rewind(self._round)
+                self._can_rewind = False
+            elif self._order is not None:
+                self._wait_for_all()
+                self._offer_rewind()
+
+    # --- between two boundaries -----------------------------------------------------------------
+
+    def _new_rewind(self, number: int) -> Rewind:
+        ranks = {"rank": self._rank, "world_size": self._world_size}
+        return Rewind(self.store, number, **ranks, rewindable=self._rewindable)
+
+    def _wait_for_all(self) -> None:
+        """Let the main threads serve a boundary ahead when all have arrived there."""
+        if self._waits_for_all and self._has_arrived and not self._goes_ahead and self._rewind.arrive():
+            with self._changed:
+                self._goes_ahead, self._can_rewind = True, False
+                self._changed.notify_all()
+
+    def _offer_rewind(self) -> None:
+        if self._opening["kind"] == INTERVAL and self._has_checked and not self._can_rewind:
+            wanted = self._wanted_drain_guard()
+            if wanted is not None:
+                self._wanted_guard = wanted
+                self._can_rewind = not self._rewind.is_off
+        if self._asks and self._rewind.asked is None and not self._rewind.is_off:
+            self._rewind.ask(self._next - 1)
+        if self._rewind.look():
+            self._turn_back(self._rewind)
+
+    def _turn_back(self, rewind: Rewind) -> None:
+        """Take part in a rewind, with the main thread held after the boundary that was asked for."""
+        with self._changed:
+            if self._is_serving and self._order is not None and self._order.kind == INTERVAL:
+                return  # it goes on in a moment
+            self._limit = rewind.asked
+            if self._hold is None:
+                self._hold, self._is_held_by_rewind = self._next, True
+            can_stand = not self._finished and not self._is_serving
+        seconds = self.rewind_guard - self._clock()
+        order = rewind.advance(can_stand=can_stand, seconds=seconds, own=self._own)
+        if order is not None:
+            with self._changed:
+                self._order = order
+            self._state = "rewound"
+        elif seconds < -_GRACE_SECONDS:
+            rewind.is_off = True
+        if order is not None or rewind.is_off:
+            with self._changed:
+                self._limit, self._can_rewind = None, order is not None
+                if self._is_held_by_rewind:
+                    self._hold, self._is_held_by_rewind = None, False
+                self._changed.notify_all()
+
+    @property
+    def rewind_guard(self) -> float:
+        """The monotonic moment after which a save at a boundary behind is of no use."""
+        known = [self._drain_guard, self._wanted_guard]
+        if self._state != "idle" and self._opening["kind"] == DRAIN:
+            known.append(self._round_guard)
+        return min((guard for guard in known if guard is not None), default=math.inf)
+
+    def _promise(self, opening: dict[str, Any]) -> None:
+        self._opening = opening
+        self._round_guard = self._clock() + opening["remaining"]
+        if self._drain_guard is not None:
+            self._round_guard = min(self._round_guard, self._drain_guard)
+        ready = self._can_save()
+        with self._changed:
+            step = None if self._finished else self._next + opening["lookahead"]
+            self._hold = step
+            self._can_rewind = opening["kind"] == DRAIN
+        promise = {"step": step, "ready": ready, "checks": self._has_checked, **self._own}
+        self._state = "promised"
+        self.store.set(f"promise/{self._round}/{self._rank}", json.dumps(promise))
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """What an order has to know of this rank: see ``make_order``."""
+        return {"notice": self._drain_notice, "node": self._node, "room": self._room()}
+
+    def _obey(self, decision: dict[str, Any]) -> None:
+        kind = self._opening["kind"]
+        order: SaveOrder | None = None
+        if decision["outcome"] == "save":
+            order = read_order(decision["order"])
+            self._waits_for_all = kind == DRAIN and decision["waits"]
+        elif decision["outcome"] == "abandon" and kind == DRAIN:
+            order = SaveOrder(kind, None)
+        self._has_saved = decision["outcome"] == "save"
+        self._over = decision["outcome"] == "finish"
+        with self._changed:
+            if order is None:
+                self._hold = None
+            else:
+                self._order = order
+            self._changed.notify_all()
+        self._state = "ordered"
+
+    # --- when a peer is lost --------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        if not self._finished:
+            _log.warning(
+                "rank %d can agree with the others on no save until the training starts again: %s",
+                *(self._rank, why),
+            )
+        self._lost = True
+        self._limit = None
+        if self._order is None:
+            self._hold = None
+        self._changed.notify_all()
+
+    def _leave_if_drained(self) -> None:
+        """Leave without a save: there is nobody left to agree with."""
+        with self._changed:
+            if self._drain_guard is not None and self._order is None and not self._finished:
+                self._hold = self._next
+                self._order = SaveOrder(DRAIN, None)
+                self._changed.notify_all()
+
+
+def _is_to_leave_now(order: SaveOrder) -> bool:
+    return order.kind == REWOUND or order.step is None

@@ -1,0 +1,1 @@
+"""The session: the loop of one training, opened, resumed, saved and left."""

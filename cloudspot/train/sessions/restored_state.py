@@ -1,0 +1,118 @@
+"""What a session resumes from: the restored checkpoint, as far as this rank can use it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.distributed import World
+from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.state import randomness
+from cloudspot.train.state.checkpoint import Checkpoint
+from cloudspot.train.state.tree import Json, rebuild
+
+_log = logging.getLogger("cloudspot")
+
+
+class RestoredState:
+    """A checkpoint whose state the tracked objects hold, and where its loop and its generators stood."""
+
+    def __init__(self, restored: Checkpoint, objects: Mapping[str, Any], *, world: World) -> None:
+        """Load the checkpoint into the objects.
+
+        Raises:
+            CheckpointError: it is malformed or does not fit them.
+        """
+        restored.load(objects, world=world)
+        self.step = restored.step
+        self.seed = restored.seed
+        self._checkpoint = restored
+        self._rank = world.rank
+        self._rank_state: dict[str, Any] = {}
+        if restored.world_size == world.world_size:
+            self._rank_state = rebuild("state of this rank", restored.rank_state(world.rank))
+        elif world.rank == 0:
+            loader = (
+                ", and the dataloader begins again with its first sample; run.batches(dataloader) would go on"
+                " in the middle of an epoch"
+            )
+            _log.warning(
+                "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew%s",
+                restored.world_size,
+                world.world_size,
+                loader if "dataloader" in restored.rank_state(0) else "",
+            )
+
+    @property
+    def left(self) -> dict[str, Json] | None:
+        """How long the loop was that the script left at this checkpoint, or None: see ``TrainingLoop``."""
+        return self._checkpoint.left
+
+    @property
+    def loader_state(self) -> Any:
+        """The state of the tracked loader in a loop over steps, or None."""
+        return self._rank_state.get("dataloader")
+
+    @property
+    def loader_generators(self) -> Any:
+        """The states of the generators that this loader owns, or None."""
+        return self._rank_state.get("loader_generators")
+
+    def position(self) -> dict[str, Any]:
+        """Return where the loop over batches stood: see ``Checkpoint.position``.
+
+        Raises:
+            SessionError: it was a loop over steps.
+        """
+        position = self._checkpoint.position
+        if position is None:
+            raise SessionError("the checkpoint was saved in a loop over run.steps(): use that again")
+        return position
+
+    def check_steps(self) -> None:
+        """Check that the checkpoint was saved in a loop over steps.
+
+        Raises:
+            SessionError: it was a loop over batches.
+        """
+        if self._checkpoint.position is not None:
+            raise SessionError("the checkpoint was saved in a loop over run.batches(): use that again")
+
+    def resume_feed(self, feed: Feed) -> None:
+        """Bring a feed to the saved position. This draws random numbers: restore the generators afterwards.
+
+        Raises:
+            CheckpointError: the position is malformed.
+            SessionError: it is not a position of the feed's loader.
+        """
+        position = self.position()
+        if not self._rank_state:
+            self._reseed()
+        feed.resume(
+            position,
+            self._rank_state.get("feed"),
+            world_size=self._checkpoint.world_size,
+            random=self._rank_state.get("random"),
+        )
+
+    def restore_randomness(self, devices: tuple[int, ...], moment: str = "random") -> None:
+        """Restore the generators, these CUDA devices' too, to the named moment.
+
+        In a world of another size they are seeded anew.
+
+        Raises:
+            CheckpointError: the saved state is malformed.
+        """
+        if not self._rank_state:
+            self._reseed()
+            return
+        try:
+            state = self._rank_state.get(moment) or self._rank_state["random"]
+            randomness.restore(state, devices)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint's random generators are malformed: {error}") from error
+
+    def _reseed(self) -> None:
+        randomness.reseed(self.seed, self.step, self._rank)

@@ -1,0 +1,288 @@
+"""One rank's saves: the plan, the copy into the arena at a boundary, what is handed over, and the seal."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudspot.host.boot_clock import this_boot
+from cloudspot.train.errors import SessionError
+from cloudspot.train.handoff import SEAL_FORMAT, write_json
+from cloudspot.train.rounds import handover
+from cloudspot.train.rounds.handover import HandOver
+from cloudspot.train.rounds.save_order import INTERVAL, MAX_BYTES, SaveOrder
+from cloudspot.train.state import checkpoint
+from cloudspot.train.state.arena import Arena, Slot
+from cloudspot.train.state.boundary_marks import Description
+from cloudspot.train.state.partition import Item, Placement, Plan, cuts, plan
+from cloudspot.train.state.tree import Json, tensor_bytes
+
+_log = logging.getLogger(__name__)
+_SAME = ("generation", "step", "round", "plan")
+"""What a rank that gives and the one that takes have to agree on."""
+_STOP_SECONDS = 5.0
+_SLOT_POLL_SECONDS = 0.01
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+Describe = Callable[[], Description]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A part that is in its slot and not sealed yet, but for what others hand over."""
+
+    slot: Slot | None
+    """None: the rank is relieved, and has no part."""
+    content: dict[str, Json]
+    """The seal."""
+    handover: HandOver
+    """To be done before the part is sealed."""
+    taken: Mapping[int, tuple[Placement, ...]]
+    """Where the tensors go that others hand over, by their rank and in their order."""
+
+
+class Saver:
+    """Copies this rank's part of the state into its arena and seals it."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Make the directory of the seals; the arena is claimed by ``prepare``."""
+        self._arena = arena
+        self._world = arena.world
+        self._planned_for: tuple[Any, ...] | None = None
+        self._plan: Plan | None = None
+        self._frozen: frozenset[str] | None = None
+        """The items that were not trained when the first plan was made. Which ones are now may differ from
+        rank to rank, as in an evaluation by one of them, and the plan must not."""
+        self._lock = threading.RLock()  # a copy may be made beside the main thread
+        self._claiming: threading.Thread | None = None
+        self._claim_error: Exception | None = None
+        self.sealed_step: int | None = None
+        """The step of the newest seal."""
+        self.relieved: Collection[int] = ()
+        """The ranks that hand over in the newest save."""
+        arena.seals.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self, items: tuple[Item, ...]) -> None:
+        """Plan, and claim the slots in the background, so that the first save finds them warm.
+
+        Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
+        """
+        with self._lock:
+            self._prepare(items)
+
+    def _prepare(self, items: tuple[Item, ...], *, written: Slot | None = None) -> None:
+        rank, num_local = self._world.rank, self._world.local_world_size
+        first = rank - self._world.local_rank
+        others = frozenset(range(self._world.world_size)) - frozenset(range(first, first + num_local))
+        most = MAX_BYTES
+        alone = plan(items, world_size=self._world.world_size, avoid=others, handover_bytes=most)
+        nbytes = self._plan_for(items).part_bytes[rank]
+        self._claiming = threading.Thread(
+            target=self._claim,
+            args=(nbytes, alone.part_bytes[rank], written),
+            name="cloudspot-arena",
+            daemon=True,
+        )
+        self._claiming.start()
+
+    def can_save(self) -> bool:
+        """Return whether a save would find a claimed and free slot now."""
+        return self._has_claimed() and self._arena.free_slot() is not None
+
+    def room(self) -> int:
+        """Return how many bytes each slot holds; 0 until they are claimed."""
+        return self._arena.room() if self._has_claimed() else 0
+
+    def save(
+        self,
+        objects: Mapping[str, Any],
+        order: SaveOrder,
+        *,
+        step: int,
+        describe: Describe,
+        deadline: Callable[[], float] | None,
+        is_held: bool = False,
+    ) -> float | None:
+        """Copy and seal this rank's part; return the seconds that took, or None without a slot.
+
+        An interval save that a full disk has no room for is left out, with a warning: the training goes on.
+
+        For an order by which nothing is handed over. The arguments and errors are those of ``copy``. With
+        ``is_held``, the agent uploads the part only if this process ends with status 0.
+        """
+        copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
+        if copied is None:
+            return None
+        try:
+            self.seal(copied, is_held=is_held)
+        except OSError as error:
+            if order.kind != INTERVAL or error.errno not in _FULL:
+                raise
+            _log.warning("the state of step %d was not saved: %s", step, error)
+        seconds: float = copied.content["stall_seconds"]
+        return seconds
+
+    def copy(
+        self,
+        objects: Mapping[str, Any],
+        order: SaveOrder,
+        *,
+        step: int,
+        describe: Describe,
+        deadline: Callable[[], float] | None,
+    ) -> Copied | None:
+        """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
+
+        A rank that the order relieves needs no slot.
+
+        ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
+        found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
+        back an upload that has not started; None: do not wait.
+
+        Raises:
+            SessionError: the state cannot be saved, or there is no room for it.
+        """
+        with self._lock:
+            started = time.monotonic()
+            state = checkpoint.take(objects)
+            table = self._plan_for(state.items, order)
+            self.relieved, rank = table.takers, self._world.rank
+            slot = None
+            if rank not in table.takers:
+                searched = time.monotonic()
+                slot = self._find_slot(deadline)
+                if slot is None:
+                    return None
+                started += time.monotonic() - searched
+            description = describe()
+            content: dict[str, Json] = {
+                "format": SEAL_FORMAT,
+                "generation": self._arena.generation,
+                "step": step,
+                "round": order.number,
+                "rank": rank,
+                "world_size": self._world.world_size,
+                "relieved": sorted(table.takers),
+                "kind": order.kind,
+                "plan": table.digest,
+                "objects": {
+                    "state": state.objects,
+                    "models": list(state.models),
+                    "layouts": state.layouts,
+                    **description.shared,
+                },
+                "rank_states": {str(rank): description.flatten_rank_state()},
+            }
+            if slot is None:
+                return Copied(None, content, self._giving(order, table, state.tensors, content), {})
+            placements, nbytes = table.parts[rank], table.part_bytes[rank]
+            taken = {
+                giver: table.handed_over(giver) for giver, taker in table.takers.items() if taker == rank
+            }
+            must_grow = nbytes > slot.capacity
+            self._arena.grow(slot, nbytes)
+            own = tuple(each for each in placements if each.giver is None) if taken else placements
+            slot.write(own, [state.tensors[placement.item.name] for placement in own])
+            content |= {
+                "slot": str(slot.path),
+                "nbytes": nbytes,
+                "items": [placement.to_json() for placement in placements],
+                "cuts": cuts(placements),
+                "stall_seconds": time.monotonic() - started,
+            }
+            if must_grow and order.kind == INTERVAL:
+                # The state has outgrown the slots: let the other one grow before a drain needs it.
+                self._prepare(state.items, written=slot)
+            return Copied(slot, content, HandOver(order, rank, takes=taken), taken)
+
+    def _giving(
+        self, order: SaveOrder, table: Plan, tensors: Mapping[str, Any], content: Mapping[str, Json]
+    ) -> HandOver:
+        rank = self._world.rank
+        given = handover.pack(
+            {key: content[key] for key in (*_SAME, "objects", "rank_states")},
+            (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
+        )
+        # Rank 0's process hosts the store: it goes when nobody needs that any more.
+        staying = [each for each in range(self._world.world_size) if each not in table.takers]
+        awaits = staying if rank == 0 else [table.takers[rank]]
+        return HandOver(order, rank, gives=given, awaits=awaits)
+
+    def seal(self, copied: Copied, *, is_held: bool = False) -> None:
+        """Give a copy to the agent, with what others have handed over; a relieved rank has none to give."""
+        slot, content = copied.slot, copied.content
+        if slot is None:
+            self.sealed_step = content["step"]
+            return
+        for giver, placements in copied.taken.items():
+            given = copied.handover.taken[giver]
+            state, tensors = handover.unpack(given, [each.nbytes for each in placements])
+            for key in _SAME:
+                if state[key] != content[key]:
+                    what = f"rank {giver} hands over for {key} {state[key]}"
+                    raise SessionError(f"{what}, where this rank saves {content[key]}")
+            for placement, data in zip(placements, tensors, strict=True):
+                slot.put(placement.offset, data)
+            content["rank_states"] |= state["rank_states"]
+            if giver == 0:  # whose word counts where ranks differ
+                content["objects"] = state["objects"]
+        slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
+        write_json(path, {**content, "boot": this_boot(), "sealed_monotonic": time.monotonic()})
+        self.sealed_step = content["step"]
+
+    def close(self) -> None:
+        """Stop warming the arena; what is sealed stays for the agent."""
+        self._arena.stop()
+        if self._claiming is not None:
+            # A thread that is in torch's code when Python ends takes the process with it, by SIGABRT.
+            self._claiming.join(_STOP_SECONDS)
+        self._arena.close()
+
+    def _has_claimed(self) -> bool:
+        return self._claiming is not None and not self._claiming.is_alive()
+
+    def _claim(self, nbytes: int, wanted_nbytes: int, written: Slot | None) -> None:
+        try:
+            self._arena.claim(nbytes, wanted_nbytes, written=written)
+        except Exception as error:  # raised by the next save, in the main thread
+            self._claim_error = error
+
+    def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:
+        if self._claiming is not None:
+            if self._claiming.is_alive():
+                self._arena.hurry()
+            self._claiming.join()
+        if self._claim_error is not None:
+            raise self._claim_error
+        if deadline is None:
+            return self._arena.free_slot()
+        while True:
+            slot = self._arena.withdraw_slot()
+            if slot is not None or time.monotonic() >= deadline():
+                return slot
+            time.sleep(_SLOT_POLL_SECONDS)
+
+    def _plan_for(self, items: tuple[Item, ...], order: SaveOrder | None = None) -> Plan:
+        if self._frozen is None:
+            self._frozen = frozenset(item.name for item in items if item.is_frozen)
+        items = tuple(
+            one if one.is_frozen == (one.name in self._frozen) else replace(one, is_frozen=not one.is_frozen)
+            for one in items
+        )
+        limits = (order.avoid, order.rooms, order.handover_bytes) if order and order.avoid else ((), (), 0)
+        if self._plan is None or self._planned_for != (items, *limits):
+            self._planned_for = (items, *limits)
+            avoid, rooms, most = limits
+            world_size = self._world.world_size
+            self._plan = plan(items, world_size=world_size, avoid=avoid, rooms=rooms, handover_bytes=most)
+        return self._plan
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    cpu = tensor.detach().cpu().contiguous()
+    return bytes(tensor_bytes(cpu))

@@ -1,0 +1,370 @@
+"""What a session does for its agent: progress, figures, saves at agreed boundaries, and leaving."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cloudspot.train import handoff
+from cloudspot.train.distributed import World, open_store
+from cloudspot.train.rounds.handover import HandOver
+from cloudspot.train.rounds.link import Link
+from cloudspot.train.rounds.save_order import DRAIN, REWOUND, SaveOrder
+from cloudspot.train.sessions import sigterm
+from cloudspot.train.sessions.saving import Copied, Describe, Saver
+from cloudspot.train.state import checkpoint
+from cloudspot.train.state.arena import Arena
+from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
+from cloudspot.train.uncaught_errors import expecting_errors
+
+_log = logging.getLogger("cloudspot")
+
+Left = Mapping[str, Any]
+"""Of a loop that the script left early: its "length", and how many steps were "planned" (or None)."""
+
+FINAL = "final"
+FINAL_SLOT_SECONDS = 3600.0
+"""How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
+LEAVE_SECONDS = 120.0
+"""How long a rank whose script leaves the loop early waits for the others to do so."""
+SETTLE_SECONDS = 0.05
+"""After a copy beside the main thread, a write that had begun before has become visible by then."""
+LAST_PREPARE_STEPS = 64
+"""After this many steps the arena is claimed even if an optimizer still has no state."""
+
+
+class Service:
+    """Serves the agent of one hand-off directory; the main thread calls everything here.
+
+    Except the part of ``Rewindable``, which the background thread calls.
+    """
+
+    def __init__(
+        self, directory: Path, *, world: World, objects: Mapping[str, Any], start: int, describe: Describe
+    ) -> None:
+        """Start the background thread and say that there is a session.
+
+        The loop begins at the step ``start``. ``describe`` is called at each save of the tracked ``objects``.
+        """
+        self._directory = directory
+        self._world = world
+        self._objects = objects
+        self._start = start
+        self._num_boundaries = 0
+        self._has_left = False
+        self._describe = describe
+        arena = Arena(
+            directory=Path(os.environ.get(handoff.ARENA) or directory / "arena"),
+            spill=Path(os.environ.get(handoff.ARENA_SPILL) or directory / "spill"),
+            handoff=directory,
+            generation=int(os.environ.get(handoff.GENERATION, "1")),
+            world=world,
+        )
+        self._saver = Saver(arena)
+        self._marks = BoundaryMarks(objects)
+        self._standing: dict[int, Mark] = {}
+        self._rewound: tuple[Mark, Copied | None] | None = None
+        # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
+        self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
+        """The step at which to call ``prepare``."""
+        self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
+        """The values of ``handoff.Progress``, as the agent sees them."""
+        self._figures: Any = None
+        self._has_warned = False
+        if world.rank == 0:
+            path = handoff.metrics_path(directory, world.rank)
+            self._figures = path.open("a", buffering=1, encoding="utf-8")
+        _answer_dumps()
+        self._pid = os.getpid()  # of no process that the script forks
+        handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
+        store, server = open_store(world)
+        self._link = Link(
+            directory,
+            store,
+            server,
+            world=world,
+            can_save=self._saver.can_save,
+            room=self._saver.room,
+            rewindable=self,
+        )
+        self._closing = ExitStack()
+        self._closing.enter_context(expecting_errors(self._has_rewound))
+        self._link.start()
+        self.rounds = self._link.rounds
+        """To be asked at each boundary."""
+
+    @property
+    def sealed_step(self) -> int | None:
+        """The step of the newest save."""
+        return self._saver.sealed_step
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the agent has asked this rank to save and leave."""
+        return self._link.is_draining
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a step."""
+        if self._figures is not None:
+            line = {"step": step, "time": time.time(), "values": dict(values)}
+            try:
+                self._figures.write(json.dumps(line) + "\n")
+            except OSError as error:
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning("metrics cannot be written, from step %d on: %s", step, error)
+
+    def prepare(self, step: int) -> None:
+        """Claim the arena in the background if the state is complete; else ask to be called later."""
+        done = step - self._start
+        if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
+            self.prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
+            return
+        self.prepare_at = -1
+        self._saver.prepare(checkpoint.take(self._objects).items)
+
+    def pass_boundary(self, step: int, *, is_end_of_epoch: bool = False) -> None:
+        """Carry out the orders that stand at a boundary, until it is passed; ``step`` is how many are made.
+
+        At the end of an epoch's batches, interval saves are left out.
+
+        Raises:
+            SystemExit: the order was to leave.
+            SessionError: the state cannot be saved.
+        """
+        number = self._num_boundaries
+        order = self.rounds.begin(number)
+        while order is not None:
+            if order.kind in {DRAIN, REWOUND}:
+                self._drain(order, step)
+            # A boundary at which nothing was done since the last save has nothing to save.
+            if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
+                self._link.saved(self._save(order, step, None))
+            self.rounds.served()
+            order = self.rounds.begin(number)
+        self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
+        self._num_boundaries += 1
+
+    def check(self, *, is_in_loop: bool) -> None:
+        """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
+
+        Raises:
+            SystemExit: it is sealed.
+        """
+        self._marks.is_used = True
+        if not is_in_loop or os.getpid() != self._pid or self._has_left:
+            return
+        order = self.rounds.check()
+        if order is not None:
+            self._drain(order, self.progress[0])
+
+    # --- what the background thread does at a boundary behind -------------------------------------
+
+    def has_marked(self, number: int) -> bool:
+        """Return whether the main thread has passed that boundary."""
+        return self._num_boundaries > number
+
+    def standing(self, number: int) -> list[int]:
+        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+        self._standing = {mark.number: mark for mark in self._marks.standing()}
+        if number not in self._standing:
+            self._tell_of_change()
+        return list(self._standing)
+
+    def copy(self, order: SaveOrder) -> HandOver | None:
+        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
+        assert order.step is not None
+        mark = self._standing[order.step]
+        copied = None
+        try:
+            if mark.step != self._start:
+                with self._marks.after(mark):
+                    copied = self._saver.copy(
+                        self._marks.objects_at(mark),
+                        order,
+                        step=mark.step,
+                        describe=lambda: mark.description,
+                        deadline=lambda: self.rounds.rewind_guard,
+                    )
+                if copied is None:
+                    _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
+                    return None
+            time.sleep(SETTLE_SECONDS)
+            if mark not in self._marks.standing():
+                self._tell_of_change()
+                return None
+        except Exception:  # the training goes on to the next boundary, which may be saved
+            _log.exception(
+                "the state of step %d cannot be saved in the middle of what came after it", mark.step
+            )
+            return None
+        self._rewound = mark, copied
+        return HandOver(order, self._world.rank) if copied is None else copied.handover
+
+    def publish(self) -> None:
+        """Seal what was copied last, with what others have given, and say that this rank has drained."""
+        assert self._rewound is not None
+        mark, copied = self._rewound
+        if copied is not None:
+            self._saver.seal(copied)
+        self._has_left = True
+        self.progress[0], self.progress[2] = mark.step, self.progress[0]
+        saved = mark.step if mark.step > self._start else None
+        handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
+
+    def _tell_of_change(self) -> None:
+        _log.warning(
+            "rank %d is not at a safe point: since the last boundary, %s; it leaves at the next one",
+            *(self._world.rank, self._marks.problem),
+        )
+
+    def _has_rewound(self) -> bool:
+        return os.getpid() == self._pid and self.rounds.has_rewound()
+
+    # --- the loop's beginning and end --------------------------------------------------------------
+
+    def begin_loop(self) -> None:
+        """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
+        handoff.begun_loop_path(self._directory, self._world.rank).touch()
+
+    def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
+        """End the loop where the script has left it, if all ranks have left it after the same step.
+
+        If they have not, say so and save nothing; the agent takes the process's end for a failure then, as it
+        does after SIGTERM, when leaving is not the script's own decision.
+        """
+        if os.getpid() != self._pid or self._has_left:
+            return
+        if sigterm.was_received():
+            self._finish_rounds(self.rounds.finish())
+            return
+        until = time.monotonic() + LEAVE_SECONDS
+        found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
+        if isinstance(found, SaveOrder):
+            self._drain(found, step)
+        if all(found.get(rank) == step for rank in range(self._world.world_size)):
+            self.end_loop(step, left=left, saves=saves, is_held=is_held)
+            return
+        others = ", ".join(
+            f"rank {rank} {'did not' if rank not in found else f'did after {found[rank]}'}"
+            for rank in range(self._world.world_size)
+            if found.get(rank) != step
+        )
+        _log.error(
+            "rank %d left its loop after %d steps, but %s: the state is not saved; all ranks must leave their"
+            " loop after the same step",
+            *(self._world.rank, step, others),
+        )
+
+    def end_loop(self, total: int, *, left: Left | None, saves: bool, is_held: bool = False) -> None:
+        """Save the state of the last step and say how the loop ended; as every rank is here, without a round.
+
+        ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
+        drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
+        """
+        self._finish_rounds(self._link.complete())
+        self._has_left = True
+        self.progress[0] = self.progress[2] = total
+        if not is_held:  # a script that ends with an error has more steps to make
+            self.progress[1] = total
+        if saves and self.sealed_step != total and not self._save_final(total, is_held=is_held):
+            _log.warning("uploads were too slow: the state of the last step (%d) was not saved", total)
+            handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": None})
+            return
+        if self._world.rank == 0:
+            model = self._objects.get("model")
+            weights = None if model is None else checkpoint.weights_sha256(model)
+            final = {
+                "step": total,
+                "is_saved": saves,
+                "weights_sha256": weights,
+                "are_weights_sharded": model is not None and weights is None,
+                "left_early": left is not None,
+                "planned": None if left is None else left["planned"],
+            }
+            handoff.write_json(handoff.final_path(self._directory), final)
+        # Last: a process that ends in the middle of the final save has not finished.
+        handoff.ended_loop_path(self._directory, self._world.rank).touch()
+
+    def close(self) -> None:
+        """Stop the background threads and release the arena; for the end of the process."""
+        self._closing.close()
+        self._link.close()
+        self._marks.close()
+        self._saver.close()
+        if self._figures is not None:
+            with suppress(OSError):
+                self._figures.close()
+            self._figures = None
+
+    def _finish_rounds(self, order: SaveOrder | None) -> None:
+        if order is not None:
+            self._drain(order, self.progress[0])
+
+    def _drain(self, order: SaveOrder, step: int) -> NoReturn:
+        if order.kind == REWOUND:
+            self._link.part(agreed=True)
+            raise SystemExit(0)
+        self._has_left = True
+        saved: int | None = None
+        if order.step is not None and step > self._start and self._save_last(order, step):
+            saved = step
+        self.progress[0] = step
+        handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
+        self._link.part(agreed=order.step is not None, relieved=self._saver.relieved)
+        raise SystemExit(0)
+
+    def _save_last(self, order: SaveOrder, step: int) -> bool:
+        """Save for a drain, even if the step is sealed: that save may need a node that is about to go."""
+        copied = self._saver.copy(
+            self._objects,
+            order,
+            step=step,
+            describe=self._describe,
+            deadline=lambda: self.rounds.guard,  # a notice may come while this waits
+        )
+        if copied is None or not self.rounds.hand_over(copied.handover):
+            return False
+        self._saver.seal(copied)
+        return True
+
+    def _save_final(self, step: int, *, is_held: bool) -> bool:
+        until = time.monotonic() + FINAL_SLOT_SECONDS
+        # A notice may come while this waits.
+        deadline = lambda: min(until, self._link.drain_guard)  # noqa: E731 - a name for the line's sake
+        return self._save(SaveOrder(FINAL, step), step, deadline, is_held=is_held) is not None
+
+    def _save(
+        self, order: SaveOrder, step: int, deadline: Callable[[], float] | None, *, is_held: bool = False
+    ) -> float | None:
+        return self._saver.save(
+            self._objects, order, step=step, describe=self._describe, deadline=deadline, is_held=is_held
+        )
+
+
+def _answer_dumps() -> None:
+    """Answer ``DUMP_SIGNAL`` from now on, even where a library has put back the handler from before.
+
+    ``signal`` knows nothing of faulthandler's, nor faulthandler of who replaces it. What libraries find here
+    and put back later, as Lightning does after each ``fit``, ignores the signal: it must not end the process.
+    """
+    faulthandler.unregister(handoff.DUMP_SIGNAL)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(handoff.DUMP_SIGNAL, signal.SIG_IGN)
+    faulthandler.register(handoff.DUMP_SIGNAL, all_threads=True)
+
+
+def _map_progress(path: Path, start: int) -> MutableSequence[int]:
+    path.write_bytes(handoff.PROGRESS.pack(start, -1, start))
+    with path.open("r+b") as file:
+        mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size))
+    return mapped.cast("q")  # type: ignore[return-value]  # a memoryview of integers takes them by index

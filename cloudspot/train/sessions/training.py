@@ -1,0 +1,416 @@
+"""The session: one training's loop, tracked, saved at agreed boundaries and resumed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.train import handoff
+from cloudspot.train.data import sample_order
+from cloudspot.train.data.replayed_loader import generator_states
+from cloudspot.train.data.resumable_batches import Feed, ResumedLoader, is_stateful
+from cloudspot.train.distributed import World
+from cloudspot.train.errors import SessionError
+from cloudspot.train.sessions import sigterm
+from cloudspot.train.sessions.loop_exit import LoopExit
+from cloudspot.train.sessions.restored_state import RestoredState
+from cloudspot.train.sessions.service import Service
+from cloudspot.train.sessions.training_loop import TrainingLoop
+from cloudspot.train.state import checkpoint, randomness
+from cloudspot.train.state.boundary_marks import Description
+from cloudspot.train.state.checkpoint import Checkpoint
+
+_log = logging.getLogger("cloudspot")
+
+
+class Session:
+    """A training's loop and its state; made by ``cloudspot.train.session()``.
+
+    One session drives one loop: ``steps``, ``batches`` or ``epochs``, once.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, Any], *, dataloader: Any, world: World, restored: Checkpoint | None
+    ) -> None:
+        self._objects = objects
+        self._world = world
+        self._restored = None if restored is None else RestoredState(restored, objects, world=world)
+        self._seed = torch.initial_seed() if self._restored is None else self._restored.seed
+        self._start = 0 if self._restored is None else self._restored.step
+        self._loop = TrainingLoop(objects, rank=world.rank, start=self._start)
+        self._feed: Feed | None = None
+        self._epochs: _Epochs | None = None
+        self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
+        self._tracked_loader = dataloader
+        self._random_at_open: dict[str, Any] | None = None
+        self._has_warned = False
+        self._loader = self._resume_loader(dataloader)
+
+    # --- what a script asks ---------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among all of the job's."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks train together."""
+        return self._world.world_size
+
+    @property
+    def step(self) -> int:
+        """The current step, from 0; before the loop the step to resume at, after it how many were made."""
+        return self._loop.step
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch in ``epochs`` or ``batches``, from 0."""
+        if self._epochs is not None:
+            return self._epochs.number
+        return 0 if self._feed is None else self._feed.epoch
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this session resumes from a checkpoint."""
+        return self._restored is not None
+
+    @property
+    def artifacts(self) -> Path:
+        """A directory whose files are copied to the job's store; ``artifacts`` without cloudspot."""
+        path = Path(os.environ.get(handoff.ARTIFACTS) or "artifacts")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def _service(self) -> Service | None:
+        return self._loop.service
+
+    @property
+    def dataloader(self) -> ResumedLoader:
+        """The tracked loader; iterate this one in loops over ``steps``.
+
+        Raises:
+            SessionError: ``session()`` was not given a loader that knows its position.
+        """
+        if self._loader is None:
+            raise SessionError(
+                "a loop over steps needs session(dataloader=...) with a loader that has a state_dict, such as"
+                " torchdata's StatefulDataLoader; or loop over run.batches(loader)"
+            )
+        return self._loader
+
+    def draining(self) -> bool:
+        """Return whether this rank has been asked to save and leave.
+
+        Ranks learn it at different moments: use it only in loops in which they do not wait for each other.
+        """
+        return self._service is not None and self._service.is_draining
+
+    def check(self) -> None:
+        """Leave now if the machine has to go; for code that takes long between two steps, as an evaluation.
+
+        Call it often there, on each rank that runs such code. All ranks save the state of the last boundary
+        between two steps, and SystemExit is raised. Resumed, the script runs what came after that boundary
+        from its beginning. If the tracked objects have changed since that boundary, or outside of the loop,
+        nothing is saved and this returns: the loop ends at the next boundary.
+        """
+        self._loop.check()
+
+    def log(self, **values: float) -> None:
+        """Record metrics of the current step; rank 0's are shown and kept."""
+        metrics = {name: float(value) for name, value in values.items()}
+        if self._service is not None:
+            self._service.log(self.step, metrics)
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+
+        None: until the script leaves the loop.
+
+        The training may be saved between two steps, but not while a tracked optimizer has gradients that it
+        has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
+        not run. The state after the last step is always saved. A script may leave the loop early, all ranks
+        after the same step: the state there is then the last one, and code after the loop runs.
+        """
+        if self._tracked_loader is not None and self._loader is None:
+            _ = self.dataloader  # raises the error
+        self._open_loop()
+        loop = self._loop
+        if self._restored is not None:
+            self._restored.check_steps()
+        self._restore_randomness()
+        loop.progress[1] = -1 if total is None else total
+        if not self._begin_loop(total or 0):
+            with LoopExit(loop.leave):
+                for step in count(loop.step) if total is None else range(loop.step, total):
+                    loop.begin_step(step)
+                    loop.progress[2] = step + 1
+                    yield step
+            loop.end_step(None if total is None else max(total, self._start))
+        loop.end()
+
+    def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
+        """Yield the batches of a loader for a number of epochs; each batch is a step.
+
+        Calls ``loader.sampler.set_epoch`` where there is one. A resumed session continues with the next
+        batch of the epoch in which it was saved. Saves and leaving are as for ``steps``. In a loop over
+        ``epochs``, these are the batches of the current epoch.
+
+        With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's
+        order: none is skipped and none comes twice. As at the end of any epoch, samples that cannot be
+        divided evenly are filled up with the epoch's first ones, or dropped with ``drop_last``. From the
+        next epoch on the loader is iterated as it is. This needs a plain DataLoader of a map-style
+        dataset with a ``batch_size``, whose sampler is a DistributedSampler over all ranks or, with one
+        rank, the one that ``shuffle`` makes. With any other loader (other samplers, a ``batch_sampler``,
+        iterable datasets, StatefulDataLoader) the epoch continues at a whole batch: some of its samples
+        may come twice, and a warning says so.
+        """
+        if self._tracked_loader is not None and self._tracked_loader is not loader:
+            raise SessionError(
+                "run.batches() got another loader than session(dataloader=...): pass the same one to both"
+            )
+        if self._epochs is not None:
+            return self._batches_of_epoch(loader, self._epochs, epochs=epochs)
+        return self._batches(loader, epochs=epochs)
+
+    def _batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
+        self._open_loop()
+        feed = self._feed = self._feed_of(loader, epochs=epochs)
+        if self._restored is not None:
+            self._restored.resume_feed(feed)
+        self._restore_randomness()
+        if feed.batches_left is not None:
+            self._loop.progress[1] = self.step + feed.batches_left
+        if not self._begin_loop(epochs):
+            with LoopExit(self._loop.leave):
+                yield from self._steps_of(feed)
+        feed.close()
+        self._loop.end()
+
+    def _steps_of(self, feed: Feed) -> Iterator[Any]:
+        """Make a step of each batch that is left."""
+        loop = self._loop
+        step = loop.step
+        while feed.has_next():
+            loop.begin_step(step)
+            batch = feed.fetch()
+            if batch is None:
+                break
+            loop.progress[2] = step + 1
+            yield batch[0]
+            step += 1
+        loop.end_step(step)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the epochs from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+
+        Loop over ``run.batches(loader)`` once in each; before and after that loop there may be code of the
+        epoch's own. Saves and leaving are as for ``steps``, and the training may also be saved between the
+        last batch and the code after it. A resumed session begins the epoch in which it was saved again,
+        continues with the next batch, if there is one, and runs the code after the batches again if it was
+        saved there.
+        """
+        self._open_loop()
+        loop, first = self._loop, 0
+        if self._restored is not None:
+            position = self._restored.position()
+            # Saved after the last batch of an epoch, the code that comes then has not run.
+            first = position["epoch"] - (1 if position["ended"] else 0)
+        self._epochs = epochs = _Epochs(first, total, is_resuming=self._restored is not None)
+        self._restore_randomness("epoch_random")
+        if not self._begin_loop(total):
+            with LoopExit(loop.leave):
+                while epochs.number < total:
+                    if self._service is not None:
+                        epochs.random = randomness.capture(self._devices)
+                    loop.has_worked = True
+                    epochs.schedule = self._schedule(has_rates=epochs.is_resuming)
+                    yield epochs.number
+                    if not epochs.has_batches:
+                        raise SessionError("an epoch of run.epochs() had no loop over run.batches()")
+                    self._end_batches()
+                    epochs.number += 1
+                    epochs.has_batches = epochs.is_resuming = False
+        loop.end()
+
+    def _batches_of_epoch(self, loader: Any, epochs_loop: _Epochs, *, epochs: int) -> Iterator[Any]:
+        if epochs != 1:
+            raise SessionError("in a loop over run.epochs(), run.batches() is one epoch: leave out epochs=")
+        if epochs_loop.has_batches:
+            raise SessionError("run.batches() can be looped over once in each epoch of run.epochs()")
+        epochs_loop.has_batches = True
+        self._warn_of_schedule(epochs_loop)
+        epoch = epochs_loop.number
+        feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
+        if epochs_loop.is_resuming and self._restored is not None:
+            self._restored.resume_feed(feed)
+            self._restore_randomness()
+        loop = self._loop
+        if feed.batches_left is not None and feed.length is not None:
+            later = (epochs_loop.total - epoch - 1) * feed.length
+            loop.progress[1] = loop.step + feed.batches_left + later
+        try:
+            yield from self._steps_of(feed)
+        finally:
+            self._end_batches()
+        loop.progress[0] = loop.step
+        if self._service is not None and loop.is_at_boundary:
+            # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
+            # of which this may be the last step, needs a name of its own.
+            epochs_loop.has_ended_batches = True
+            self._service.pass_boundary(loop.step, is_end_of_epoch=True)
+            epochs_loop.has_ended_batches = False
+
+    def _schedule(self, *, has_rates: bool) -> list[Any]:
+        """Return how far the tracked schedulers are, and perhaps the learning rates."""
+        moments = [getattr(each, "last_epoch", None) for each in self._objects.values()]
+        if not has_rates:
+            return moments
+        rates = [group.get("lr") for each in self._objects.values() for group in _groups(each)]
+        return [*moments, *(rate.tolist() if isinstance(rate, torch.Tensor) else rate for rate in rates)]
+
+    def _warn_of_schedule(self, epochs: _Epochs) -> None:
+        """Warn if the code before an epoch's batches goes on from what it has set when it runs again."""
+        # A rate that depends on the epoch alone comes out the same: that shows when it runs again.
+        now = self._schedule(has_rates=epochs.is_resuming)
+        if epochs.schedule == now or self._has_warned or self._service is None or self._world.rank != 0:
+            return
+        self._has_warned = True
+        _log.warning(
+            "the code before the batches of run.epochs() changes learning rates or schedulers: it runs again"
+            " when an epoch is resumed, and they then differ from the checkpoint's; do that after the batches"
+        )
+
+    def _end_batches(self) -> None:
+        """End the batches of an epoch, which the script may have left before the last one."""
+        self._loop.end_step()
+        if self._feed is not None:
+            self._feed.end_epoch()
+
+    def _open_loop(self) -> None:
+        """Note that the script begins its loop; warn of what it did before that a resumed run does anew."""
+        self._loop.open()
+        if self._random_at_open is None or self._world.rank != 0:
+            return
+        if self._loader is not None and self._loader.has_fetched:
+            _log.warning(
+                "a batch was fetched from run.dataloader before the loop: a resumed run fetches another one"
+                " there, so the loop's batches come at other steps; fetch it inside the loop"
+            )
+        drawn = randomness.drawn_since(self._random_at_open, self._devices)
+        if drawn:
+            _log.warning(
+                "random numbers were drawn from %s generator between session() and the loop: a resumed run"
+                " draws them as at step 0, so what the loop replaces, as a first batch, belongs inside it",
+                " and ".join(drawn),
+            )
+
+    def _begin_loop(self, length: int) -> bool:
+        return self._loop.begin(length, left=None if self._restored is None else self._restored.left)
+
+    def _describe(self) -> Description:
+        """Return what a save at this boundary holds beside the objects' state."""
+        rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
+        position = None
+        if self._feed is not None:
+            position, rank_state["feed"] = self._feed.take()
+            rank_state["random"] = self._feed.random or rank_state["random"]
+        if self._epochs is not None and position is not None:
+            position["ended"] = self._epochs.has_ended_batches
+            rank_state["epoch_random"] = self._epochs.random
+        shared = {"seed": self._seed, "position": position, "left": self._loop.left}
+        if self._feed is not None or self._loader is None:
+            return Description(shared, rank_state)
+        if getattr(self._tracked_loader, "is_framework", False):
+            # The place of another framework's loop, which has moved on when an evaluation asks for it.
+            rank_state["dataloader"] = self._tracked_loader.state_dict()
+            return Description(shared, rank_state)
+        rank_state["loader_generators"] = generator_states(self._tracked_loader)
+        return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
+
+    # --- resuming -------------------------------------------------------------------------------
+
+    def _resume_loader(self, loader: Any) -> ResumedLoader | None:
+        if loader is None or not is_stateful(loader):
+            return None
+        state = None if self._restored is None else self._restored.loader_state
+        if state is not None:
+            if getattr(loader, "num_workers", 0):
+                sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._world.rank)
+            loader.load_state_dict(state)
+        generators = None if self._restored is None else self._restored.loader_generators
+        return ResumedLoader(
+            loader,
+            resumed=state is not None,
+            restored_generators=generators,
+            devices=self._devices,
+            on_iter=self._watch_randomness,
+        )
+
+    def _feed_of(self, loader: Any, *, epochs: int, first: int = 0) -> Feed:
+        world = self._world
+        return Feed(
+            loader,
+            epochs=epochs,
+            first=first,
+            world_size=world.world_size,
+            rank=world.rank,
+            devices=self._devices,
+        )
+
+    def _restore_randomness(self, moment: str = "random") -> None:
+        if self._restored is not None:
+            self._restored.restore_randomness(self._devices, moment)
+
+    def _watch_randomness(self) -> None:
+        """From now on, until the loop begins, notice what is drawn from the random generators."""
+        if self._service is not None and not self._loop.has_begun:
+            self._random_at_open = randomness.capture(self._devices)
+
+    # --- with an agent --------------------------------------------------------------------------
+
+    def connect(self, directory: Path) -> None:
+        """Start serving the agent with this hand-off directory; opening the session calls it."""
+        sigterm.watch()
+        world, objects = self._world, self._objects
+        self._loop.serve(
+            Service(directory, world=world, objects=objects, start=self._start, describe=self._describe)
+        )
+        self._watch_randomness()
+
+    def close(self) -> None:
+        """Stop serving the agent; for the end of the process."""
+        self._loop.close()
+
+
+def _groups(tracked: Any) -> Sequence[Mapping[str, Any]]:
+    return tracked.param_groups if isinstance(tracked, torch.optim.Optimizer) else ()
+
+
+@dataclass
+class _Epochs:
+    """Where a loop over ``epochs`` is."""
+
+    number: int
+    total: int
+    is_resuming: bool
+    """Whether this is the epoch in which the checkpoint was saved."""
+    has_batches: bool = False
+    """Whether the script has begun to loop over the epoch's batches."""
+    has_ended_batches: bool = False
+    """Whether a save now is one between the last batch and the code that comes then."""
+    random: dict[str, Any] | None = None
+    """The state of the random generators at the beginning of the epoch."""
+    schedule: list[Any] | None = None
+    """How far the schedulers were then and, where it is resumed, the learning rates."""

@@ -1,0 +1,146 @@
+"""The loop that a session drives: its steps, the boundaries between them, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from collections.abc import Mapping, MutableSequence
+from typing import Any
+
+from cloudspot.train.errors import SessionError
+from cloudspot.train.sessions import sigterm
+from cloudspot.train.sessions.pending_gradients import PendingGradients
+from cloudspot.train.sessions.service import Service
+from cloudspot.train.state.tree import Json
+
+_log = logging.getLogger("cloudspot")
+
+
+class TrainingLoop:
+    """Counts the steps of one loop, and lets the service save and leave where the state can be saved."""
+
+    def __init__(self, objects: Mapping[str, Any], *, rank: int, start: int) -> None:
+        """Follow the tracked objects; the first step is ``start``."""
+        self.step = start
+        """The current step; after the loop how many were made."""
+        self.service: Service | None = None
+        """What serves the agent; None without one, and after ``close``."""
+        self.progress: MutableSequence[int] = array("q", [start, -1, start])
+        """The values of ``handoff.Progress``."""
+        self.has_begun = False
+        self.has_worked = False
+        """Whether the loop has run any of the script's code."""
+        self.is_at_boundary = True
+        """Whether, between two steps, all state of the training can be saved."""
+        self.left: dict[str, Json] | None = None
+        """Of a loop that the script left early: its "length", and how many steps were "planned" (or None)."""
+        self._start = start
+        self._gradients = PendingGradients(objects, rank=rank)
+        self._is_under_way = False
+        self._is_in_step = False
+        self._length = 0
+        self._has_warned = rank != 0
+
+    def serve(self, service: Service) -> None:
+        """From now on pass the boundaries to a service."""
+        self.service = service
+        self.progress = service.progress
+
+    def open(self) -> None:
+        """Note that the script begins its loop.
+
+        Raises:
+            SessionError: it had begun one before.
+        """
+        if self.has_begun:
+            raise SessionError("the session's loop has begun already: one session drives one loop, once")
+        self.has_begun = True
+
+    def begin(self, length: int, *, left: dict[str, Json] | None) -> bool:
+        """Tell the agent that the loop begins; return whether the script has left it already.
+
+        It has if the restored checkpoint was saved when it ``left`` a loop of this ``length``.
+        """
+        if self.service is not None:
+            sigterm.watch()
+            self.service.begin_loop()
+        self._is_under_way, self._length = True, length
+        if left is not None and left["length"] == length:
+            self.left = left
+        return self.left is not None
+
+    def begin_step(self, step: int) -> None:
+        """Serve the boundary before the step, and begin it.
+
+        Raises:
+            SystemExit: the machine has to go.
+        """
+        self.end_step(step)
+        if self.service is not None:
+            if self.is_at_boundary:
+                self.service.pass_boundary(step)
+            if step == self.service.prepare_at:
+                self.service.prepare(step)
+        self._is_in_step = self.has_worked = True
+        self.step = self.progress[0] = step
+
+    def check(self) -> None:
+        """Leave if the machine has to go and the state at the last boundary can still be saved.
+
+        Raises:
+            SystemExit: it was saved.
+        """
+        if self.service is None:
+            return
+        if self._is_in_step and self._gradients.is_stepped and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "run.check() is called after the optimizer's step: there, a notice waits for the end of the"
+                " step. Evaluate at the beginning of a step, or after the batches in run.epochs()"
+            )
+        self.service.check(is_in_loop=self._is_under_way)
+
+    def end_step(self, num_steps: int | None = None) -> None:
+        """Note that the last step has ended; ``num_steps`` were made, by default those with an effect."""
+        self.step = self._steps_made() if num_steps is None else num_steps
+        if self._is_in_step:
+            self._is_in_step = False
+            self.is_at_boundary = self._gradients.end_step()
+
+    def _steps_made(self) -> int:
+        """Return how many steps were made; a step that the script left before it changed anything is not."""
+        if not self._is_in_step:
+            return self.step
+        # A checkpoint of that number may exist: what is saved later needs another one.
+        is_sealed = self.service is not None and self.service.sealed_step == self.step
+        return self.step + (1 if self._gradients.has_stepped or is_sealed else 0)
+
+    def leave(self, *, is_held: bool = False) -> None:
+        """Make the state at which the script leaves its loop the last one."""
+        self._is_under_way = False
+        self.end_step()
+        planned = self.progress[1]
+        self.left = {"length": self._length, "planned": planned if planned >= 0 else None}
+        if self.service is not None:
+            self.service.leave_loop(self.step, left=self.left, saves=self.has_worked, is_held=is_held)
+
+    def end(self) -> None:
+        """Save the state after the last step."""
+        self._is_under_way = False
+        if self.service is not None:
+            self.service.end_loop(self.step, left=self.left, saves=self.has_worked)
+
+    def close(self) -> None:
+        """Stop serving the agent; for the end of the process."""
+        self._gradients.close()
+        if self.service is None:
+            return
+        try:
+            # An exception has ended the loop and was caught, as SystemExit is by Python, or the script still
+            # holds the iterator. Whether it was by its own will, only its exit status tells.
+            if self._is_under_way and getattr(sys, "last_value", None) is None:
+                self.leave(is_held=True)
+        finally:
+            service, self.service = self.service, None
+            service.close()

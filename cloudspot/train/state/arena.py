@@ -1,0 +1,354 @@
+"""The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
+
+They are plain files in /dev/shm, because what was sealed must outlive the trainer: the tracker of
+``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed. Everybody may write there, so
+they lie in a directory that is this user's alone, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.host.free_memory import free_memory_bytes
+from cloudspot.host.private_directories import make_private
+from cloudspot.train.distributed import World
+from cloudspot.train.errors import SessionError
+from cloudspot.train.handoff import RESTORE_IN_MEMORY, SealName, seals_directory
+from cloudspot.train.state.partition import Placement
+
+_CHUNK_BYTES = 64 << 20
+"""After this many bytes a claim checks whether it has to stop."""
+_STAGING_BYTES = 64 << 20
+_REMOVAL_SECONDS = 2.0
+_locked_for_good: list[Any] = []
+"""What is page-locked and closed: it stays mapped, so that nothing else gets its addresses."""
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Slot:
+    """A mapped file of the arena. It is free when its last seal has been uploaded or withdrawn."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mapped: mmap.mmap | None = None
+        self._bytes: Any = None  # uint8 tensor over the mapping
+        self._registered_bytes = 0
+        self._can_register = True
+        self._device: Any = None
+        """The GPU by which the bytes are page-locked."""
+        self._views: tuple[Sequence[Placement], list[Any]] | None = None
+        self.path: Path | None = None
+        self.capacity = 0
+        """Bytes."""
+        self.seal: Path | None = None
+        """The seal of its content; None before the first."""
+
+    def is_free(self) -> bool:
+        """Return whether nobody needs the content any more."""
+        if self.seal is None:
+            return True
+        # In this order, because the agent may rename the seal to its taken name in between.
+        return not self.seal.exists() and not _taken(self.seal).exists()
+
+    def withdraw(self) -> bool:
+        """Take back a seal whose upload has not started; return whether that succeeded."""
+        assert self.seal is not None
+        try:
+            # The agent takes a seal by renaming it, so exactly one of us gets it.
+            self.seal.unlink()
+        except FileNotFoundError:
+            return self.is_free()
+        return True
+
+    def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
+        """Get room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+
+        A claim that fails leaves the slot and its file as they were.
+
+        Raises:
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written or is not this
+                user's alone (EPERM), or the claim was ``stopped`` (ECANCELED).
+        """
+        path = directory / self._name
+        make_private(directory)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            for start in range(0, nbytes, _CHUNK_BYTES):
+                if stopped():
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                _allocate(descriptor, start, min(_CHUNK_BYTES, nbytes - start))
+            mapped = mmap.mmap(descriptor, nbytes)
+        except OSError:
+            if path == self.path:
+                os.truncate(descriptor, self.capacity)
+            else:
+                path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self._release()
+        self._can_register = True
+        if self.path is not None and self.path != path:
+            self.path.unlink(missing_ok=True)
+        self._mapped = mapped
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.path, self.capacity = path, nbytes
+        # Touch every page once: copying into a cold page takes four times as long.
+        for start in range(0, nbytes, _CHUNK_BYTES):
+            if stopped():
+                return
+            self._bytes[start : start + _CHUNK_BYTES].zero_()
+
+    def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
+        """Copy each tensor to its place; return when all bytes are there."""
+        if self._views is None or self._views[0] is not placements:
+            self._views = (placements, [self._view(placement) for placement in placements])
+        on_device = []
+        for view, tensor in zip(self._views[1], tensors, strict=True):
+            if tensor.device.type == "cpu":
+                view.copy_(tensor)
+            else:
+                on_device.append((view, tensor))
+        if on_device:
+            last = placements[-1]
+            self._write_from_devices(on_device, last.offset + last.nbytes)
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Copy bytes to their place."""
+        assert self._mapped is not None
+        self._mapped[offset : offset + len(data)] = data
+
+    def close(self) -> None:
+        """Forget the mapping; the file stays for the agent."""
+        if self._registered_bytes:
+            # To unlock it, CUDA would wait for the GPU, perhaps for ranks that are gone.
+            _locked_for_good.append(self._bytes)
+            self._registered_bytes = 0
+        self._release()
+        self.capacity = 0
+
+    def _view(self, placement: Placement) -> Any:
+        data = self._bytes[placement.offset : placement.offset + placement.nbytes]
+        return data.view(getattr(torch, placement.item.dtype)).view(placement.shape)
+
+    def _write_from_devices(self, copies: list[tuple[Any, Any]], nbytes: int) -> None:
+        if copies[0][1].device.type != "cuda":
+            for view, tensor in copies:
+                view.copy_(tensor)
+            return
+        device = copies[0][1].device
+        self._register(nbytes, device)
+        end = self._bytes.data_ptr() + self._registered_bytes
+        is_locked = [view.data_ptr() + view.nbytes <= end for view, _ in copies]
+        streams = {}
+        for (view, tensor), is_fast in zip(copies, is_locked, strict=True):
+            if not is_fast:
+                continue
+            if tensor.device not in streams:
+                stream = torch.cuda.Stream(device=tensor.device)
+                stream.wait_stream(torch.cuda.current_stream(tensor.device))
+                streams[tensor.device] = stream
+            with torch.cuda.stream(streams[tensor.device]):
+                view.copy_(tensor, non_blocking=True)
+        if not all(is_locked):
+            _copy_through_staging(
+                [one for one, is_fast in zip(copies, is_locked, strict=True) if not is_fast]
+            )
+        for stream in streams.values():
+            stream.synchronize()
+
+    def _register(self, nbytes: int, device: Any) -> None:
+        """Page-lock the first bytes, so that GPUs write at the speed of the bus; once for each mapping.
+
+        Locking takes time (0.05 s a GB), so bytes that no save has needed yet stay unlocked. So does what a
+        later save needs beyond them, as when it saves another rank's part: to lock anew, CUDA would first
+        wait for all that the GPU has to do, perhaps for ranks that are gone. Only saves lock: between them a
+        script may capture a CUDA graph, which the locking of another thread would spoil.
+        """
+        if self._registered_bytes or not self._can_register:
+            return
+        with torch.cuda.device(device):  # a thread's own is the first GPU, of which it would take memory
+            if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) == 0:
+                self._registered_bytes, self._device = nbytes, device
+            else:  # as for a file on a disk
+                self._can_register = False
+                _forget_error(device)
+
+    def _unregister(self) -> None:
+        if self._registered_bytes:
+            with torch.cuda.device(self._device):
+                torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._registered_bytes = 0
+
+    def _release(self) -> None:
+        self._unregister()
+        self._views = self._bytes = self._mapped = None
+
+
+class Arena:
+    """A rank's two slots."""
+
+    def __init__(self, *, directory: Path, spill: Path, handoff: Path, generation: int, world: World) -> None:
+        """Name the slots; nothing is written before ``claim``.
+
+        Slots go to ``directory``, which is in memory, and to ``spill``, on disk, when memory is short. Their
+        seals go to ``handoff``. ``generation`` is the number of this start of torchrun.
+        """
+        self.world = world
+        self.generation = generation
+        self.seals = seals_directory(handoff)
+        self._directory = directory
+        self._spill = spill
+        self._slots = tuple(Slot(f"slot-{generation}-{world.rank}-{index}") for index in range(2))
+        self._stopped = False
+        self._is_hurried = False
+
+    def claim(self, nbytes: int, wanted_nbytes: int = 0, *, written: Slot | None = None) -> None:
+        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` where memory is plentiful.
+
+        A slot in use is left as it is; it grows when it is free and needed. The one that was ``written`` just
+        now, and may not be sealed yet, is left as it is, too.
+
+        Raises:
+            SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
+        """
+        self._await_removal()
+        others = [slot for slot in self._slots if slot is not written]
+        slots = [slot for slot in others if slot.is_free() and slot.capacity < nbytes]
+        for num_done, slot in enumerate(slots):
+            self.grow(slot, nbytes, num_more=len(slots) - num_done - 1)
+        for slot in others:
+            self._widen(slot, wanted_nbytes)
+
+    def _await_removal(self) -> None:
+        """Wait for the agent to remove what was restored to memory, once all ranks here have read it."""
+        restored, until = self._directory / RESTORE_IN_MEMORY, time.monotonic() + _REMOVAL_SECONDS
+        while not (self._stopped or self._is_hurried) and time.monotonic() < until and restored.exists():
+            time.sleep(0.01)
+
+    def hurry(self) -> None:
+        """Let a claim in another thread do without ``wanted_nbytes``."""
+        self._is_hurried = True
+
+    def room(self) -> int:
+        """Return how many bytes each slot holds."""
+        return min(slot.capacity for slot in self._slots)
+
+    def _widen(self, slot: Slot, nbytes: int) -> None:
+        """Grow a free slot in memory, if doing so for all slots of this machine leaves half of it free."""
+        if nbytes <= slot.capacity or not slot.is_free():
+            return
+        free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
+        # All ranks of this machine claim their slots at the same time.
+        if free < 2 * len(self._slots) * nbytes * self.world.local_world_size:
+            return
+        try:
+            slot.claim(self._directory, nbytes, stopped=lambda: self._stopped or self._is_hurried)
+        except OSError as error:
+            if error.errno not in {*_NO_SPACE, errno.ECANCELED}:
+                raise
+
+    def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
+        """Get room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
+
+        Raises:
+            SessionError: neither the memory nor the disk has the room.
+        """
+        nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file as well
+        if nbytes <= slot.capacity:
+            return
+        needed = (1 + num_more) * nbytes * self.world.local_world_size
+        refusals = []
+        for directory in (self._directory, self._spill):
+            if directory == self._directory and (free := free_memory_bytes()) is not None and free < needed:
+                refusals.append(f"{directory}: {free} bytes of memory are free, {needed} are needed")
+                continue
+            try:
+                slot.claim(directory, nbytes, stopped=lambda: self._stopped)
+            except OSError as error:
+                if error.errno not in _NO_SPACE:
+                    raise
+                refusals.append(f"{directory}: {error.strerror}")
+                continue
+            return
+        raise SessionError(
+            f"no room for a checkpoint slot of {nbytes} bytes ({'; '.join(refusals)}):"
+            " choose a machine with more memory or disk, or run fewer processes on it"
+        )
+
+    def free_slot(self) -> Slot | None:
+        """Return a slot that may be written, or None."""
+        return next((slot for slot in self._slots if slot.is_free()), None)
+
+    def withdraw_slot(self) -> Slot | None:
+        """Return a free slot, or else one whose upload has not started; None when both are being uploaded."""
+        free = self.free_slot()
+        if free is not None:
+            return free
+        # Uploads start with the older one, so try the newer one first.
+        newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
+        return next((slot for slot in newest_first if slot.withdraw()), None)
+
+    def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:
+        """Return where the seal of a step goes; ``number`` is its round's, or 0."""
+        name = SealName(self.generation, step, number, self.world.rank, taken=False)
+        return self.seals / (name.held_name if is_held else name.file_name)
+
+    def stop(self) -> None:
+        """Let a claim in another thread end early."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Release the mappings and stop claims; the files stay for the agent."""
+        self.stop()
+        for slot in self._slots:
+            slot.close()
+
+
+def _allocate(descriptor: int, start: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, nbytes)
+        return
+    # macOS does not have it: writing zeros claims the blocks too.
+    zeros = bytes(1 << 20)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    left = nbytes
+    while left > 0:
+        left -= os.write(descriptor, zeros[:left])
+
+
+def _forget_error(device: Any) -> None:
+    """Let CUDA report its last error here: otherwise the training would meet it at its next kernel."""
+    with suppress(RuntimeError):
+        torch.ones(1, device=device).add_(1)
+
+
+def _copy_through_staging(copies: list[tuple[Any, Any]]) -> None:
+    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+    for view, tensor in copies:
+        source = tensor.contiguous().view(-1).view(torch.uint8)
+        target = view.view(-1).view(torch.uint8)
+        for start in range(0, len(source), _STAGING_BYTES):
+            part = source[start : start + _STAGING_BYTES]
+            staged = staging[: len(part)]
+            staged.copy_(part)
+            target[start : start + len(part)].copy_(staged)
+
+
+def _sealed_at(slot: Slot) -> tuple[int, ...]:
+    assert slot.seal is not None
+    return tuple(map(int, slot.seal.name.split("-")[2:4]))
+
+
+def _taken(seal: Path) -> Path:
+    return seal.with_name(seal.name.replace("seal-", "taken-", 1))

@@ -1,0 +1,519 @@
+"""The state of the tracked objects: taken for a save, and loaded from a restored checkpoint."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudspot.train.distributed import World
+from cloudspot.train.errors import CheckpointError, SessionError
+from cloudspot.train.state import boxes, sharding
+from cloudspot.train.state.boxes import Box
+from cloudspot.train.state.partition import Item, Shard
+from cloudspot.train.state.restored_files import RestoredFiles, StoredTensor, checked, json_object, number
+from cloudspot.train.state.tree import Json, Keys, dtype_name, escape, flatten, rebuild, tensor_bytes
+
+# --- taking -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """The shared state of all tracked objects at one boundary."""
+
+    objects: dict[str, Json]
+    """By the object's name."""
+    models: tuple[str, ...]
+    """The names of those that are modules: their state is weights, by the names of ``state_dict``."""
+    layouts: dict[str, Json]
+    """How tensors of other objects lie, by the item's name, where that is not row by row on the CPU."""
+    tensors: dict[str, Any]
+    """By the item's name; the live tensors, not copies. What is sharded is this rank's box."""
+    items: tuple[Item, ...]
+    """The same tensors, described."""
+
+
+def unwrap(module: Any) -> Any:
+    """Return the module inside DistributedDataParallel, DataParallel and torch.compile."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while True:
+        if isinstance(module, wrappers):
+            module = module.module
+        elif isinstance(module, torch.nn.Module) and "_orig_mod" in module._modules:  # noqa: SLF001 - torch.compile
+            module = module._modules["_orig_mod"]  # noqa: SLF001 - has no public name for it
+        else:
+            return module
+
+
+def check_tracked(objects: Mapping[str, Any]) -> None:
+    """Check that every object can be saved.
+
+    Raises:
+        SessionError: an object has no state, or is sharded by the first FSDP.
+    """
+    for name, tracked in objects.items():
+        if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
+            raise SessionError(
+                f"session({name}=...) is a {type(tracked).__name__}, which cannot be saved: it has no"
+                " state_dict and load_state_dict"
+            )
+        modules = tracked.modules() if isinstance(tracked, torch.nn.Module) else ()
+        if any(type(each).__name__ == "FullyShardedDataParallel" for each in modules):
+            raise SessionError(
+                f"session({name}=...) is sharded by FullyShardedDataParallel, which cannot be saved: shard it"
+                " with torch.distributed.fsdp.fully_shard"
+            )
+
+
+def check_own_state(objects: Mapping[str, Any]) -> None:
+    """Check that each module that saves more than its parameters and buffers, or less, can load that, too.
+
+    Raises:
+        SessionError: nothing could resume from its checkpoints.
+    """
+    for name, tracked in objects.items():
+        inner = unwrap(tracked)
+        if not isinstance(inner, torch.nn.Module):
+            continue
+        state = inner.state_dict()
+        parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+        buffers = {name for name, _ in inner.named_buffers(remove_duplicate=False)}
+        added = {key for key in state.keys() - parameters - buffers if not key.endswith("_extra_state")}
+        if not added and parameters <= state.keys():
+            continue
+        try:
+            inner.load_state_dict(state)
+        except Exception as error:  # a module may raise anything
+            raise SessionError(
+                f"session({name}=...) is a {type(inner).__name__} that does not load its own state_dict, so"
+                " nothing could resume from its checkpoints. Track only what is trained, such as the adapter"
+                f" of a quantized model: {error}"
+            ) from error
+
+
+def take(objects: Mapping[str, Any]) -> State:
+    """Describe the objects' state without copying a tensor.
+
+    Raises:
+        SessionError: the state holds something that cannot be saved.
+    """
+    tensors: dict[str, Any] = {}
+    trees: dict[str, Json] = {}
+    pinned: set[str] = set()
+    frozen: set[str] = set()
+    layouts: dict[str, Json] = {}
+    models = []
+    for name, tracked in objects.items():
+        inner = unwrap(tracked)
+        is_model = isinstance(inner, torch.nn.Module)
+        ties = sharding.tied(inner) if is_model else {}
+        tied = {f"{name}/{escape(key)}": first for key, first in ties.items()}
+        known = len(tensors)
+        trees[name] = flatten(name, dict(inner.state_dict()), tensors, tied=tied)
+        if not is_model:
+            # A module has its own memory, to which its state is copied; another object may keep what it is
+            # given. An optimizer moves its state to its parameters by itself.
+            moved = f"{name}/state/" if isinstance(inner, torch.optim.Optimizer) else None
+            for item, tensor in islice(tensors.items(), known, None):
+                if layout := _layout(tensor, is_moved=moved is not None and item.startswith(moved)):
+                    layouts[item] = layout
+        else:
+            models.append(name)
+            # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
+            pinned.update(
+                f"{name}/{escape(buffer)}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
+            )
+            frozen.update(
+                f"{name}/{escape(key)}" for key, one in inner.named_parameters() if not one.requires_grad
+            )
+    items = []
+    for name, tensor in tensors.items():
+        shards: tuple[Shard, ...] = ()
+        if sharding.is_dtensor(tensor):
+            shards, tensors[name] = sharding.describe(name, tensor)
+        items.append(
+            Item(
+                name=name,
+                dtype=dtype_name(tensor.dtype),
+                shape=tuple(tensor.shape),
+                itemsize=tensor.element_size(),
+                pinned=name in pinned and not shards,
+                is_frozen=name in frozen,
+                shards=shards,
+            )
+        )
+    return State(trees, tuple(models), layouts, tensors, tuple(items))
+
+
+def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
+    """Return how a tensor lies, as far as it is not row by row on the CPU.
+
+    If it ``is_moved`` by the object that loads it, its device does not matter.
+    """
+    layout: dict[str, Json] = {}
+    if sharding.is_dtensor(tensor):
+        return layout
+    if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
+        layout["strides"] = list(tensor.stride())
+    if tensor.device.type != "cpu" and not is_moved:
+        # Other ranks, and the next start, have a current device of their own.
+        is_current = torch.empty(0, device=tensor.device.type).device == tensor.device
+        layout["device"] = tensor.device.type if is_current else str(tensor.device)
+    return layout
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether each element has a place of its own, and no place is left over."""
+    place = 1
+    for stride, length in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != place:
+            return False
+        place *= length
+    return True
+
+
+def is_materialised(objects: Mapping[str, Any]) -> bool:
+    """Return whether every optimizer has state: Adam has none before its first step."""
+    optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
+    return all(len(optimizer.state) > 0 for optimizer in optimizers)
+
+
+def cuda_devices(tensors: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the CUDA devices that hold the state, and the current one; empty without CUDA."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return ()
+    devices = {tensor.device.index for tensor in tensors.values() if tensor.device.type == "cuda"}
+    return tuple(sorted(devices | {torch.cuda.current_device()}))
+
+
+def weights_sha256(model: Any) -> str | None:
+    """Return SHA-256 over the unwrapped model's state: each tensor's name, type, shape and bytes, by name.
+
+    None: the model is sharded. This rank does not hold all of it, and putting it together is a collective.
+    """
+    digest = hashlib.sha256()
+    state = unwrap(model).state_dict()
+    for name in sorted(state):
+        tensor = state[name]
+        if not isinstance(tensor, torch.Tensor):
+            continue  # extra state of a module
+        if sharding.is_dtensor(tensor):
+            shape, tensor = tensor.shape, sharding.local_of(tensor)
+            if tensor.shape != shape:
+                return None
+        cpu = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}\n{dtype_name(cpu.dtype)}\n{list(cpu.shape)}\n".encode())
+        digest.update(tensor_bytes(cpu))
+    return digest.hexdigest()
+
+
+# --- putting back -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A box of a tensor in the checkpoint that is read."""
+
+    stored: StoredTensor
+    box: Box
+    target: Any
+    """Where it is copied to; None: it is used as it lies in the file."""
+
+    def fill(self) -> None:
+        """Copy it."""
+        if self.target is not None:
+            self.stored.copy_into(self.box, self.target)
+
+
+class Checkpoint:
+    """A restored checkpoint on disk. Its bytes are verified before they come; here their meaning is."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the directory and check every table in it.
+
+        Raises:
+            CheckpointError: something is missing, malformed, or points outside its file.
+        """
+        self._files = files = RestoredFiles(directory)
+        self.step = files.step
+        self.world_size = files.world_size
+        self._seals = files.seals
+        self._tensors = files.tensors
+
+    @property
+    def shared(self) -> dict[str, Json]:
+        """The JSON state that all ranks share."""
+        return json_object(self._seal_of(0), "objects")
+
+    @property
+    def seed(self) -> int:
+        """The seed for the random generators of a world of another size."""
+        return number(self.shared, "seed", limit=2**64)
+
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Where a loop over batches stood: what ``Feed.take`` returned; None for a loop over steps.
+
+        ``ended`` is whether it stood between the last batch of the epoch before and the code after it.
+        """
+        position = self.shared.get("position")
+        if position is None:
+            return None
+        position = json_object(self.shared, "position")
+        samples = position.get("samples")
+        return {
+            "epoch": number(position, "epoch"),
+            "batch": number(position, "batch"),
+            "base": checked("the position's base", position.get("base", 0)),
+            "samples": None if samples is None else number(position, "samples"),
+            "order": position.get("order"),
+            "ended": position.get("ended") is True,
+        }
+
+    @property
+    def left(self) -> dict[str, Any] | None:
+        """How long the loop was that the script left at this checkpoint, or None: see ``Session``."""
+        if self.shared.get("left") is None:
+            return None
+        left = json_object(self.shared, "left")
+        planned = left.get("planned")
+        return {
+            "length": number(left, "length"),
+            "planned": None if planned is None else number(left, "planned"),
+        }
+
+    def rank_state(self, rank: int) -> dict[str, Json]:
+        """Return the JSON state of one rank of the world that saved."""
+        return json_object(json_object(self._seal_of(rank), "rank_states"), str(rank))
+
+    def _seal_of(self, rank: int) -> dict[str, Any]:
+        """Return the seal that holds a rank's state: its own, or that of the rank that has relieved it."""
+        return next(seal for seal in self._seals.values() if str(rank) in seal["rank_states"])
+
+    def load(self, objects: Mapping[str, Any], *, world: World) -> None:
+        """Load the saved state into the objects, however either is sharded.
+
+        Of a tensor that is sharded here, a rank reads the bytes of its own box. If the checkpoint comes on
+        demand, only these are fetched, and ranks wait until each has what it reads. Call it once: it releases
+        the files.
+
+        Raises:
+            CheckpointError: names, shapes or types differ, or an object refuses its state.
+        """
+        trees = json_object(self.shared, "state")
+        _compare("the checkpoint", set(trees), "session()", set(objects))
+        loads = []
+        for name, tracked in objects.items():
+            inner = unwrap(tracked)
+            fresh = inner.state_dict()
+            if isinstance(inner, torch.nn.Module):
+                _check_model(name, fresh, rebuild(name, trees[name], lambda item, _: self._described(item)))
+            loads.append((name, inner, fresh))
+        states = []
+        with torch.no_grad():
+            for name, inner, fresh in loads:
+                reads: list[_Read] = []
+                with _naming(name):
+                    states.append(
+                        (name, inner, self._state_for(name, trees[name], inner, fresh, reads), reads)
+                    )
+            regions = [(each.stored, each.box) for *_, reads in states for each in reads]
+            self._files.fetch(regions, world=world)
+            while states:
+                name, inner, state, reads = states.pop(0)
+                with _naming(name):
+                    for each in reads:
+                        each.fill()
+                    inner.load_state_dict(state)
+                    if isinstance(inner, torch.optim.Optimizer):
+                        _keep_dtypes(inner, state)
+        self._tensors.clear()
+
+    def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any, reads: list[_Read]) -> Any:
+        """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are.
+
+        It has its values when the ``reads`` that this adds were fetched and made.
+        """
+        if isinstance(inner, torch.nn.Module):
+
+            def place(item: Any, keys: Keys) -> Any:
+                like = _at(fresh, keys)
+                if sharding.is_dtensor(like):
+                    # The state is the parameter, so this is the only copy, and there is none of all ranks.
+                    return self._read_into(item, like, reads)
+                # A view of the file, if it can be: the copy into the parameter is the only one.
+                return self._lend(item, reads)
+
+            return _with_metadata(rebuild(name, tree, place), fresh)
+        parameters = [each for group in getattr(inner, "param_groups", ()) for each in group["params"]]
+
+        def place_copy(item: Any, keys: Keys) -> Any:
+            stored = self._stored(item)
+            like = _at(fresh, keys)
+            if like is None:
+                like = _parameter_of(parameters, keys)
+                # State of another shape, such as a table of levels, need not have been a DTensor.
+                if like is not None and not stored.is_dtensor and stored.shape != tuple(like.shape):
+                    like = None
+            if not sharding.is_dtensor(like):
+                # The object may keep what it is given, so it gets a copy.
+                is_moved = isinstance(inner, torch.optim.Optimizer) and keys[0] == "state"
+                return self._read_into(item, self._empty(item, stored, None if is_moved else like), reads)
+            tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
+            return self._read_into(item, tensor, reads)
+
+        return rebuild(name, tree, place_copy)
+
+    def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
+        """Return a tensor without values that lies as the saved one did, or on the device of ``like``.
+
+        A device that this machine does not have is the CPU.
+        """
+        layouts = self.shared.get("layouts", {})  # earlier versions wrote none
+        layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
+        strides = layout.get("strides", []) if isinstance(layout, dict) else None
+        if layout is None or not isinstance(strides, list):
+            raise CheckpointError(f"the checkpoint's layout of {name} is malformed")
+        strides = [checked(f"{name}: a stride", each) for each in strides]
+        device = layout.get("device", "cpu")
+        if isinstance(like, torch.Tensor):
+            device = like.device
+        elif not _has_device(str(device)):
+            device = "cpu"
+        if len(strides) == len(stored.shape) and _is_dense(stored.shape, strides):
+            return torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device=device)
+        return torch.empty(stored.shape, dtype=stored.dtype, device=device)
+
+    def _lend(self, item: Any, reads: list[_Read]) -> Any:
+        """Return a tensor that must not be written to."""
+        stored = self._stored(item)
+        box = boxes.whole(stored.shape)
+        view = stored.view(box)
+        target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu") if view is None else None
+        reads.append(_Read(stored, box, target))
+        return target if view is None else view
+
+    def _read_into(self, item: Any, tensor: Any, reads: list[_Read]) -> Any:
+        stored = self._stored(item)
+        if tuple(tensor.shape) != stored.shape:
+            raise CheckpointError(f"{item} has shape {list(stored.shape)}, not {list(tensor.shape)}")
+        is_dtensor = sharding.is_dtensor(tensor)
+        box = sharding.box_of(tensor) if is_dtensor else boxes.whole(stored.shape)
+        if box.num_elements:
+            reads.append(_Read(stored, box, sharding.local_of(tensor) if is_dtensor else tensor))
+        return tensor
+
+    def item(self, name: Any) -> Any:
+        """Return a tensor by its name in the checkpoint, which must not be written to.
+
+        It is a view of the file, or put together of several ranks' shards.
+
+        Raises:
+            CheckpointError: there is no tensor of that name.
+        """
+        stored = self._stored(name)
+        return stored.read(boxes.whole(stored.shape))
+
+    def _described(self, name: Any) -> Any:
+        stored = self._stored(name)
+        return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+
+    def _stored(self, name: Any) -> StoredTensor:
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise CheckpointError(f"the checkpoint holds no tensor {name!r}") from None
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Name the object whose state is loaded in what it raises."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # an object may raise anything
+        raise CheckpointError(f"session({name}=...) refuses the checkpoint's state: {error}") from error
+
+
+def _at(state: Any, keys: Keys) -> Any:
+    """Return the value in a state to which the keys lead, None if there is none."""
+    for key in keys:
+        try:
+            state = state[key]
+        except (LookupError, TypeError):
+            return None
+    return state
+
+
+def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
+    """Return the parameter to which a tensor of an optimizer's state belongs, None if to none."""
+    if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
+        return None
+    return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer its state as it was saved: torch has rounded it to the types of the parameters."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for index, saved in state.get("state", {}).items():
+        kept = optimizer.state.get(parameters[index]) if type(index) is int else None
+        if not isinstance(kept, dict) or not isinstance(saved, dict):
+            continue
+        for key, value in saved.items():
+            loaded: Any = kept.get(key)
+            are_tensors = isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor)
+            if are_tensors and value.dtype != loaded.dtype:
+                kept[key] = value.to(loaded.device)
+
+
+def _has_device(name: str) -> bool:
+    """Return whether tensors can have values on the device."""
+    try:
+        return str(torch.empty(0, device=name).device) != "meta"
+    except (RuntimeError, AssertionError):  # not built for it, or none is there
+        return False
+
+
+def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"the checkpoint's {name} is not the state of a model")
+    _compare(f"the checkpoint's {name}", set(saved), f"session({name}=...)", set(fresh))
+    for key, tensor in fresh.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        other = saved[key]
+        if not isinstance(other, torch.Tensor) or other.shape != tensor.shape or other.dtype != tensor.dtype:
+            raise CheckpointError(
+                f"{name}/{key} is {_describe(tensor)} in this script and {_describe(other)} in the checkpoint"
+            )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value.dtype)} {list(value.shape)}"
+    return type(value).__name__
+
+
+def _compare(saved_in: str, saved: set[str], here: str, known: set[str]) -> None:
+    found = []
+    for place, names in ((saved_in, sorted(known - saved)), (here, sorted(saved - known))):
+        if names:
+            found.append(f"{place} lacks {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
+    if found:
+        raise CheckpointError("; ".join(found))
+
+
+def _with_metadata(state: dict[str, Any], fresh: Any) -> Any:
+    # Modules read the version of their format from this attribute; the script's own version is the right one.
+    ordered = collections.OrderedDict(state)
+    if hasattr(fresh, "_metadata"):
+        ordered._metadata = fresh._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - as torch.save keeps it
+    return ordered
