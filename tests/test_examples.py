@@ -42,6 +42,7 @@ def test_the_job_files_of_the_examples_are_valid(path):
     assert [(path.parent / each).is_file() for each in scripts] == [True]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state_mib", [1, 1.5, 2, 3, 5, 8, 13, 25, 50, 100, 250, 500, 777, 1024])
 @pytest.mark.parametrize("context", [64, 128])
 def test_the_small_gpt_weighs_what_was_asked_for(tinygpt, state_mib, context):

@@ -189,6 +189,9 @@ class Controller:
         """When the provider was last asked what can be bought (monotonic)."""
         self._experiences = {} if experiences is None else experiences
         """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
+        self._left_experience: tuple[str, ...] | None = None
+        """The machines without proof when the settled job's was kept; it is again when they are fewer."""
+        self._experience_problem: str | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
         self._copied: tuple[int, float] | None = None
@@ -368,11 +371,16 @@ class Controller:
     def _leave_experience(self, tick: Tick) -> Generator[str, None, Tick]:
         """Keep what the settled job has seen of the spot market for later jobs."""
         assert tick.history is not None, "a job is settled by its records"
-        if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
+        spot = any(launch.intent.offer.market is Market.SPOT for launch in tick.history.launches)
+        if self._left_experience == tick.unproven or not spot:
             return tick
         yield "leave experience"
+        self._left_experience = tick.unproven
         problem = leave_experience(self._store, tick.history, self._provider.name, self._clock.now())
-        told = () if problem is None else (Event(EventKind.WARNED, problem),)
+        told: tuple[Event, ...] = ()
+        if problem is not None and problem != self._experience_problem:
+            told = (Event(EventKind.WARNED, problem),)
+        self._experience_problem = problem
         return dataclasses.replace(tick, events=(*tick.events, *told))
 
     def _unmark(self, tick: Tick) -> Tick:

@@ -113,6 +113,7 @@ def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_cr
     assert (node.logs / "agent.log").read_text().count("Traceback") == 0
 
 
+@pytest.mark.full
 def test_a_machine_whose_store_has_no_mark_says_so_on_its_console_and_gives_up(
     given, monkeypatch, capsys, tmp_path
 ):
@@ -127,6 +128,7 @@ def test_a_machine_whose_store_has_no_mark_says_so_on_its_console_and_gives_up(
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", ["the store's time", "its seat"])
 def test_a_machine_that_cannot_write_to_its_store_gives_up_after_a_while(given, monkeypatch, capsys, part):
     class Full(WrappedStore):
@@ -156,6 +158,7 @@ def test_a_machine_that_cannot_write_to_its_store_gives_up_after_a_while(given, 
     assert sum(waited) == pytest.approx(main.START_SECONDS)
 
 
+@pytest.mark.full
 def test_an_agent_asks_no_directory_but_that_of_its_jobs_id(given, monkeypatch, tmp_path):
     """Another disk at the same place may have a job of the same id."""
     store = FileStore(f"file://{tmp_path}/disk")

@@ -149,6 +149,7 @@ def test_few_records_are_read_however_many_jobs_there_are(town):
     assert len(town.read) == MAX_HISTORIES
 
 
+@pytest.mark.full
 def test_without_an_answer_of_the_store_nothing_is_known(town):
     town.add("digits-aaaa", 1)
 

@@ -138,6 +138,7 @@ def test_not_even_a_bug_in_it_keeps_a_job_from_being_settled(house, monkeypatch)
     assert list_live(house.store) == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [TransientError("the store is away"), AuthError("no right")])
 def test_a_store_that_does_not_answer_has_seen_nothing(house, error):
     def fail(*_arguments, **_options):

@@ -82,7 +82,7 @@ def test_interrupting_the_command_line_detaches(user: User) -> None:
     assert user.show("left")["state"] == "succeeded"
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_stop_checkpoints_and_ends(user: User) -> None:
     cli = user.start_tiny("halt", sets=('run.env.TINY_EPOCHS="500"', *SETS[1:]))
     wait_for("the first step", lambda: list(user.home.glob("machines/*/node/generations/*/progress-0")))

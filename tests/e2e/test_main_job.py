@@ -99,7 +99,7 @@ def test_a_script_without_a_session_goes_on_from_its_own_newest_checkpoint(
     assert str(second.restore_from.step) in log
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_detached_job_is_finished_by_reconcile_alone(user: User) -> None:
     args = ["a$$b", "${local_rank}", "$HOME", "--log", "--n=3", "two words", ""]
     user.run_tiny("away", "--detach", sets=['run.env.TINY_EPOCHS="2"', f"run.args={args}"])

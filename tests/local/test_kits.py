@@ -76,7 +76,7 @@ class LocalMachine(Machine):
             return is_free
 
 
-@pytest.mark.costly
+@pytest.mark.full
 class TestLocalMachine(PreemptionSourceTests, NodeIdentityTests):
     @pytest.fixture
     def machine(self, host, monkeypatch):

@@ -23,8 +23,11 @@ from typing import Any
 
 import pytest
 
-MOST_SECONDS = 0.5
-COSTLY_SECONDS = 170.0
+MOST_SECONDS = 1.5
+"""A test is marked ``full`` above a tenth of a second, as a rule. This leaves room for the first that needs a server,
+and for noise."""
+COSTLY_SECONDS = 220.0
+"""On a busy machine they have used 183, on a quiet one less."""
 WORK_SECONDS = 0.0125
 """As measured on two quiet cores of an Intel Xeon at 2.1 GHz."""
 

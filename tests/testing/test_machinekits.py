@@ -91,6 +91,7 @@ def test_a_broken_provisioner_fails_the_tests_meant_for_it(kind):
     assert failures(ProvisionerTests, account=lambda: MemoryAccount(provider)) == names(kind)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", broken_machines.SOURCES, ids=lambda kind: kind.__name__)
 def test_a_broken_source_fails_the_tests_meant_for_it(kind):
     provider = broken("source_type", kind)

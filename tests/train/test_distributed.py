@@ -32,6 +32,7 @@ def test_each_rank_has_a_connection_of_its_own(server, clones):
     assert other.check(["a"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [(["a"], False), (["a", "b", "c"], False), (["a", "b", "a"], True), (["a", "a", "a"], True)],

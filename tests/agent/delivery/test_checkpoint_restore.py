@@ -401,6 +401,7 @@ def test_what_a_node_without_rank_0_resumed_from_is_not_fetched_again(bench):
     assert store.chunk_bytes == num_read > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["session", "directory"])
 def test_a_restore_goes_on_where_an_outage_has_stopped_it(bench, kind):
     """Seconds without the store began a restore of hours anew."""

@@ -227,6 +227,7 @@ def test_a_malformed_wish_is_an_error_and_nobodys_damage(bench, two_nodes):
     assert "malformed" in str(fetch.error)
 
 
+@pytest.mark.full
 def test_it_ends_in_the_middle_of_an_outage(bench, two_nodes):
     """The next generation's files may take the place of these."""
     restored = restore_newest(two_nodes.context)

@@ -65,6 +65,7 @@ def test_a_success_whose_last_state_nobody_knows_to_be_committed_is_tried_again(
     assert found.detail == "the training finished, but its last checkpoint could not be delivered"
 
 
+@pytest.mark.full
 def test_a_notice_while_the_artifacts_wait_for_the_store_leaves_time_for_the_last_word(
     context, monkeypatch, tmp_path
 ):

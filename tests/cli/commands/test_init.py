@@ -88,6 +88,7 @@ def test_a_script_below_the_top_is_found_and_no_other_is_written(project):
     assert not (project / "train.py").exists()
 
 
+@pytest.mark.full
 def test_the_only_file_below_that_mentions_a_framework_is_found(project):
     (project / "pkg").mkdir()
     (project / "pkg/finetune.py").write_text("from transformers import Trainer\n")

@@ -36,6 +36,7 @@ def test_an_empty_store_has_no_jobs(jobs, monkeypatch):
         )
 
 
+@pytest.mark.full
 def test_a_directory_in_which_no_job_was_submitted_is_no_store_without_jobs(local_home):
     """It may be the place where a disk with jobs is mounted."""
     for words in (["ps"], ["ps", "--json"], ["show", "digits"], ["rm", "digits"], ["reconcile"]):

@@ -152,6 +152,7 @@ def test_several_stores_are_given_and_a_job_of_any_is_safe(jobs, machines, tmp_p
     assert [one.id for one in machines] == ["m-live-1"]
 
 
+@pytest.mark.full
 def test_machines_whose_store_is_not_mounted_are_no_orphans(jobs, machines):
     """With nothing in the place of its disk, each of its jobs would count as removed."""
     jobs.submit("live-1")
@@ -164,6 +165,7 @@ def test_machines_whose_store_is_not_mounted_are_no_orphans(jobs, machines):
     assert list(jobs.store.root.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_store_that_is_away_keeps_no_other_from_telling_the_time(jobs, machines, tmp_path):
     """The search goes on, and says which one is away; without any store's time, this computer's counts."""
     away = FileStore(f"file://{tmp_path}/elsewhere")

@@ -52,6 +52,7 @@ def test_what_is_soon_over_shows_no_bar():
         assert screen.sent == b"done\r\n"
 
 
+@pytest.mark.full
 def test_a_terminal_that_cannot_move_its_cursor_gets_none():
     with terminal("time.sleep(1)", TERM="dumb") as screen:
         assert screen.finish() == 0

@@ -81,6 +81,7 @@ def test_the_store_is_asked_once_an_hour_and_when_the_clock_was_set():
     assert list(host.store.list_objects("")) == []
 
 
+@pytest.mark.full
 def test_what_is_known_outlives_an_outage_of_the_store(monkeypatch):
     host = Host(3600.0)
     host.clock.compare(host.store)

@@ -125,6 +125,7 @@ def test_nodes_and_drivers_know_a_submission_wherever_it_is(store, spec, work, t
     assert hash_of(codec.encode(here)) == hash_of(codec.encode(there))
 
 
+@pytest.mark.full
 def test_a_job_from_before_there_were_marks_is_refused_until_the_directory_has_one(spec, work, tmp_path):
     old = do(store := directory_store(tmp_path / "store"), spec, work)
     store.put(keys.spec("digits-1"), codec.encode(msgspec.structs.replace(old, store_id=None)))

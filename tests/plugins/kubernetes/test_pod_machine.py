@@ -139,6 +139,7 @@ def machine(certificate, tmp_path, monkeypatch):
     stop()
 
 
+@pytest.mark.full
 class TestPod(PreemptionSourceTests, NodeIdentityTests):
     deviations = MappingProxyType(
         {

@@ -218,6 +218,7 @@ def test_the_container_ends_with_its_boot_script_and_its_status(provisioner, tmp
     assert process.returncode == 7
 
 
+@pytest.mark.full
 def test_the_power_switch_ends_the_container_with_success(provisioner, tmp_path):
     shutdown = ending_command(KubernetesProvider(options_of()).boot_profile())
     process = run(provisioner, tmp_path, f"bash -c {shutdown!r}; exec sleep 3")
@@ -225,6 +226,7 @@ def test_the_power_switch_ends_the_container_with_success(provisioner, tmp_path)
     process.communicate()
 
 
+@pytest.mark.full
 def test_a_sigterm_leaves_the_file_and_not_the_boot_script(provisioner, tmp_path, wait_until):
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "on-shutdown").touch()
@@ -238,6 +240,7 @@ def test_a_sigterm_leaves_the_file_and_not_the_boot_script(provisioner, tmp_path
     assert process.communicate()[0] == ""
 
 
+@pytest.mark.full
 def test_a_sigterm_before_the_agent_runs_ends_the_container_at_once(provisioner, tmp_path):
     process = run(provisioner, tmp_path, "echo up; exec sleep 2")
     assert process.stdout.readline() == "up\n"

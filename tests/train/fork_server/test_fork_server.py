@@ -30,6 +30,7 @@ def why_not(tmp_path, monkeypatch):
     """``why_not(environment, words)``: why the server of ``HERE`` would not fork a program."""
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("threading.active_count", lambda: 1)  # the tests before may have left threads behind
 
     def why_not(environment=HERE, words=("python", "-u", "train.py")):
         program = Program(os.fsencode(tmp_path), words, environment)

@@ -74,6 +74,7 @@ def start(bench, script=SCRIPT, **run):
     return bench.log(life)
 
 
+@pytest.mark.full
 def test_a_machine_says_that_the_setup_is_done_and_trains_nothing(bench, baked):
     node = baked({"setup": SETUP})
     kept = json.loads(node.baked.read_text())

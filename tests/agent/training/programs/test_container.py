@@ -412,6 +412,7 @@ def test_an_order_to_leave_ends_a_pull_at_once(node, tmp_path, monkeypatch):
         Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=check)
 
 
+@pytest.mark.full
 def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkeypatch):
     engine(tmp_path / "bin", "docker", "echo first >&2; echo is the daemon running\\? >&2; exit 1")
     boxed = Container(node, "python3", f"it@{DIGEST}")

@@ -8,7 +8,7 @@ from cloudspot.testing.storekit import ObjectStoreTests
 from cloudspot_aliyun.oss import OssStore
 
 
-@pytest.mark.costly
+@pytest.mark.full
 class TestPromises(ObjectStoreTests):
     """As any store."""
 

@@ -66,7 +66,7 @@ def test_no_credentials_are_one_line_too(run, tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_a_plan_shows_the_offers_and_the_request_with_region_and_account_pinned(run, cloud):
-    done = run("plan", zones='["us-east-1a"]')
+    done = run("plan", "--request", zones='["us-east-1a"]')
     assert done.exit_code == 0, done.stderr
     assert "g5.xlarge  us-east-1a  spot" in " ".join(done.stdout.split()).replace(" us", "  us").replace(
         " spot", "  spot"

@@ -79,7 +79,7 @@ def test_an_api_that_is_not_there_is_one_line_and_nothing_is_stored(run, tmp_pat
 
 @pytest.mark.full
 def test_a_plan_shows_the_offers_and_the_very_request(run, cloud):
-    done = run("plan")
+    done = run("plan", "--request")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.index("us-central1") < done.stdout.index("perInstanceProperties")
     assert all(market.value in done.stdout for market in Market)
