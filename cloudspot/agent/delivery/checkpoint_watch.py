@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -71,6 +71,12 @@ class Look:
     def version(self) -> Version:
         """Return its files with their stamps, sorted."""
         return tuple(sorted(self.files.items()))
+
+    @cached_property
+    def places(self) -> frozenset[str]:
+        """Return where its marker would lie, in the directory or beside the files: what its path begins with."""
+        bases = {self.name} if self.is_directory else {root.rpartition("/")[0] for root in self.roots}
+        return frozenset("" if base in {"", "."} else f"{base}/" for base in bases)
 
 
 @dataclass(frozen=True)
@@ -517,10 +523,11 @@ class CheckpointWatch:
         return marker is not None and self._has(look, marker)
 
     def _has(self, look: Look, name: str) -> bool:
-        return any(path in look.files for path in paths_of(look, name))
+        return any(place + name in look.files for place in look.places)
 
     def _is_marker(self, look: Look, path: str) -> bool:
-        return self._complete_file is not None and path in paths_of(look, self._complete_file)
+        name = self._complete_file
+        return name is not None and any(path == place + name for place in look.places)
 
     def _is_remains(self, look: Look) -> bool:
         """Return whether it is what is left of a complete one that a script has begun to delete."""
@@ -540,8 +547,7 @@ class CheckpointWatch:
     def _kinds(self, look: Look) -> frozenset[str]:
         """Return the names of the files without the numbers in them, which may be steps."""
         own = look.files.keys() - self._logs
-        parts = (path.removeprefix(look.name + "/") for path in own)
-        return frozenset(re.sub(r"\d+", "", part) for part in parts)
+        return frozenset(_without_numbers(path.removeprefix(look.name + "/")) for path in own)
 
     def _settle(self, look: Look, evidence: Evidence, version: Version | None = None) -> None:
         """Remember that a state is complete, as far as the script wrote it."""
@@ -569,13 +575,14 @@ class CheckpointWatch:
         return one == other or self._strip(one) == self._strip(other)
 
     def _strip(self, version: Version) -> Version:
+        if self._logs.isdisjoint(path for path, _ in version):
+            return version
         return tuple(entry for entry in version if entry[0] not in self._logs)
 
 
-def paths_of(look: Look, name: str) -> frozenset[str]:
-    """Return where a file of this name lies in a checkpoint's directory, or beside its files."""
-    bases = {look.name} if look.is_directory else {root.rpartition("/")[0] for root in look.roots}
-    return frozenset(name if base in {"", "."} else f"{base}/{name}" for base in bases)
+@cache
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "", path)
 
 
 def is_log(path: str) -> bool:

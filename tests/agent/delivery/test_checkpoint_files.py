@@ -277,7 +277,7 @@ def test_what_somebody_writes_to_is_not_set_aside(tmp_path: Path) -> None:
 def test_on_a_full_disk_a_checkpoint_is_read_where_it_is_and_never_removed(
     tmp_path: Path, monkeypatch
 ) -> None:
-    def full(*_args: object) -> None:
+    def full(*_args: object, **_ways: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     path = write(tmp_path / "work", "model.pt")

@@ -34,11 +34,11 @@ def played(seeds: range) -> list[Outcome]:
     return [play(random_habit(random.Random(seed)), seed) for seed in seeds]
 
 
-def test_some_dozens_of_habits_lose_nothing_that_was_recognized() -> None:
-    outcomes = played(range(24))
+def test_a_few_habits_lose_nothing_that_was_recognized() -> None:
+    outcomes = played(range(5))
     for outcome in outcomes:
         check(outcome)
-    assert sum(any(one.save for one in outcome.commits) for outcome in outcomes) >= 22
+        assert any(one.save for one in outcome.commits)
 
 
 @pytest.mark.full

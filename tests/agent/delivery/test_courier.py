@@ -879,6 +879,7 @@ def test_a_directory_that_is_passed_over_for_its_name_is_a_warning(bench, carry,
         directory(node, "step_100_loss_0.53")
         time.sleep(0.02)
         directory(node, "step_200_loss_0.48")
+        look_again(life)
         assert [one.name for one in uploads.unsent()] == ["output/step_100_loss_0.53"]
         (warning,) = life.context.status.warnings
         assert warning.startswith(
