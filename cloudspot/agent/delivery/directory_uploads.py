@@ -131,10 +131,10 @@ class DirectoryUploads:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
         if self._watch.memory.before is not None:
             self.end_of_script()
+        self._put_back_code()
         with self._looking:
             self._steps.clear()
             self._last = ()
-            self._put_back_code()
             memory = self._watch.memory
             is_first = memory.before is None
             looks = self._look_again()
