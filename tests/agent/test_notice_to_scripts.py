@@ -1,5 +1,7 @@
 """Scripts that know nothing of cloudspot, told of a notice by ``checkpoint.on_notice``: what is saved, and what follows."""
 
+import os
+import signal
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -145,6 +147,26 @@ def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch
     end(thread)
     assert (life.context.node.work / "stop").exists()
     assert withdrawn == [1]
+
+
+@pytest.mark.parametrize(("order", "outcome"), [("notice", "succeeded"), ("shutdown", "drained")])
+def test_a_script_that_ends_by_itself_before_anybody_has_told_it_has_finished(
+    bench, start, wait_until, order, outcome
+):
+    """It counted as drained, and a second machine trained the last half again.
+
+    At a shutdown others than the agent send signals, too.
+    """
+    life, thread = start(checkpoint={"directory": TABLE["directory"]})
+    if order == "notice":
+        reclaim(life, 30.0)
+    else:
+        os.write(life.notices._pipe._writer, bytes([signal.SIGTERM]))
+    wait_until(lambda: life.context.orders.pending)
+    (life.context.node.work / "stop").touch()
+    end(thread)
+    assert bench.exit_record().outcome == outcome
+    assert bench.commits() == ((bench.id(1, 107),) if outcome == "succeeded" else ())
 
 
 class SlowStore(WrappedStore):
