@@ -74,7 +74,7 @@ class Look:
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """Return where its marker would lie, in the directory or beside the files: what its path begins with."""
+        """Return where its marker would lie: what the path begins with, up to the last slash."""
         bases = {self.name} if self.is_directory else {root.rpartition("/")[0] for root in self.roots}
         return frozenset("" if base in {"", "."} else f"{base}/" for base in bases)
 
