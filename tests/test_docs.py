@@ -124,6 +124,18 @@ def test_the_links_of_a_page_lead_somewhere(page):
             assert anchor in slugs, f"{page.name}: {link}"
 
 
+def test_the_files_of_code_that_pages_name_by_their_paths_exist():
+    roots = (ROOT, ROOT / "cloudspot", ROOT / "tests")
+    missing = [
+        f"{page.name}: {path}"
+        for page in PAGES
+        if page.name != "CHANGELOG.md"  # which tells of files that are gone
+        for path in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh))`", page.read_text())
+        if not any((root / path).is_file() for root in roots)
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_row_of_a_table_has_the_cells_of_its_head(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -277,3 +289,75 @@ def test_each_right_of_each_policy_is_explained_and_no_other():
     assert yours | others == by_submitters | by_others
     assert yours <= by_submitters
     assert others == by_others - {"storage.buckets.get"}  # which the check alone takes
+
+
+# --- the tours of docs/architecture.md ----------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+TOURS = ARCHITECTURE.partition("\n## Five tours\n")[2].partition("\n## ")[0]
+NAMED = dict(re.findall(r"^\[`(.+?)`\]: \.\./(\S+)$", ARCHITECTURE, re.MULTILINE))
+"""The files to which the names in the tours lead, by name."""
+
+
+def is_in(name, path):
+    """Return whether a file has the name: ``Class.method``, perhaps with the end of its module before it.
+
+    It goes by the lines that begin a definition: to parse sixty files takes ten times as long.
+    """
+    if not (ROOT / path).is_file():
+        return False
+    if not path.endswith(".py"):
+        return name == Path(path).name
+    words, module = name.split("."), path.removesuffix(".py").removesuffix("/__init__").split("/")
+    within = next(
+        words[count:] for count in range(len(words), -1, -1) if words[:count] == module[len(module) - count :]
+    )
+    text = (ROOT / path).read_text()
+    for depth, word in enumerate(within):
+        found = re.search(rf"^{'    ' * depth}(?:async )?(?:def|class) {word}\b", text, re.MULTILINE)
+        if found is None:
+            return False
+        after = rf"^ {{0,{4 * depth}}}(?:async )?(?:def|class) "
+        text = re.split(after, text[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+    return True
+
+
+def test_the_names_in_the_tours_are_in_the_files_to_which_they_lead():
+    assert len(re.findall("^### ", TOURS, re.MULTILINE)) == 5
+    assert [f"{name} in {path}" for name, path in NAMED.items() if not is_in(name, path)] == []
+
+
+def test_each_name_in_the_tours_leads_to_a_file_or_stands_in_one():
+    linked = set(re.findall(r"\[`([^`]+)`\]", TOURS))
+    assert linked == NAMED.keys()
+    assert len({one.casefold() for one in linked}) == len(linked)  # as Markdown compares them
+    paths = {ROOT / path for path in ("docs/job-file.md", "docs/aws.md", *NAMED.values())}
+    texts = [path.read_text() for path in paths if path.is_file()]
+    others = set(re.findall(r"`([^`]+)`", TOURS)) - linked
+    unknown = [
+        one for one in others if not one.startswith("cloudspot ") and not any(one in text for text in texts)
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("decide.decided", "cloudspot/controller/decide.py"),
+        ("decide.decide", "cloudspot/controller/deciding.py"),
+        ("deciding.decide", "cloudspot/controller/decide.py"),
+        ("Courier.send", "cloudspot/agent/delivery/courier.py"),
+        ("Courier.start", "cloudspot/agent/delivery/log_pump.py"),
+        ("Courier.parse_seal", "cloudspot/agent/delivery/courier.py"),
+        ("BillingTerms", "cloudspot/model.py"),
+        ("LedgerLine.by_launch", "cloudspot/story/ledger.py"),
+        ("boot.sh", "cloudspot/boot/install.sh"),
+    ],
+)
+def test_a_name_that_was_changed_or_moved_is_found(name, path):
+    assert not is_in(name, path)
+
+
+def test_a_name_is_found_with_as_much_of_its_module_as_is_given():
+    for name in ("Courier.start", "courier.Courier", "agent.delivery.courier.Courier.start", "courier"):
+        assert is_in(name, "cloudspot/agent/delivery/courier.py")

@@ -1,10 +1,11 @@
-"""What machines say that have not come up, or have ended without a word: read now and then, one at a time."""
+"""Reads the consoles of machines that have not come up, or have ended without a word, one at a time."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from cloudspot.controller.observed import LastWords
@@ -56,7 +57,7 @@ class Consoles:
         """Return the machine whose console had better be read now, or None.
 
         One that has ended goes first, and is read once: its seat is made void next, or its end is certified.
-        One whose provider says already why it has not started is not given time to come up.
+        A machine whose provider already says why it has not started is read at once.
         """
         if self._is_denied or history.finished is not None:
             return None
@@ -91,7 +92,10 @@ class Consoles:
         if instance.state is InstanceState.ENDED:
             self._closed.add(instance.id)
         try:
-            words = last_words(self._provisioner.console(instance))
+            words = replace(
+                last_words(self._provisioner.console(instance)),
+                is_final=instance.state is InstanceState.ENDED,
+            )
         except AuthError as error:
             self._is_denied = True
             return f"what {instance.id} says at its boot cannot be read: {error}"

@@ -9,7 +9,7 @@ from cloudspot.controller.actions import Certify
 from cloudspot.controller.observed import Observed
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import EndReason, Instance, InstanceState
-from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_exit
+from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_exit
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -30,8 +30,8 @@ def provider_proves_death(instance_id: str, observed: Observed) -> bool:
 
 
 LEFT_ABSENCE_SECONDS = 30.0
-"""How long a machine that has said its last word has to be absent. Should a listing have had a hole for so
-long, the machine is nobody's, and is ended by whoever sees it."""
+"""How long a machine must be absent after its exit record. If the listing merely missed it, any driver that
+sees it again ends it."""
 
 
 def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
@@ -55,7 +55,7 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
 
 
 def _has_left(launch: LaunchHistory, instance_id: str) -> bool:
-    """Return whether the machine has said its last word: it ends itself then."""
+    """Return whether the machine has written its exit record: it ends itself then."""
     owned = (rank for rank, slot in launch.claimed.items() if slot.instance_id == instance_id)
     return any(own_exit(launch, rank) is not None for rank in owned)
 
@@ -80,7 +80,7 @@ def _certificate(
     owned = rank if seat is not None and seat.instance_id == instance_id else None
     claimed = launch.intent.at if owned is None else claimed_at(launch, owned)
     left = None if owned is None else left_at(launch, owned)
-    launched = None if instance is None else instance.launched_at
+    launched = None if instance is None else launched_at(launch, instance)
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
     if left is not None:

@@ -47,7 +47,7 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Seat, VoidOutcome
 from cloudspot.jobstore.nodes.seats import Seats, seats_of
 from cloudspot.model import EndReason, Instance, InstanceState, Market
-from cloudspot.story.outcomes import End, end_by_nodes
+from cloudspot.story.outcomes import End, end_by_nodes, launched_at
 
 _UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
@@ -312,7 +312,7 @@ def _why_void(
         reason = observed.why_ended(dead[0]) or (dead[0].end_reason.value if dead[0].end_reason else "")
         outcome = _NEVER_RAN.get(dead[0].end_reason, "voided")
         return outcome, f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
-    if any(_boot_seconds(one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
+    if any(_boot_seconds(launch, one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
         said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
         said = f"; its console ends with: {said}" if said else ""
         return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{said}"
@@ -328,8 +328,9 @@ def _why_void(
     return None
 
 
-def _boot_seconds(instance: Instance, observed: Observed, now: datetime) -> float:
+def _boot_seconds(launch: LaunchHistory, instance: Instance, observed: Observed, now: datetime) -> float:
     if instance.state is InstanceState.ENDED:
         return 0.0
     seen = observed.known_seconds.get(instance.id, 0.0)
-    return seen if instance.launched_at is None else max(seen, (now - instance.launched_at).total_seconds())
+    launched = launched_at(launch, instance)
+    return seen if launched is None else max(seen, (now - launched).total_seconds())

@@ -189,8 +189,8 @@ class Controller:
         """When the provider was last asked what can be bought (monotonic)."""
         self._experiences = {} if experiences is None else experiences
         """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
-        self._left_experience: tuple[str, ...] | None = None
-        """The machines without proof when the settled job's was kept; it is again when they are fewer."""
+        self._settled_with: tuple[str, ...] | None = None
+        """The machines without proof when the job was last settled; it is settled again when this changes."""
         self._experience_problem: str | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
@@ -218,7 +218,9 @@ class Controller:
         return _run(self.steps())
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
-        """Tick until the job is finished and its machines provably gone, or suspended; return its records.
+        """Tick until the job is finished and its machines have provably ended, or it is suspended.
+
+        Returns its records.
 
         A job that is suspended already is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
@@ -359,10 +361,15 @@ class Controller:
             problems=tuple(problems),
             acted=acted,
         )
-        if tick.is_settled:
+        if not tick.is_settled:
+            self._settled_with = None
+        elif tick.unproven != self._settled_with:
+            unproven = tick.unproven
             tick = yield from self._leave_experience(tick)
             yield "unmark"
             tick = self._unmark(tick)
+            if not tick.problems:
+                self._settled_with = unproven
         new_problems = [one for one in tick.problems if one not in self._warned]
         self._warned = frozenset(tick.problems)
         warned = tuple(Event(EventKind.WARNED, one) for one in new_problems)
@@ -371,11 +378,9 @@ class Controller:
     def _leave_experience(self, tick: Tick) -> Generator[str, None, Tick]:
         """Keep what the settled job has seen of the spot market for later jobs."""
         assert tick.history is not None, "a job is settled by its records"
-        spot = any(launch.intent.offer.market is Market.SPOT for launch in tick.history.launches)
-        if self._left_experience == tick.unproven or not spot:
+        if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
             return tick
         yield "leave experience"
-        self._left_experience = tick.unproven
         problem = leave_experience(self._store, tick.history, self._provider.name, self._clock.now())
         told: tuple[Event, ...] = ()
         if problem is not None and problem != self._experience_problem:

@@ -33,12 +33,14 @@ class CreateFailure:
 
 @dataclass(frozen=True)
 class LastWords:
-    """What the console of a machine ends with that has not come up."""
+    """The end of a machine's console."""
 
     cause: str = ""
     """Why it will never run the agent; empty: it has not said so."""
     line: str = ""
     """The last line that cloudspot has written to it, or else the very last."""
+    is_final: bool = False
+    """Whether the machine had ended when its console was read: nothing came after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ class Observed:
     def why_ended(self, instance: Instance) -> str:
         """Return why the machine ended, as far as its provider and its console tell; empty: they do not."""
         words = self.last_words.get(instance.id, LastWords())
-        said = words.cause or words.line
+        said = words.cause or (words.line if words.is_final else "")
         return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))
 
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:

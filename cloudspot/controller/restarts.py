@@ -45,8 +45,7 @@ def judge(spec: JobSpec, history: History, now: datetime) -> Go | Wait | End:
     these without a new checkpoint in between. It ends sooner when two in a row failed before the training
     began, for the same cause: an error of the node, a network that is cut, or what a machine said that could
     not run the agent. (A machine lost after a new checkpoint is not the script's fault, and is replaced at
-    once.) A refusal for
-    lack of capacity or quota is neither: the policy turns to other offers.
+    once.) A refusal for lack of capacity or quota is neither: the policy turns to other offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:
@@ -125,13 +124,16 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 def _early_error(history: History, launch: LaunchHistory) -> str:
     """Return why a node failed before it trained, such as in ``run.setup`` or at its boot, or "".
 
-    Nodes that do not reach one another fail so too, as long as no nodes of the job have got anywhere: another
-    machine is behind the same rule of a firewall.
+    Nodes that cannot reach one another count too, while the job has made no step and has no checkpoint: a new
+    machine would be behind the same rule of a firewall.
     """
     exits = [
         one.detail
         for one in own_exits(launch)
-        if one.outcome == "failed" and (one.generation == 0 or (one.is_cut_off and not history.commits))
+        if one.outcome == "failed"
+        and (
+            one.generation == 0 or (one.is_cut_off and one.step <= one.restored_step and not history.commits)
+        )
     ]
     boots = [slot.cause for _, slot in sorted(launch.slots.items()) if slot.cause]
     return next(iter([*exits, *boots]), "")

@@ -63,7 +63,7 @@ def guard_connections(*, threads_inherit: bool) -> None:
     for several of them.
     """
     named = getproxies()
-    urls = [named[kind] for kind in ("http", "https", "all") if kind in named]
+    urls = {named[kind] for kind in ("http", "https", "all") if kind in named}
     proxies = {address for url in urls for address in _addresses(url)}
 
     def is_proxy(endpoint: tuple[Any, ...]) -> bool:

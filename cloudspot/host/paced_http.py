@@ -18,8 +18,8 @@ LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
 """An answer that brings less than ``LEAST_BYTES`` while it is waited for so long is given up."""
 WORK_SECONDS = 1800.0
-"""As much for the answer to a request that does not only read: a store that puts an upload's parts together
-may begin its answer at once, and send nothing but spaces until the object is there."""
+"""The same for requests that change something: a store that assembles an upload may send only spaces until
+the object is there."""
 _READS = frozenset({"GET", "HEAD"})
 
 

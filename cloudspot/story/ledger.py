@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
-from cloudspot.story.outcomes import claimed_at, last_sign, left_at, own_beat
+from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
@@ -272,7 +272,7 @@ def _lines(
             sign = last_sign(launch, rank)
             ended = sign if now - sign > _NEITHER_LISTED_NOR_HEARD else None
         if instance is not None:
-            started = instance.launched_at or started
+            started = launched_at(launch, instance) or started
             if instance.state is InstanceState.ENDED:
                 ended = instance.ended_at or ended or now
             elif instance.state in _UP:  # Its last word does not end the bill; the end of the machine does.

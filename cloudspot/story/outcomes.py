@@ -17,7 +17,7 @@ from cloudspot.jobstore.layout.records import (
     Seat,
     VoidOutcome,
 )
-from cloudspot.model import EndReason
+from cloudspot.model import EndReason, Instance
 from cloudspot.story.node_names import named
 
 _STOP_DETAILS = {
@@ -121,11 +121,10 @@ def _last_words(launch: LaunchHistory) -> Iterator[str]:
 
 
 def how_it_ended(certificate: Certificate) -> str:
-    """Return what the provider said of a machine's end; one of which it said nothing has vanished."""
-    reason = certificate.end_reason
-    if certificate.detail:
-        return f"ended: {certificate.detail}"
-    return "vanished" if reason is EndReason.UNKNOWN else f"ended: {reason.value}"
+    """Return what the provider said of a machine's end, or that it vanished if the provider said nothing."""
+    reason = "" if certificate.end_reason is EndReason.UNKNOWN else certificate.end_reason.value
+    said = "; ".join(filter(None, (reason, certificate.detail)))
+    return f"ended: {said}" if said else "vanished"
 
 
 VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}
@@ -232,6 +231,15 @@ def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
     beat = own_beat(launch, rank)
     last = launch.beats_listed[rank][0] if beat is not None and rank in launch.beats_listed else at
     return at if begun <= at <= last + _ROUNDED else begun
+
+
+def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
+    """Return when the provider says that it created a machine of the launch, or that this was intended.
+
+    The provider's clock may be behind the store's: that of ``local`` is the clock of the user's computer.
+    """
+    at = instance.launched_at
+    return None if at is None else max(at, launch.intent.at)
 
 
 def left_at(launch: LaunchHistory, rank: int) -> datetime | None:

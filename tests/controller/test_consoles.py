@@ -103,7 +103,7 @@ def test_an_owner_that_ended_without_a_word_is_read_once_at_once_unless_its_end_
     ]
     assert [watch.look(at) for at in (1.0, 60.0)] == [[], []]
     assert watch.provisioner.asked == ["i-1-0"]
-    assert watch.consoles.words["i-1-0"].line == "step 7"
+    assert watch.consoles.words["i-1-0"] == LastWords(line="step 7", is_final=True)
 
 
 def test_a_machine_whose_provider_says_why_it_has_not_started_is_read_before_its_time(records):
@@ -116,6 +116,7 @@ def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     watch = Watch(records, said="cloudspot: trying again in 1 s")
     watch.instances.pop()
     assert watch.look(30.0) == ["i-1-0 says at its boot: trying again in 1 s"]
+    assert not watch.consoles.words["i-1-0"].is_final
     assert watch.look(45.0) == []
     watch.provisioner.said = GIVEN_UP
     assert watch.look(60.0) == []

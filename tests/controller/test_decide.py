@@ -22,6 +22,7 @@ from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
 from cloudspot.controller.observed import CreateFailure, LastWords
 from cloudspot.jobstore.layout.records import Ending, Seat
 from cloudspot.model import Billing, EndReason
+from cloudspot.story.outcomes import how_it_ended
 
 
 def act(records, history, observed=None, *, at=100.0, **tables):
@@ -204,7 +205,7 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
 def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
     why = "killed for memory; ask for more"
     ended = records.instance(state="ended", end_reason="unknown", detail=why)
-    words = {"i-1-0": LastWords(line="step 7")}
+    words = {"i-1-0": LastWords(line="step 7", is_final=True)}
     whole = f"{why}; its console ends with: step 7"
     (certificate,) = certified(
         records, records.history(records.launch()), records.observed(ended, last_words=words)
@@ -214,6 +215,16 @@ def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
     certificate, void = act(records, unclaimed, records.observed(ended, last_words=words))
     assert certificate.detail == whole
     assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
+
+
+def test_a_line_that_a_console_showed_before_its_machine_ended_does_not_say_why(records):
+    ended = records.instance(state="ended", end_reason="reclaimed")
+    words = {"i-1-0": LastWords(line="waiting for the network")}
+    (certificate,) = certified(
+        records, records.history(records.launch()), records.observed(ended, last_words=words)
+    )
+    assert certificate.detail == ""
+    assert how_it_ended(records.certificate(end_reason="reclaimed")) == "ended: reclaimed"
 
 
 @pytest.mark.parametrize(
@@ -270,6 +281,14 @@ def test_a_machine_that_hangs_is_given_up_with_the_last_line_of_its_console(reco
     (void,) = act(records, history, records.observed(records.instance(), **known))
     why = "the machine did not come up within 20 minutes; its console ends with: Starting network..."
     assert (void.detail, void.cause) == (why, "")
+
+
+def test_a_machine_has_its_time_to_boot_although_its_providers_clock_is_behind_the_stores(records):
+    """``local`` dates its machines by a computer's clock: six machines were bought and given up in a row."""
+    history = records.history(records.launch(claimed=False))
+    old = records.instance(launched=-1300.0)
+    assert act(records, history, records.observed(old), at=10.0) == ()
+    assert [type(one) for one in act(records, history, records.observed(old), at=1210.0)] == [VoidSeat]
 
 
 def test_a_dead_double_does_not_void_the_seat_of_a_machine_that_still_boots(records):

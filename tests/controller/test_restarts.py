@@ -104,6 +104,7 @@ def test_two_nodes_in_a_row_that_reach_no_other_end_a_job_that_has_got_nowhere(r
     assert verdict(cut_off(1), cut_off(2, is_cut_off=False)) == Go("failed")
     trained = [records.commit(1, 0, at=50.0)]
     assert verdict(cut_off(1), cut_off(2), commits=trained) == Go("failed")
+    assert verdict(cut_off(1), cut_off(2, step=3)) == Go("failed"), "its nodes had reached one another"
 
 
 def failing_boots(records, *causes):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -163,7 +164,11 @@ def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_com
     assert weights_of(show) == weights_of(calm)
     assert show["notices"] == []
     first, second = (one for one in show["generations"] if not one["is_holding"])
-    assert show["steps_lost"] <= first["last_step"] - second["restored"]["step"]
+    before, started, _ = cluster.said(job).partition("(generation 2")
+    committed = [int(step) for step in re.findall(r"checkpoint at step (\d+) committed", before)]
+    assert started
+    assert second["restored"]["step"] == max(committed)
+    assert show["steps_lost"] <= first["last_step"] - max(committed)
     print(json.dumps(show["nodes"]), json.dumps(show["launches"]))
 
 

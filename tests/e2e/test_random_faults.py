@@ -265,7 +265,7 @@ def begin(
         time.sleep(OUTAGE_SECONDS)
         cli = user.start_tiny(JOB, *of(user), provider="drill", sets=sets)
     progress = "machines/*/node/generations/*/progress-*"
-    wait_for("the first step", lambda: list(user.home.glob(progress)) or cli.poll() is not None, seconds=240)
+    wait_for("the first step", lambda: list(user.home.glob(progress)) or cli.poll() is not None, seconds=600)
     assert cli.poll() is None, user.output(cli)[-6000:]
     return Run(user, rng, num_nodes, cli)
 
@@ -295,7 +295,7 @@ def keep_driving(run: Run) -> None:
         run.cli = run.user.start("attach", JOB, *of(run.user))
 
 
-def wait_for_end(run: Run, *, seconds: float = 400.0) -> None:
+def wait_for_end(run: Run, *, seconds: float = 1200.0) -> None:
     """Return when the job has ended and its driver with it."""
 
     def has_ended() -> bool:

@@ -35,7 +35,7 @@ FLUSHES_PER_SECOND = 2.5
 """How often all nodes but the first together deliver lines at the most."""
 MAX_BACKOFF_SECONDS = 15.0
 UNFINISHED_SECONDS = 20.0
-"""For so long a line may stay without an end: a progress bar ends its line when it is done, hours later."""
+"""A line without an end is delivered after this long: a progress bar may end its line only hours later."""
 _CONTINUING = bytes(range(0x80, 0xC0))
 """The bytes of UTF-8 that begin no character."""
 _WHOLE_LINES = ("metrics",)
@@ -79,6 +79,8 @@ class LogPump:
         self._files: list[tuple[Path, str]] = []
         self._unfinished: dict[str, tuple[int, datetime]] = {}
         """By file name: where the line that has no end yet begins, and when that was first seen."""
+        self._cuts: dict[str, int] = {}
+        """By file name: where a line was cut last that had no end yet."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
@@ -184,15 +186,22 @@ class LogPump:
             return 0
         is_all = len(data) < BATCH_BYTES
         end = data.rfind(b"\n") + 1
+        cut_at: int | None = None
         if final and is_all:
             end = len(data)
         elif end == 0 and (not is_all or self._is_overdue(path.name, offset, data, source)):
             end = len(data) - len(_begun(data))  # the rest of the line will be a line of its own
+            cut_at = offset + end
         num_lines = BATCH_LINES - len(position.pending)
         rest = b"".join(data[:end].split(b"\n", num_lines)[num_lines:])
         end -= len(rest)
         is_all = is_all and not rest
-        for line in split_lines(data[:end]):
+        lines = split_lines(data[:end])
+        if lines and not lines[0] and self._cuts.get(path.name) == offset:
+            del lines[0]  # the end of a line that has been delivered without it
+        if cut_at is not None:
+            self._cuts[path.name] = cut_at
+        for line in lines:
             text = line.decode("utf-8", errors="replace")
             record = LogRecord(
                 stream=self._stream,

@@ -65,15 +65,16 @@ class StoreClock:
         if not self._is_due() or not self._asking.acquire(blocking=self._compared is None):
             return
         try:
+            if not self._is_due():
+                return
             found, error = self._failures
             if error is not None and found > num_failures:
                 raise error  # the store was asked while this thread waited
-            if self._is_due():
-                try:
-                    self._ask(store)
-                except CloudspotError as failure:
-                    self._failures = (found + 1, failure)
-                    raise
+            try:
+                self._ask(store)
+            except CloudspotError as failure:
+                self._failures = (found + 1, failure)
+                raise
         finally:
             self._asking.release()
 

@@ -7,11 +7,13 @@ the log says so, and the next starts on this machine are ordinary ones.
 
 Nobody hears of an import of what is imported already, so ``__import__`` and ``importlib.import_module`` are
 replaced. A module that is reached in another way, as an attribute for instance, counts as not imported: then
-a script starts over, or the log complains, without need. What native code sets (``setenv``) is not seen.
+a script starts over, or the log complains, without need. Nor does anybody hear of what native code does, such
+as the variables that it sets (``setenv``) or the files that it writes; a process group that it joins is seen.
 """
 
 from __future__ import annotations
 
+import _posixsubprocess
 import builtins
 import contextlib
 import functools
@@ -33,14 +35,14 @@ MEASURED_SECONDS = 60.0
 LEAST_SECONDS = 0.1
 """Imports that take less are not worth a name in the job file."""
 _ACTS = ("os.", "socket.", "subprocess.", "pty.", "sqlite3.")
-"""How the names of audit events begin that tell of what others can see; ``open`` apart."""
+"""The beginnings of the names of audit events for acts that others can see, except ``open``."""
 _LOOKS = frozenset(
     (
         *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "os.chdir"),
         "socket.gethostname",
     )
 )
-"""Those of them that nobody can see."""
+"""The events among these that change nothing."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NOTHING = contextlib.nullcontext()
 _BYTECODE = re.compile(r"__pycache__$|\.pyc(\.\d+)?$")
@@ -97,34 +99,51 @@ class Watch:
             self._note_import(name if package is None else importlib.util.resolve_name(name, package), ())
             return self._import_module(name, package)
 
+        fork_exec = _posixsubprocess.fork_exec
+
+        def start_process(*arguments: Any) -> int:  # multiprocessing's spawn, of which no event tells
+            self._has_acted = True
+            return fork_exec(*arguments)
+
         builtins.__import__, importlib.import_module = import_, import_module
+        _posixsubprocess.fork_exec = start_process
         sys.addaudithook(self._hear)  # which cannot be removed
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._is_own_doing or not self._pending:
+        if self._is_own_doing:
             return
         if event in ("os.putenv", "os.unsetenv"):
             name, value = map(os.fsdecode, (*arguments, b"")[:2])
             readers = self._preloaded.readers(name).intersection(self._pending)
             if readers and os.environ.get(name) != (value if event == "os.putenv" else None):
-                self._differs(name, f"{min(readers)} was imported")
+                self._differs(name, f"{min(readers)} was imported", "has no effect")
         elif not self._has_acted:
             self._has_acted = _is_act(event, arguments)
 
-    def _differs(self, what: str, why: str) -> None:
-        """Start over, or say that it is too late."""
-        with self._unheard(), contextlib.suppress(OSError):
-            if not self._has_acted and os.getpid() == self._pid:
-                with contextlib.suppress(Exception):  # it may be the script's own
-                    sys.stdout.flush()
-                os.write(2, f"cloudspot: {what} comes after {why}: this process starts over\n".encode())
-                os.chdir(self._directory)
-                os.execvpe(self._words[0], list(self._words), dict(self._environment))  # noqa: S606 - itself
+    def _differs(self, what: str, why: str, consequence: str) -> None:
+        """Start over, or say that it is too late, and what follows from that."""
+        with self._unheard():
+            if not self._has_acted and not _has_joined() and os.getpid() == self._pid:
+                self._start_over(f"{what} comes after {why}")
             if what not in self._told:
                 self._told.add(what)
-                text = f"{what} has no effect: {why} before the script began (run.preload, run.fork_server)"
-                os.write(2, f"cloudspot: {text}; later starts on this machine are ordinary ones\n".encode())
-                self._unwanted.write_text(text)
+                text = f"{what} {consequence}: {why} before the script began (run.preload, run.fork_server)"
+                with contextlib.suppress(OSError):
+                    os.write(
+                        2, f"cloudspot: {text}; later starts on this machine are ordinary ones\n".encode()
+                    )
+                with contextlib.suppress(OSError):
+                    self._unwanted.write_text(text)
+
+    def _start_over(self, why: str) -> None:
+        """Become the ordinary program. Returns only if that fails."""
+        with contextlib.suppress(Exception):  # it may be the script's own
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            os.write(2, f"cloudspot: {why}: this process starts over\n".encode())
+        with contextlib.suppress(OSError):
+            os.chdir(self._directory)
+            os.execvpe(self._words[0], list(self._words), dict(self._environment))  # noqa: S606 - itself
 
     @contextlib.contextmanager
     def _unheard(self) -> Iterator[None]:
@@ -143,13 +162,14 @@ class Watch:
     @contextlib.contextmanager
     def _timing(self, name: str, taken: Collection[str]) -> Iterator[None]:
         self._is_timing, started, num_threads = True, time.perf_counter(), threading.active_count()
+        before = dict(os.environ)
         try:
             with recording() as read:
                 yield
         finally:
             self._is_timing = False
             seconds = time.perf_counter() - started
-            is_alike = not differing(read.names, self._of_server, self._environment)
+            is_alike = not differing(read.names, self._of_server, before)
             if seconds >= LEAST_SECONDS and is_alike and threading.active_count() == num_threads:
                 names = [f"{name}.{one}" for one in taken if one != "*"] or [name]
                 self._seconds |= dict.fromkeys(names, 0.0) | {names[0]: seconds}
@@ -165,11 +185,16 @@ class Watch:
     def _note_import(self, name: str, taken: Iterable[str]) -> None:
         """Note that the script imports this, and change the environment as the first import of it has."""
         package = name.partition(".")[0]
-        if sys.path != self._path and (origin := self._packages.pop(package, None)) is not None:
+        origin = self._packages.get(package)
+        if origin is not None:
+            for one in self._preloaded.imported_with(package):
+                self._packages.pop(one, None)
+        if origin is not None and sys.path != self._path:
             specs = (finder.find_spec(package, None, None) for finder in sys.meta_path)
             found = next((spec.origin for spec in specs if spec is not None), None)
             if found is not None and os.path.realpath(found) != origin:
-                self._differs(f"{found}, now the first {package} on sys.path,", f"{origin} was imported")
+                what = f"{found}, now the first {package} on sys.path,"
+                self._differs(what, f"{origin} was imported", "is imported all the same")
                 for module in [one for one in sys.modules if one.partition(".")[0] == package]:
                     del sys.modules[module]
         pending = [one for one in self._pending if one.partition(".")[0] == package]
@@ -177,7 +202,8 @@ class Watch:
         for one in pending:
             if not any(imported.startswith(f"{one}.") for imported in names):
                 continue
-            self._pending.remove(one)
+            with contextlib.suppress(ValueError):  # another thread was first
+                self._pending.remove(one)
             with self._unheard():
                 for variable, value in self._preloaded.changed[one].items():
                     if os.environ.get(variable) != self._environment.get(variable):
@@ -186,6 +212,12 @@ class Watch:
                         os.environ.pop(variable, None)
                     else:
                         os.environ[variable] = value
+
+
+def _has_joined() -> bool:
+    """Return whether this process has joined a process group: native code has opened its sockets."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _is_act(event: str, arguments: tuple[Any, ...]) -> bool:

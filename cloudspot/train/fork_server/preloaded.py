@@ -5,6 +5,7 @@ What Python code reads is recorded while it is imported. What native code reads 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import pkgutil
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 AT_START = re.compile("PYTHON|LD_|MALLOC_|GLIBC_|LC_|LANG")
 """Variables that are read before a script begins: python(1), ld.so(8), mallopt(3), locale(7)."""
@@ -93,6 +95,8 @@ class Preloaded:
     _readers: dict[str, set[str]] = field(default_factory=dict)
     _listers: set[str] = field(default_factory=set)
     """Those that have read all variables at once."""
+    _imports: dict[str, set[str]] = field(default_factory=dict)
+    """The packages that the modules of each package have imported."""
 
     def add(self, name: str) -> None:
         """Import a module, or an object of one: ``transformers.Trainer``.
@@ -100,18 +104,50 @@ class Preloaded:
         Raises:
             Exception: anything that the import raises.
         """
-        before = dict(os.environ)
+        before, modules = dict(os.environ), {*sys.modules}
         try:
-            with recording() as read:
+            with recording() as read, self._noting_imports():
                 pkgutil.resolve_name(name)
         finally:
             self.names.append(name)
             for variable in read.names:
                 self._readers.setdefault(variable, set()).add(name)
+            new = {module.partition(".")[0] for module in {*sys.modules} - modules}
+            self._imports.setdefault(name.partition(".")[0], set()).update(new)
             self._listers |= {name} if read.has_listed else set()
             after = dict(os.environ)
             differ = (one for one in {*before, *after} if before.get(one) != after.get(one))
             self.changed[name] = {one: after.get(one) for one in differ}
+
+    @contextlib.contextmanager
+    def _noting_imports(self) -> Iterator[None]:
+        import_ = builtins.__import__
+
+        def noting(
+            name: str,
+            globals: Any = None,  # noqa: A002 - callers may name them
+            locals: Any = None,  # noqa: A002
+            fromlist: Any = (),
+            level: int = 0,
+        ) -> Any:
+            if level == 0 and globals is not None:
+                importer = str(globals.get("__name__")).partition(".")[0]
+                self._imports.setdefault(importer, set()).add(name.partition(".")[0])
+            return import_(name, globals, locals, fromlist, level)
+
+        builtins.__import__ = noting
+        try:
+            yield
+        finally:
+            builtins.__import__ = import_
+
+    def imported_with(self, package: str) -> set[str]:
+        """Return the packages that are imported where this one is, itself among them."""
+        found, to_follow = set[str](), {package}
+        while to_follow:
+            found |= to_follow
+            to_follow = set[str]().union(*(self._imports.get(one, ()) for one in to_follow)) - found
+        return found
 
     def readers(self, variable: str) -> set[str]:
         """Return the imports that have read the variable, or may have."""

@@ -185,6 +185,13 @@ def test_a_bar_that_never_ends_its_line_is_delivered_after_a_while(tmp_path: Pat
     assert watched.texts_at(131, b"\r100%\ndone\n") == [*first, "\r 5%\r 6%", "\r100%", "done"]
 
 
+def test_the_end_of_a_line_that_was_delivered_without_it_is_no_line_of_its_own(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.texts_at(0, b"loading ...") == []
+    assert watched.texts_at(30) == ["loading ..."]
+    assert watched.texts_at(31, b"\ndone\n\nend\n") == ["loading ...", "done", "", "end"]
+
+
 def test_a_line_that_stays_without_an_end_is_cut_between_two_characters(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     half, rest = "Größe: ö".encode()[:-1], "ö".encode()[1:]

@@ -207,3 +207,23 @@ def test_threads_that_waited_for_an_answer_do_not_ask_a_store_that_is_away_one_a
     with pytest.raises(TransientError):
         host.clock.compare(host.store)
     assert len(num_puts) == 2, "whoever comes later asks again"
+
+
+def test_a_thread_that_waited_while_one_failed_and_another_was_answered_goes_on():
+    host = Host()
+    host.clock.compare(host.store)
+    compared, host.clock._compared = host.clock._compared, None
+
+    class Door:
+        """Lets a thread in after another failed, and one more was answered."""
+
+        @staticmethod
+        def acquire(*, blocking: bool) -> bool:
+            host.clock._failures, host.clock._compared = (1, TransientError("no answer")), compared
+            return True
+
+        release = staticmethod(lambda: None)
+
+    host.clock._asking = Door()  # type: ignore[assignment]
+    host.clock.compare(host.store)
+    assert host.num_asked == 1

@@ -5,10 +5,12 @@ the ranks' exit statuses. As under torchrun, a rank that fails has the others en
 each rank is on a node of its own, and goes on when another fails.
 """
 
+import contextlib
 import gc
 import importlib
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -17,9 +19,12 @@ from pathlib import Path
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Return a port below those that the kernel chooses for other programs (``ip_local_port_range``)."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def await_all(ranks, *, are_nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import subprocess
@@ -17,10 +18,12 @@ from cloudspot.train.fork_server.fork_server import MARK, PADDING, PADDING_BYTES
 
 _log = logging.getLogger(__name__)
 CLIENT = str(Path(fork_client.__file__).resolve())
-"""What stands in for each program; a container has the package at its real place alone."""
+"""The command used in place of each program. In a container, the package is mounted only at its real path."""
 WORTH_SECONDS = 1.0
 """How long the imports of a start have to take before ``run.preload`` is suggested."""
 MAX_NAMES = 32
+_KILL_SECONDS = 5.0
+"""How long a killed process may take to end."""
 _WORDS_BYTES = 8 << 10
 _START = """
 import sys
@@ -39,7 +42,7 @@ listener.close()
 
 
 def advice(preload: Sequence[str], seconds: Mapping[str, float]) -> str | None:
-    """Return the line for the job file that would save the seconds of slow imports, if it is worth it."""
+    """Return the job-file line that avoids slow imports; None if it saves too little."""
     names = [name for name in seconds if re.fullmatch(MODULE, name)][:MAX_NAMES]
     saved = sum(seconds[name] for name in names)
     if saved < WORTH_SECONDS:
@@ -81,6 +84,9 @@ class ForkServer:
             if self._runs():
                 _log.warning("the training starts without the fork server from now on; its log says why")
                 kill_marked(MARK, self._socket)
+                if self._process is not None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_KILL_SECONDS)
             return
         if self._runs():
             return
