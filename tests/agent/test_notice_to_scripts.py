@@ -149,15 +149,24 @@ def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch
     assert withdrawn == [1]
 
 
-@pytest.mark.parametrize(("order", "outcome"), [("notice", "succeeded"), ("shutdown", "drained")])
+@pytest.mark.parametrize(
+    ("order", "complete_file", "outcome", "committed"),
+    [
+        ("notice", None, "succeeded", True),
+        ("shutdown", None, "drained", False),  # its handler may have ended it in the middle of the save
+        ("shutdown", "done", "drained", True),
+    ],
+)
 def test_a_script_that_ends_by_itself_before_anybody_has_told_it_has_finished(
-    bench, start, wait_until, order, outcome
+    bench, start, wait_until, order, complete_file, outcome, committed
 ):
     """It counted as drained, and a second machine trained the last half again.
 
-    At a shutdown others than the agent send signals, too.
+    At a shutdown others than the agent send signals, too. A script that handles SIGTERM saves and returns 0
+    then: the job was over at whatever step it was.
     """
-    life, thread = start(checkpoint={"directory": TABLE["directory"]})
+    checkpoint = {"directory": TABLE["directory"], "complete_file": complete_file}
+    life, thread = start(LEAVES.replace("save(107)", "save(107); save(107, 'done')"), checkpoint=checkpoint)
     if order == "notice":
         reclaim(life, 30.0)
     else:
@@ -166,7 +175,7 @@ def test_a_script_that_ends_by_itself_before_anybody_has_told_it_has_finished(
     (life.context.node.work / "stop").touch()
     end(thread)
     assert bench.exit_record().outcome == outcome
-    assert bench.commits() == ((bench.id(1, 107),) if outcome == "succeeded" else ())
+    assert bench.commits() == ((bench.id(1, 107),) if committed else ())
 
 
 class SlowStore(WrappedStore):

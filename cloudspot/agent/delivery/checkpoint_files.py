@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,7 +53,6 @@ class CheckpointFiles:
         """What came with the code: where all of the directory is watched, no checkpoint until it changes."""
         self._edges: dict[str, tuple[Stamp, bytes]] = {}
         self._finished: dict[str, tuple[tuple[tuple[str, Stamp], ...], bool]] = {}
-        self._pointers: dict[str, tuple[Stamp, str]] = {}
 
     def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
         """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest.
@@ -76,9 +75,11 @@ class CheckpointFiles:
         open_ones = [look for look in with_pointers if not is_settled(look)]
         inodes = (stamp.inode for look in open_ones for stamp in look.files.values())
         written_to = self.writers(inodes, with_maps=False)
-        there = {path for look in looks for path in look.files}
+        there = {path for look in with_pointers for path in look.files}
         self._edges = {path: edge for path, edge in self._edges.items() if path in there}
-        return [self._judged(look, written_to) for look in with_pointers]
+        judged = [self._judged(look, written_to) for look in with_pointers]
+        self._finished = {look.name: self._finished[look.name] for look in judged}
+        return judged
 
     def writers(self, inodes: Iterable[int], *, with_maps: bool = True) -> frozenset[int]:
         """Return those of the files, by their inodes, that some process can write to: see ``writers``."""
@@ -147,14 +148,14 @@ class CheckpointFiles:
                     path = (parent / entry.name).as_posix()
                     if path in matched or path in look.files or self._is_excluded(path):
                         continue
-                    text = self._pointer(path, entry)
+                    text = self._pointer(entry)
                     if text is not None and text[1] in wanted:
                         found[path] = text[0]
         if not found:
             return look
         return replace(look, files={**look.files, **found}, pointers=frozenset(found))
 
-    def _pointer(self, path: str, entry: os.DirEntry[str]) -> tuple[Stamp, str] | None:
+    def _pointer(self, entry: os.DirEntry[str]) -> tuple[Stamp, str] | None:
         """Return what a small file holds, or where a link leads."""
         status = entry.stat(follow_symlinks=False)
         stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
@@ -162,10 +163,7 @@ class CheckpointFiles:
             return (stamp, str(Path(entry.path).readlink())) if _LINK_NAME.search(entry.name) else None
         if not entry.is_file() or not 0 < status.st_size <= MAX_POINTER_BYTES:
             return None
-        known = self._pointers.get(path)
-        if known is None or known[0] != stamp:
-            known = self._pointers[path] = stamp, _text_of(Path(entry.path)) or ""
-        return known
+        return stamp, _content(entry.path, stamp)
 
     def _judged(self, look: Look, written_to: Collection[int]) -> Look:
         """Add what the content of the files says, and who writes to them."""
@@ -279,6 +277,12 @@ def _text_of(path: Path) -> str | None:
         return read_at_most(path, MAX_POINTER_BYTES).decode("utf-8", "surrogateescape").strip()
     except (OSError, ValueError):
         return None
+
+
+@lru_cache(maxsize=4096)
+def _content(path: str, _stamp: Stamp) -> str:
+    """Return what a small file holds, read once for each stamp."""
+    return _text_of(Path(path)) or ""
 
 
 def step_of(name: str) -> int | None:

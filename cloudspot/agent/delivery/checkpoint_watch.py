@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
@@ -86,7 +86,7 @@ class State:
     name: str
     step: int | None
     version: Version
-    evidence: Evidence | None = None
+    evidence: Evidence | None = field(default=None, compare=False)
 
     @property
     def written_at(self) -> int:
@@ -145,9 +145,9 @@ class _Seen:
 class _Save:
     """The save under way, or the last one."""
 
-    first: str
     active_at: float
-    gaps: list[float] = field(default_factory=list)
+    pause: float = 0.0
+    """The longest in it, up to the newest change."""
 
 
 class CheckpointWatch:
@@ -373,19 +373,19 @@ class CheckpointWatch:
                 if is_log(path) and not self._is_marker(look, path):
                     self._logs.add(path)
 
-    def _changes(self, looks: Sequence[Look]) -> list[tuple[str, str]]:
-        """Note what has changed, and return which files of which checkpoints tell that a save has begun.
+    def _changes(self, looks: Sequence[Look]) -> frozenset[str]:
+        """Note what has changed, and return which checkpoints tell that a save has begun.
 
         A save writes each file once: one that is written anew, or deleted, belongs to the next.
         """
         there = {path for look in looks for path in look.files}
         inodes = {stamp.inode for look in looks for stamp in look.files.values()}  # of renamed files, too
-        begun = [
-            (name, path)
+        begun = {
+            name
             for name, seen in self._seen.items()
             for path, stamp in seen.look.files.items()
             if path not in there and stamp.inode not in inodes and self._born.get(path) == self._number > 0
-        ]
+        }
         for look in looks:
             seen = self._seen.get(look.name)
             old = {} if seen is None else seen.look.files
@@ -401,16 +401,14 @@ class CheckpointWatch:
                     if path not in self._logs and old[path].inode == stamp.inode:
                         self.memory.rewrites = True
                     if self._born.get(path) == self._number > 0 and path not in self._logs:
-                        begun.append((look.name, path))
+                        begun.add(look.name)
                 elif seen is None and self._number > 0 and path not in self._logs:
-                    begun.append(("", path))  # a checkpoint that was not there before
+                    begun.add(look.name)  # a checkpoint that was not there before
         if self.was_asked:
-            self._rewritten |= {name for name, _ in begun}
-        return begun
+            self._rewritten |= begun
+        return frozenset(begun)
 
-    def _note_saves(
-        self, looks: Sequence[Look], begun: Sequence[tuple[str, str]], now: float
-    ) -> tuple[State, ...]:
+    def _note_saves(self, looks: Sequence[Look], begun: Collection[str], now: float) -> tuple[State, ...]:
         """Follow the saves and the pauses in them; return what the beginning of one has shown to be whole."""
         told: list[State] = []
         changed = [look for look in looks if self._has_changed(look)]
@@ -421,22 +419,15 @@ class CheckpointWatch:
                     continue
                 told.append(State(name, seen.look.step, seen.stable, "next"))
                 self._settle(seen.look, "next", seen.stable)
-            gaps, last = self._save.gaps, now - self._save.active_at
-            if any(name == "" or path == self._save.first for name, path in begun):
-                pause = max(gaps, default=0.0)
-            else:  # it may have begun sooner, with a file that is not part of each save
-                pause = sorted([*gaps, last])[-2] if gaps else 0.0
-            self.memory.pause = max(self.memory.pause, pause)
+            self.memory.pause = max(self.memory.pause, self._save.pause)
             self.memory.num_saves += 1
             self.has_news = True
             self._save = None
         if changed:
             if self._save is None:
-                path = begun[0][1] if begun else self._first_change(changed[0])
-                self._save = _Save(path, now)
+                self._save = _Save(now)
                 self._number += 1
-            elif now > self._save.active_at:
-                self._save.gaps.append(now - self._save.active_at)
+            self._save.pause = max(self._save.pause, now - self._save.active_at)
         if self._save is not None and (changed or active):
             self._save.active_at = now
         for look in looks:
@@ -464,14 +455,6 @@ class CheckpointWatch:
     def _has_changed(self, look: Look) -> bool:
         seen = self._seen.get(look.name)
         return seen is None or not self._is_same(seen.look.version, look.version)
-
-    def _first_change(self, look: Look) -> str:
-        seen = self._seen.get(look.name)
-        old = {} if seen is None else seen.look.files
-        new = [
-            path for path, stamp in look.files.items() if old.get(path) != stamp and path not in self._logs
-        ]
-        return min(new, key=lambda path: look.files[path].written_at, default="")
 
     def _evidence(self, look: Look, now: float) -> Evidence | None:
         """Return why what is there is complete, or None."""

@@ -16,6 +16,7 @@ import msgspec
 
 from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out
 from cloudspot.agent.delivery.checkpoint_restore import Restored
+from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
 from cloudspot.agent.delivery.checkpoint_watch import (
     RESTLESS_SECONDS,
     CheckpointWatch,
@@ -27,7 +28,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.decoding import convert
-from cloudspot.errors import CloudspotError, CorruptData, TransientError
+from cloudspot.errors import CorruptData, TransientError
 from cloudspot.host.names import printable
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import SIGNALS
@@ -91,25 +92,15 @@ class DirectoryUploads:
             memory = convert(json.loads(self._memory_path.read_bytes()), Memory)
         self._watch = CheckpointWatch(spec.complete_file, spec.incomplete_file, memory)
         self._files.ignored = memory.code
-        self._known: set[State] = set()
-        """What is in the bucket or was given up."""
         self._steps: dict[int, State | None] = {}
         """The steps taken in this generation, and by which state; None: by one of an earlier agent."""
         self._looking = threading.RLock()
         """Held while the watch, or what is set aside, changes."""
         self._looked_at, self._look_seconds = float("-inf"), 0.0
         self._looks: tuple[Look, ...] = ()
-        self._ready: SetAside | None = None
-        """The newest complete state that is not in the bucket."""
-        self._maybe: SetAside | None = None
-        """The newest state that may turn out complete when the next save begins."""
-        self._last: tuple[State, ...] = ()
-        """What this generation has committed last: what is older is not committed after it."""
-        self._uploading: SetAside | None = None
+        self._shelf = CheckpointShelf(self._take, lambda kept: kept.holds(self._files.writers))
         self._number = itertools.count()
         self._committed_at = float("-inf")
-        self._doubtful: list[State] = []
-        """What was committed without more evidence than quiet since the last state that has more."""
         self._alive = False
         self._stopped = threading.Event()
         self.answered_at: float | None = None
@@ -134,7 +125,6 @@ class DirectoryUploads:
         self._put_back_code()
         with self._looking:
             self._steps.clear()
-            self._last = ()
             memory = self._watch.memory
             is_first = memory.before is None
             looks = self._look_again()
@@ -149,11 +139,11 @@ class DirectoryUploads:
                 self._files.ignored = memory.code
                 looks = self._look_again()
             self._watch.begin(looks)
-            self._known |= {
+            self._shelf.begin(
                 State(look.name, look.step, self._watch.own_version(look))
                 for look in looks
                 if restored.files & look.files.keys() or look.name == restored.directory_name
-            }
+            )
             self._remember()
             self.answered_at = None
             self.adopt()
@@ -172,9 +162,7 @@ class DirectoryUploads:
     def has_answer(self) -> bool:
         """Return whether there is a complete checkpoint that the script has made because it was asked to."""
         with self._looking:
-            self._look()
-            ready = [self._ready.state] if self._ready is not None else []
-            found = [*ready, *self._watch.complete(self._looks)]
+            found = [*self.unsent(), *self._watch.complete(self._looks)]
             return self.answered_at is not None or any(map(self._watch.is_answer, found))
 
     def end_of_script(self, *, exited_0: bool = False, is_leaving: bool = True) -> None:
@@ -255,14 +243,8 @@ class DirectoryUploads:
         if not self._alive:
             self._watch.end(looks, exited_0=False, is_leaving=True)
         self._remember()
-        for state in told:
-            self._promote(state)
         complete = self._watch.complete(looks)
-        if complete:
-            self._offer(complete[-1])
-        candidate = self._watch.candidate() if self._alive else None
-        if candidate is not None and not self._is_held(candidate):
-            self._replace("_maybe", self._take(candidate))
+        self._shelf.look(told, complete, self._watch.candidate() if self._alive else None)
         if self._watch.save_seconds is not None:
             self._status.stall_seconds = self._watch.save_seconds
         self._status.warn("directories", self._restlessness())
@@ -270,46 +252,6 @@ class DirectoryUploads:
         self._looked_at = time.monotonic()
         self._look_seconds = time.thread_time() - used
         return True
-
-    def _offer(self, state: State) -> None:
-        """Set aside a complete state, unless it is known or older than what waits."""
-        waiting = [] if self._ready is None else [self._ready.state]
-        if _plain(state) in self._known or any(state.order < one.order for one in (*waiting, *self._last)):
-            return
-        if self._ready is not None and _plain(self._ready.state) == _plain(state):
-            return
-        if self._uploading is not None and _plain(self._uploading.state) == _plain(state):
-            return
-        self._promote(state)
-        if self._ready is None or _plain(self._ready.state) != _plain(state):
-            found = self._take(state)
-            if found is not None:
-                self._replace("_ready", found)
-
-    def _promote(self, state: State) -> None:
-        """Let what was set aside in case it was complete wait for its upload."""
-        maybe = self._maybe
-        if maybe is None or _plain(maybe.state) != _plain(state) or _plain(state) in self._known:
-            return
-        self._maybe = None
-        is_newer = self._ready is None or self._ready.state.order <= state.order
-        if is_newer and maybe.holds(self._files.writers):
-            maybe.state = state
-            self._replace("_ready", maybe)
-        else:
-            maybe.drop()
-
-    def _is_held(self, state: State) -> bool:
-        held = (self._ready, self._maybe, self._uploading)
-        return _plain(state) in self._known or any(
-            one is not None and _plain(one.state) == _plain(state) for one in held
-        )
-
-    def _replace(self, name: str, found: SetAside | None) -> None:
-        old: SetAside | None = getattr(self, name)
-        if old is not None:
-            old.drop()
-        setattr(self, name, found)
 
     def _take(self, state: State) -> SetAside | None:
         look = next((one for one in self._looks if one.name == state.name), None)
@@ -351,21 +293,16 @@ class DirectoryUploads:
             with self._looking:
                 if self._expects_answer():
                     return
-                taken, self._ready = self._ready, None
-                self._uploading = taken
+                taken = self._shelf.begin_upload()
             if taken is None:
                 return
+            has_failed = True
             try:
                 self._carry_whole(taken, commit)
-            except CloudspotError:
-                with self._looking:
-                    if self._ready is None:
-                        self._ready, taken = taken, None
-                raise
+                has_failed = False
             finally:
-                self._uploading = None
-                if taken is not None:
-                    taken.drop()
+                with self._looking:
+                    self._shelf.end_upload(is_to_repeat=has_failed)
 
     def _expects_answer(self) -> bool:
         """Return whether the script has begun to save because it was asked to, and this is not that yet.
@@ -373,23 +310,22 @@ class DirectoryUploads:
         What was complete before could take the time that its upload needs. It is uploaded if the script ends
         without.
         """
-        if not self._alive or not self._watch.was_asked or self._ready is None:
+        ready = self._shelf.ready
+        if not self._alive or not self._watch.was_asked or ready is None:
             return False
-        return not self._watch.is_answer(self._ready.state) and any(map(self._watch.is_answer, self._looks))
+        return not self._watch.is_answer(ready.state) and any(map(self._watch.is_answer, self._looks))
 
     def unsent(self) -> list[State]:
         """Return the newest complete state that is not in the bucket, if there is one."""
         with self._looking:
-            if not self._look():
-                return []
-            return [] if self._ready is None else [self._ready.state]
+            may_have = self._look()
+            ready = self._shelf.ready
+            return [ready.state] if may_have and ready is not None else []
 
     def num_doubtful(self) -> int:
         """Return how many of the newest commits may be torn: so many older ones are kept besides."""
         with self._looking:
-            confirmed = [n for n, one in enumerate(self._doubtful, 1) if self._watch.was_confirmed(one)]
-            del self._doubtful[: max(confirmed, default=0)]
-            return len(self._doubtful)
+            return self._shelf.num_doubtful(self._watch.was_confirmed)
 
     def _carry_whole(self, taken: SetAside, commit: Callable[[SaveId, float], Commit | None]) -> None:
         state = taken.state
@@ -402,20 +338,15 @@ class DirectoryUploads:
             _log.info("%s; what is complete next is tried", error)
             return
         with self._looking:
-            self._known.add(_plain(state))
-            self._last = (state,)
+            self._shelf.note_commit(state)
             self._committed_at = time.monotonic()
-            if state.evidence != "quiet":
-                self._doubtful.clear()
-            else:
-                self._doubtful.append(state)
             if self.answered_at is None and self._watch.is_answer(state):
                 self.answered_at = time.monotonic()
 
     def _carry(self, taken: SetAside, save: SaveId, commit: Callable[[SaveId, float], Commit | None]) -> bool:
         """Upload and commit a state, or give it up; return False if the id is taken."""
         state = taken.state
-        self._steps[save.step] = _plain(state)
+        self._steps[save.step] = state
         taken_at, began = self._context.now(), time.monotonic()
 
         def check() -> None:
@@ -463,7 +394,7 @@ class DirectoryUploads:
         newest = head(self._context.journal.known)
         known_step = max(self._status.restored_step, 0 if newest is None else newest.step)
         step = max(state.step or 0, known_step + 1)
-        while self._steps.get(step, _plain(state)) != _plain(state):
+        while self._steps.get(step, state) != state:
             step += 1
         return SaveId(self._status.generation, step, 0)
 
@@ -534,11 +465,6 @@ class DirectoryUploads:
                 (code / name).rename(node.work / name)
                 _log.info("%s is put back as it came with the code", printable(name))
         shutil.rmtree(code)
-
-
-def _plain(state: State) -> State:
-    """Return a state without why it counts as complete."""
-    return State(state.name, state.step, state.version)
 
 
 def _links_warning(name: str, links: Sequence[str]) -> str | None:

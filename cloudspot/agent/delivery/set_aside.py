@@ -138,48 +138,46 @@ def set_aside(
     except OSError as error:
         shutil.rmtree(root, ignore_errors=True)
         if error.errno in _FULL:
-            return _where_it_is(state, work, writers)
+            return _where_it_is(state, work, {path for path, _ in state.version} - {*links}, logs, writers)
         return None  # changed or gone
     return found
 
 
 def _where_it_is(
-    state: State, work: Path, writers: Callable[[Collection[int]], Collection[int]]
+    state: State,
+    work: Path,
+    own: Collection[str],
+    logs: Mapping[str, Stamp],
+    writers: Callable[[Collection[int]], Collection[int]],
 ) -> SetAside | None:
-    """Return a state as it lies there, if it still does: the disk has no room for anything."""
+    """Return a state as it lies there, if it still does, without links: there is no room for anything."""
+    stamps = {**{path: stamp for path, stamp in state.version if path in own}, **logs}
     try:
         files = tuple(
             file_of(path, stamp.size, mode=(work / path).stat().st_mode & 0o777)
-            for path, stamp in sorted(state.version, key=lambda entry: entry[1].written_at)
+            for path, stamp in sorted(stamps.items(), key=lambda entry: entry[1].written_at)
         )
-        ways: dict[str, Way] = {path: "direct" for path, _ in state.version}
-        found = SetAside(state, work, files, ways, is_own=False)
-        for path, stamp in state.version:
-            found.note(work / path, stamp)
+        found = SetAside(state, work, files, dict.fromkeys(own, "direct"), is_own=False)
+        for path in own:
+            found.note(work / path, stamps[path])
     except OSError:
         return None
     return found if found.holds(writers) else None
 
 
 def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: bool) -> Way:
+    """Raises OSError: the file is gone, or the disk has no room for what has to be copied."""
     if _clone(source, target):
         return "clone"
     if not must_copy:
         with suppress(OSError):  # another file system, or one without hard links
             os.link(source, target)
             return "link"
-    if may_copy:
-        try:
-            _copy(source, target, size)
-            shutil.copystat(source, target)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            target.unlink(missing_ok=True)
-        else:
-            return "copy"
-    target.symlink_to(source)
-    return "direct"
+    if not may_copy:
+        raise OSError(errno.ENOSPC, "no room for a copy beside the next save", str(target))
+    _copy(source, target, size)
+    shutil.copystat(source, target)
+    return "copy"
 
 
 def _clone(source: Path, target: Path) -> bool:

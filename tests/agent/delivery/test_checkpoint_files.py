@@ -281,9 +281,13 @@ def test_on_a_full_disk_a_checkpoint_is_read_where_it_is_and_never_removed(
         raise OSError(errno.ENOSPC, "no space left")
 
     path = write(tmp_path / "work", "model.pt")
+    (tmp_path / "work" / "latest").symlink_to("model.pt")
     monkeypatch.setattr("cloudspot.agent.delivery.set_aside._take", full)
     kept = taken(tmp_path / "work", look(files(tmp_path / "work", "model.pt")), must_copy=True)
     assert kept is not None
     assert (kept.ways, kept.root) == ({"direct"}, tmp_path / "work")
+    assert [file.path for file in kept.files] == [
+        "model.pt"
+    ]  # the text of a link cannot be read in its place
     kept.drop()
     assert path.read_bytes() == b"weights"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
 from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch, Look, Memory, Stamp, State
 
 LOOK_SECONDS = 0.25
@@ -50,7 +51,8 @@ class Habit:
 
 def random_habit(chance: random.Random) -> Habit:
     """Return any habit; a save takes less than the time to the next."""
-    kind = chance.choice(("file", "directory", "steps"))
+    kinds: tuple[Literal["file", "directory", "steps"], ...] = ("file", "directory", "steps")
+    kind = chance.choice(kinds)
     num_files = 1 if kind == "file" else chance.randint(1, 4)
     proof: Proof = None if kind == "file" else chance.choice(("marker", "index", None, None))
     return Habit(
@@ -201,67 +203,63 @@ def play(habit: Habit, seed: int) -> Outcome:
     watch = CheckpointWatch("done" if habit.proof == "marker" else None, None, Memory())
     watch.begin([])
     disk, seen = script.disk, dict[str, tuple[Stamp, int]]()
-    shelf = _Shelf(outcome, watch)
+    agent = _Agent(outcome, watch, script)
     looked_at = 0.0
     for moment in script.run():
         while looked_at + LOOK_SECONDS <= moment:
             looked_at += LOOK_SECONDS
             looks = list(_looks(script, disk, seen))
-            shelf.look(looks, watch.look(looks, looked_at), script, looked_at)
+            agent.look(looks, looked_at)
     return outcome
 
 
-class _Shelf:
-    """What is set aside, what is being uploaded, and what the store has."""
+@dataclass
+class _Kept:
+    """A copy of what the disk held."""
 
-    def __init__(self, outcome: Outcome, watch: CheckpointWatch) -> None:
-        self._outcome, self._watch = outcome, watch
-        self._known: set[object] = set()
-        self._ready: tuple[State, int | None] | None = None
-        self._maybe: tuple[State, int | None] | None = None
-        self._upload: tuple[State, int | None, float] | None = None
+    state: State
+    save: int | None
+
+    def drop(self) -> None:
+        """Free nothing."""
+
+
+class _Agent:
+    """Sets aside and uploads, one state at a time, and collects as many commits as are too many."""
+
+    def __init__(self, outcome: Outcome, watch: CheckpointWatch, script: Script) -> None:
+        self._outcome, self._watch, self._script = outcome, watch, script
+        self._shelf = CheckpointShelf(self._take, lambda _: True)
+        self._recognized: set[State] = set()
+        self._upload: tuple[_Kept, float] | None = None
         self._committed_at = -COMMIT_SECONDS
         self._store: list[Commit] = []
-        self._doubtful: list[State] = []
 
-    def look(self, looks: list[Look], told: tuple[State, ...], script: Script, now: float) -> None:
-        for state in told:
-            if self._maybe is not None and self._maybe[0].version == state.version:
-                self._offer(state, self._maybe[1], now)
-        for state in self._watch.complete(looks)[-1:]:
-            self._offer(state, held_save(script, state), now)
-        candidate = self._watch.candidate()
-        held = None if self._maybe is None else self._maybe[0].version
-        if candidate is not None and candidate.version != held:
-            self._maybe = candidate, held_save(script, candidate)
-        if self._upload is not None and now >= self._upload[2]:
-            self._commit(now)
-        if self._upload is None and self._ready is not None and now >= self._committed_at + COMMIT_SECONDS:
-            self._upload, self._ready = (*self._ready, now + self._outcome.habit.upload_seconds), None
+    def _take(self, state: State) -> _Kept:
+        return _Kept(state, held_save(self._script, state))
 
-    def _offer(self, state: State, save: int | None, now: float) -> None:
-        key = state.name, state.version
-        if key in self._known:
-            return
-        self._known.add(key)
-        self._outcome.recognized.append((now, save or 0, state.evidence or ""))
-        if self._ready is None or self._ready[0].order <= state.order:
-            self._ready = state, save
+    def look(self, looks: list[Look], now: float) -> None:
+        told = self._watch.look(looks, now)
+        self._shelf.look(told, self._watch.complete(looks), self._watch.candidate())
+        ready = self._shelf.ready
+        if ready is not None and ready.state not in self._recognized:
+            self._recognized.add(ready.state)
+            self._outcome.recognized.append((now, ready.save or 0, ready.state.evidence or ""))
+        if self._upload is not None and now >= self._upload[1]:
+            self._commit(self._upload[0], now)
+        if self._upload is None and ready is not None and now >= self._committed_at + COMMIT_SECONDS:
+            self._shelf.begin_upload()
+            self._upload = ready, now + self._outcome.habit.upload_seconds
 
-    def _commit(self, now: float) -> None:
-        assert self._upload is not None
-        state, save, _ = self._upload
+    def _commit(self, kept: _Kept, now: float) -> None:
         self._upload, self._committed_at = None, now
-        commit = Commit(save, state.evidence or "", now, state)
+        self._shelf.note_commit(kept.state)
+        self._shelf.end_upload(is_to_repeat=False)
+        commit = Commit(kept.save, kept.state.evidence or "", now, kept.state)
         self._outcome.commits.append(commit)
         self._store.append(commit)
-        if state.evidence != "quiet":
-            self._doubtful.clear()
-        else:
-            self._doubtful.append(state)
-        confirmed = [n for n, one in enumerate(self._doubtful, 1) if self._watch.was_confirmed(one)]
-        del self._doubtful[: max(confirmed, default=0)]
-        self._store = self._store[-(self._outcome.habit.keep + len(self._doubtful)) :]
+        num_kept = self._outcome.habit.keep + self._shelf.num_doubtful(self._watch.was_confirmed)
+        self._store = self._store[-num_kept:]
         self._outcome.kept.append((now, tuple(self._store)))
 
 
