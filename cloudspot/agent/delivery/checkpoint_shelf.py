@@ -1,4 +1,4 @@
-"""Keeps what is set aside of a script's checkpoints: the newest complete state, and one that may be complete."""
+"""Keeps what is set aside of a checkpoint: the newest complete state, and one that may be complete."""
 
 from __future__ import annotations
 
