@@ -167,9 +167,9 @@ class CheckpointFiles:
 
     def _judged(self, look: Look, written_to: Collection[int]) -> Look:
         """Add what the content of the files says, and who writes to them."""
-        appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
-        known = self._finished.get(look.name)
+        known, appended = self._finished.get(look.name), set[str]()
         if known is None or known[0] != look.version:
+            appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
             known = self._finished[look.name] = look.version, self._looks_finished(look)
         busy = frozenset(path for path, stamp in look.files.items() if stamp.inode in written_to)
         return replace(look, appended=frozenset(appended), written_to=busy, is_finished=known[1])

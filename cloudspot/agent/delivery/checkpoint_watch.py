@@ -292,11 +292,9 @@ class CheckpointWatch:
     def is_complete(self, look: Look) -> bool:
         """Return whether what is there was seen to be complete."""
         settled = self.memory.settled.get(look.name)
-        if settled is None or not look.files or self._lies_incomplete(look):
+        if settled is None or not self._is_same(settled.version, look.version):
             return False
-        if self._complete_file is not None and not self._has(look, self._complete_file):
-            return False
-        return self._is_same(settled.version, look.version)
+        return self._may_be_complete(look)
 
     def complete(self, looks: Iterable[Look]) -> tuple[State, ...]:
         """Return what is complete and was written here, the newest last."""
@@ -558,7 +556,7 @@ class CheckpointWatch:
         return one == other or self._strip(one) == self._strip(other)
 
     def _strip(self, version: Version) -> Version:
-        if self._logs.isdisjoint(path for path, _ in version):
+        if not self._logs:
             return version
         return tuple(entry for entry in version if entry[0] not in self._logs)
 
