@@ -183,14 +183,16 @@ class DirectoryUploads:
             return
         with self._looking:
             # A node without rank 0 has only files of other ranks: nothing makes a checkpoint of them.
-            for torn in self._watch.torn(self._look_again(), only_incomplete=self._has_rank_0):
-                targets = [
-                    self._move_away(path) for path in (*torn.roots, *sorted(torn.pointers - {*torn.roots}))
-                ]
+            looks = self._look_again()
+            torn = self._watch.torn(looks, only_incomplete=self._has_rank_0)
+            # A file without a step belongs to the others, too.
+            kept = {path for look in looks if look not in torn for path in look.files}
+            for path in sorted({path for look in torn for path in (*look.roots, *look.pointers)} - kept):
+                target = self._move_away(path)
                 _log.warning(
                     "%s was not complete when the script ended; it is set aside as %s",
-                    printable(torn.name),
-                    printable(str(targets[0])),
+                    printable(path),
+                    printable(str(target)),
                 )
 
     def _move_away(self, path: str) -> Path:

@@ -309,3 +309,19 @@ def test_what_was_complete_before_a_notice_takes_no_time_from_what_is_saved_beca
     one.uploads.end_of_script(exited_0=exited_0)
     one.carry()
     assert one.kept() == kept
+
+
+@pytest.mark.parametrize(("is_first_whole", "left"), [(True, {"config", "model-10.pt"}), (False, set())])
+def test_a_file_without_a_step_is_set_aside_once_and_only_if_no_whole_checkpoint_has_it(
+    script, is_first_whole, left
+):
+    one = script(directory=["model-*.pt", "config"])
+    one.write("config", "layers = 2")
+    one.write("model-10.pt", "weights 10")
+    if is_first_whole:
+        one.wait(12.0)
+    one.write("model-20.pt", "half of the wei")
+    one.wait(0.5)
+    one.uploads.end_of_script(exited_0=False)
+    one.uploads.set_aside_torn()
+    assert {path.name for path in one.work.iterdir() if path.is_file()} == left
