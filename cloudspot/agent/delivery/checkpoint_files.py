@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cloudspot.agent.delivery.checkpoint_watch import Look, Stamp, is_log
+from cloudspot.agent.delivery.checkpoint_states import Look, Stamp, is_log
 from cloudspot.agent.delivery.framework_checkpoints import is_whole_file, looks_finished
 from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.names import is_safe_name

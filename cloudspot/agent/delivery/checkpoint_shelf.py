@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from cloudspot.agent.delivery.checkpoint_watch import State
+from cloudspot.agent.delivery.checkpoint_states import State
 
 
 class Kept(Protocol):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from functools import cache
 
-import msgspec
+from cloudspot.agent.delivery.checkpoint_states import (
+    Asked,
+    Evidence,
+    Look,
+    Memory,
+    Settled,
+    Stamp,
+    State,
+    Version,
+    is_log,
+)
 
 SETTLED_SECONDS = 10.0
 """Files that nobody has written to for this long are complete, until three saves have been seen."""
@@ -19,117 +27,8 @@ RESTLESS_SECONDS = 300.0
 """The user is told of a checkpoint that has not been complete for this long."""
 ENOUGH_SAVES = 3
 """After so many, the longest pause within a save says how long files have to be quiet."""
-LOGS = ("*.log", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*")
-"""Names of files that go on growing from save to save: they go along and prove nothing."""
 INCOMPLETE_FILE = "checkpoint-is-incomplete.txt"
 """Hugging Face's Trainer has it in the directory while it saves because of SIGTERM."""
-
-_LOG = re.compile("|".join(map(fnmatch.translate, LOGS)))
-
-Evidence = Literal["marker", "index", "next", "quiet", "exit"]
-"""``marker``: the declared file; ``index``: what a framework writes last, or its table of files; ``next``:
-the next save has begun; ``quiet``: nobody has written for longer than in any pause; ``exit``: status 0."""
-PROVEN: frozenset[Evidence] = frozenset(("marker", "index"))
-
-
-class Stamp(NamedTuple):
-    """What tells one content of a file from another, as long as nobody sets its times back."""
-
-    size: int
-    written_at: int
-    """Nanoseconds."""
-    inode: int
-
-
-Version = tuple[tuple[str, Stamp], ...]
-"""The files of a checkpoint, by their paths below the working directory, sorted."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """A checkpoint as it was found: a directory, or files that belong together."""
-
-    name: str
-    """The directory, or the first of the files, relative to the working directory."""
-    step: int | None
-    """The number that its name ends with, or None."""
-    files: Mapping[str, Stamp]
-    """By their paths, relative to the working directory."""
-    roots: tuple[str, ...]
-    """The directory, or the files."""
-    is_directory: bool = True
-    pointers: frozenset[str] = frozenset()
-    """Those of ``files`` that lie beside it and name it."""
-    appended: frozenset[str] = frozenset()
-    """Those that have grown since the look before and still begin with what they held then."""
-    written_to: frozenset[str] = frozenset()
-    """Those that a process has open for writing."""
-    is_finished: bool = False
-    """Whether its content says that it is whole."""
-
-    @cached_property
-    def version(self) -> Version:
-        """Return its files with their stamps, sorted."""
-        return tuple(sorted(self.files.items()))
-
-    @cached_property
-    def places(self) -> frozenset[str]:
-        """Return where its marker would lie: what the path begins with, up to the last slash."""
-        bases = {self.name} if self.is_directory else {root.rpartition("/")[0] for root in self.roots}
-        return frozenset("" if base in {"", "."} else f"{base}/" for base in bases)
-
-
-@dataclass(frozen=True)
-class State:
-    """What a checkpoint held when it was complete, or may have been."""
-
-    name: str
-    step: int | None
-    version: Version
-    evidence: Evidence | None = field(default=None, compare=False)
-
-    @property
-    def written_at(self) -> int:
-        """When one of its files was last written (ns)."""
-        return max((stamp.written_at for _, stamp in self.version), default=0)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Order states by age."""
-        return self.step or 0, self.written_at
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """A state that was complete."""
-
-    version: Version
-    evidence: Evidence
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A checkpoint when the script was asked to save."""
-
-    version: Version
-    was_complete: bool
-
-
-class Memory(msgspec.Struct, kw_only=True):
-    """What a later agent of the machine has to know."""
-
-    came_with_code: tuple[str, ...] = ()
-    """The roots that were there before the machine's first script."""
-    code: dict[str, Stamp] = {}
-    """All other files that were there then, where the whole working directory is watched."""
-    before: dict[str, Version] | None = None
-    """What there was before the newest script started; None: none was started here."""
-    settled: dict[str, Settled] = {}
-    asked: dict[str, Asked] | None = None
-    pause: float = 0.0
-    """The longest pause seen within a save."""
-    num_saves: int = 0
-    """How many saves were seen from the beginning of one to that of the next."""
-    rewrites: bool = False
-    """Whether the script writes to files that a checkpoint had, in place."""
 
 
 @dataclass
@@ -209,8 +108,9 @@ class CheckpointWatch:
         told = self._note_saves(looks, begun, now)
         names = {look.name for look in looks}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        expected = self._kinds_before(looks)
         for look in looks:
-            evidence = self._evidence(look, now)
+            evidence = self._evidence(look, now, has_expected=expected <= self._kinds(look))
             if evidence is not None:
                 self._settle(look, evidence)
         self._incomplete_since = {
@@ -454,13 +354,12 @@ class CheckpointWatch:
         seen = self._seen.get(look.name)
         return seen is None or not self._is_same(seen.look.version, look.version)
 
-    def _evidence(self, look: Look, now: float) -> Evidence | None:
+    def _evidence(self, look: Look, now: float, *, has_expected: bool) -> Evidence | None:
         """Return why what is there is complete, or None."""
         seen = self._seen[look.name]
         if not self._may_be_complete(look) or look.written_to - self._logs:
             return None
         quiet = now - seen.active_at
-        has_expected = self._kinds_before([one.look for one in self._seen.values()]) <= self._kinds(look)
         if self._complete_file is not None and self._is_marked(look) and has_expected:
             return "marker"
         if quiet >= KNOWN_SECONDS and self._says_finished(look) and has_expected:
@@ -564,8 +463,3 @@ class CheckpointWatch:
 @cache
 def _without_numbers(path: str) -> str:
     return re.sub(r"\d+", "", path)
-
-
-def is_log(path: str) -> bool:
-    """Return whether a file is a log by its name."""
-    return _LOG.match(path.rpartition("/")[2]) is not None

@@ -17,13 +17,8 @@ import msgspec
 from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
-from cloudspot.agent.delivery.checkpoint_watch import (
-    RESTLESS_SECONDS,
-    CheckpointWatch,
-    Look,
-    Memory,
-    State,
-)
+from cloudspot.agent.delivery.checkpoint_states import Look, Memory, State
+from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, CheckpointWatch
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cloudspot.agent.delivery.checkpoint_watch import Stamp, State
+from cloudspot.agent.delivery.checkpoint_states import Stamp, State
 from cloudspot.jobstore.layout.records import File, file_of
 
 ROOM = 3

@@ -21,7 +21,7 @@ from cloudspot.agent.delivery.checkpoint_files import (
     root_of,
     writers,
 )
-from cloudspot.agent.delivery.checkpoint_watch import Look, State
+from cloudspot.agent.delivery.checkpoint_states import Look, State
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 
 

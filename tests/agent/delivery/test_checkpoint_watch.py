@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out, step_of
-from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, CheckpointWatch, Look, Memory, State
+from cloudspot.agent.delivery.checkpoint_states import Look, Memory, State
+from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, CheckpointWatch
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
-from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch, Look, Memory, Stamp, State
+from cloudspot.agent.delivery.checkpoint_states import Look, Memory, Stamp, State
+from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch
 
 LOOK_SECONDS = 0.25
 COMMIT_SECONDS = 5.0
