@@ -19,6 +19,7 @@ from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.loop import Controller
+from cloudspot.controller.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text
@@ -82,6 +83,7 @@ def move(
     offers = _offers(job)
     launch = _plan(job, history, offers, target)
     _echo_plan(launch)
+    _warn_of_end(history)
     if not yes:
         click.confirm("move it", abort=True)
     controller = job.controller(known=history)
@@ -127,6 +129,16 @@ def _echo_plan(launch: OpenLaunch) -> None:
     output.echo(f"moving {nodes} {launch.detail} to {offer.key}")
     machines = "machine trains" if count == 1 else "machines train"
     output.echo(f"until the new {machines}, {price} an hour come on top")
+
+
+def _warn_of_end(history: History) -> None:
+    """Warn if the job is likely to end by itself before new machines could train."""
+    left, needed = seconds_to_end(history), start_seconds(history) + restart_seconds(history)
+    if left is not None and left < needed:
+        output.warn(
+            f"the job ends by itself in about {output.duration_text(left)}, and new machines would train in "
+            f"about {output.duration_text(needed)}: it is likely to end before it has moved"
+        )
 
 
 def _look(controller: Controller) -> History | None:

@@ -25,7 +25,8 @@ def shift_file() -> Path:
     assert DIRECTORY is not None
     if NODE is None:
         return Path(DIRECTORY, "cli")
-    ranks = "-ranks" if "RANK" in os.environ else ""
+    # Past os.environ, where the fork server would see an import of torch read it, and then fork no rank.
+    ranks = "-ranks" if b"RANK" in os.environ._data else ""  # type: ignore[attr-defined]
     return Path(DIRECTORY, f"node-{Path(NODE).parent.name.rpartition('-')[2]}{ranks}")
 
 
