@@ -33,6 +33,8 @@ from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
+_MAX_LINK_BYTES = 4096
+"""Linux takes no longer path."""
 _AGE_NANOSECONDS = 1_000_000
 """By how much each file of a restored directory is newer than the one before it."""
 
@@ -301,9 +303,10 @@ def _root_of(staging: Path, part: Part) -> Path:
 def _make_link(root: Path, file: File, part: Part) -> None:
     """Make a link that leads to a file of its checkpoint, or to a directory of such, and refuse any other."""
     path = root / file.name
-    target = os.fsdecode(path.read_bytes())
+    target = os.fsdecode(path.read_bytes()) if file.size <= _MAX_LINK_BYTES else ""
     lands = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), target))
-    if posixpath.isabs(target) or not any(f"{one.name}/".startswith(f"{lands}/") for one in part.files):
+    is_within = any(f"{one.name}/".startswith(f"{lands}/") for one in part.files)
+    if not target or "\0" in target or posixpath.isabs(target) or not is_within:
         raise CorruptData(f"the link {file.path!r} leads to {printable(target)!r}, out of its checkpoint")
     path.unlink()
     path.symlink_to(target)
