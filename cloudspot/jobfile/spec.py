@@ -105,6 +105,7 @@ _Policy = Annotated[
         known=tuple(sorted(POLICIES)),
     ),
 ]
+_Insides = Annotated[tuple[Inside, ...], msgspec.Meta(extra_json_schema={"minItems": 1})]
 _OnNotice = Annotated[
     str, text_like(rf"{'|'.join(SIGNALS)}|(?!{_SIGNAL_NAME}$){INSIDE}", _notice_problem, known=SIGNALS)
 ]
@@ -267,29 +268,41 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     loss. It takes the machines' processors, and up to 0.5 GB of their memory. Data that would
     shrink by less than a tenth is sent uncompressed. So is the last save before a machine goes or the
     training ends, unless compression made the save before it faster."""
-    directory: Inside | None = None
-    """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number at the end of a name is its step, unless it ends a date such as
-    ``2026-11-20_15-30-53``. A link in it is saved if it leads to a file of the same directory, as that file.
-    If left out, the script uses a session."""
+    directory: Inside | _Insides | None = None
+    """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
+    files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is
+    everything that the script writes there. The number at the end of a name, without suffixes such as
+    ``.pt``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory is a
+    checkpoint; files of one step are one, and files without a step go along with each. A small file or a link
+    beside a checkpoint that holds nothing but its name, path or step, such as ``latest``, goes along with it.
+    A link in a directory is saved if it leads to a file of the same directory, as that file. If left out, the
+    script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
+    exclude: tuple[Inside, ...] = ()
+    """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
+    ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,
+    ``.venv``, inputs and the file of ``on_notice`` always are."""
     complete_file: Inside | None = None
-    """A file in such a directory that the script writes last. While it is at least as new as every other file
-    there, the directory is complete; but one that has only lost files since it was complete is being deleted,
-    and is not saved again. If it is older, or neither this nor ``incomplete_file`` is given, the
-    directory is complete when it has not changed for 10 s while the script was running (for 2 s, if it holds
-    what the Hugging Face Trainer, ms-swift, Accelerate or Lightning write last), or when the script ended
-    with exit status 0 and did not have to leave."""
+    """A file in such a directory, or beside such files, that the script writes last. While it is at least as
+    new as every other file of the checkpoint, and no process has one open for writing, that is complete; but
+    one that has only lost files since it was complete is being deleted, and is not saved again. If it is
+    older, or is the only file, the checkpoint is complete as if this was not given; without it, never."""
     incomplete_file: Inside | None = None
-    """A file that is in such a directory while the directory is not complete. Once it is gone, and nothing
-    has changed for 2 s while the script was running, the directory is complete. If neither this nor
-    ``complete_file`` is given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
+    """A file that is there while the checkpoint is not complete. Once it is gone, and nothing has changed for
+    2 s while the script was running, the checkpoint is complete. If neither this nor ``complete_file`` is
+    given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
     on_notice: _OnNotice | None = None
     """How a script without a session is told to save and leave, before its machine goes or the job stops:
     ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. Until a
     save has been measured, it is told at once; after that, when the time left is three times a save and its
     upload, or a minute if that is longer. What it begins to save after that is uploaded as soon as it is
-    complete; if nothing comes in time, the newest complete directory stands. A script that was told has not
-    finished, whatever its exit status."""
+    complete; if nothing comes in time, the newest complete state before it stands. A script that was told has
+    not finished, whatever its exit status."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Return the patterns of ``directory``; none if the script uses a session."""
+        found = self.directory if self.directory is not None else ()
+        return (found,) if isinstance(found, str) else found
 
     rules: ClassVar[tuple[TableRule, ...]] = (
         OneOf(
@@ -297,7 +310,10 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "has complete_file and incomplete_file; give at most one",
             is_needed=False,
         ),
-        *(Needs(field, "directory") for field in ("complete_file", "incomplete_file", "on_notice")),
+        *(
+            Needs(field, "directory")
+            for field in ("complete_file", "exclude", "incomplete_file", "on_notice")
+        ),
     )
 
 
@@ -524,6 +540,10 @@ def _check(spec: JobSpec) -> None:
         raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
     if spec.run.preload and spec.run.launcher_or_default != "torchrun":
         raise FieldError(("run", "preload"), f"has no effect without {_TORCHRUN}")
+    if spec.checkpoint.directory == ():
+        raise FieldError(
+            ("checkpoint", "directory"), "names nothing; leave it out if the script uses a session"
+        )
     check_data(spec.data)
     _check_image(spec)
     _check_environment(spec.run)

@@ -151,6 +151,8 @@ class _Reader:
             value = _quantity(value, extra["quantity"], word, path)
         if not _is_of_type(value, node):
             raise _wrong_type(value, node, path)
+        if isinstance(node, inspect.UnionType):
+            return self.read(value, next(one for one in node.types if _is_of_type(value, _bare(one))), path)
         if isinstance(node, inspect.StrType) and node.pattern and not re.fullmatch(node.pattern, value):
             wrong = extra["wrong"](value) if "wrong" in extra else f"does not fit {node.pattern}"
             raise FieldError(path, wrong)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloudspot import retrying
-from cloudspot.agent.delivery.checkpoint_directories import files_below
+from cloudspot.agent.delivery.checkpoint_files import files_below
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file

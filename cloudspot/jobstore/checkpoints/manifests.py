@@ -118,6 +118,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         kind=manifest.kind,
         size=manifest.size,
         shared=manifest.shared,
+        evidence=manifest.parts[0].evidence,
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),

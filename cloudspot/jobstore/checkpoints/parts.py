@@ -138,6 +138,7 @@ def upload_directory(
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     in_background: bool = False,
+    evidence: str | None = None,
 ) -> Part:
     """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
 
@@ -162,6 +163,7 @@ def upload_directory(
         chunks=(),
         files=tuple(files),
         directory=directory,
+        evidence=evidence,
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
@@ -268,7 +270,7 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
     for file in files:
         low, high = max(start, position), min(end, position + file.size)
         if low < high:
-            yield file.path, low - position, high - low
+            yield file.name, low - position, high - low
         position += file.size
 
 
