@@ -40,7 +40,9 @@ from cloudspot.boot import script
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
-from cloudspot.controller import act, decide, lasting, launchrequest, loop, refusals, restarts
+from cloudspot.controller import act, decide, launchrequest, loop
+from cloudspot.controller.assess import lasting
+from cloudspot.controller.supply import refusals, restarts
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
@@ -420,7 +422,7 @@ def _kind(node: inspect.Type, path: str) -> str:
         kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers", inspect.IntType: "integers"}
         if isinstance(bare.value_type, inspect.AnyType):
             return "table"
-        return f"table of {kinds.get(type(bare.value_type), 'tables')}"
+        return f"table of {kinds.get(type(_bare(bare.value_type)), 'tables')}"
     names = {
         inspect.StrType: "string",
         inspect.IntType: "integer",

@@ -29,7 +29,7 @@ WAITS_SECONDS = (10.0, 20.0, 30.0, 60.0, 60.0)
 """Between tries to end what cannot be ended yet: a machine that ends holds its placement group a while."""
 
 
-class Standing(enum.Enum):
+class JobStatus(enum.Enum):
     """What a store says of a job."""
 
     LIVE = "is marked live"
@@ -42,7 +42,7 @@ class Standing(enum.Enum):
 class KnownStore:
     """A store that was given, as far as it can be read."""
 
-    jobs: Mapping[str, Standing] = field(default_factory=dict)
+    jobs: Mapping[str, JobStatus] = field(default_factory=dict)
     """Of each job that an asset names; one that is missing is UNKNOWN."""
     is_gone: bool = False
     """The user says that it no longer exists: whatever bears its label belongs to nobody."""
@@ -65,17 +65,19 @@ class Judged:
     why: str
 
 
-def judge(asset: Asset, stores: Mapping[str, KnownStore], *, now: datetime, older_than: timedelta) -> Judged:
+def fate_of(
+    asset: Asset, stores: Mapping[str, KnownStore], *, now: datetime, older_than: timedelta
+) -> Judged:
     """Decide about one asset; ``stores`` has those that were given, by label; pure.
 
     Nothing of a job that is live in any of the stores is an orphan, nor of one that cannot be read, nothing
     young, and nothing of a store that was not given.
     """
     for known in stores.values():
-        standing = known.jobs.get(asset.job_id, Standing.UNKNOWN)
-        if asset.job_id and not known.is_gone and standing in {Standing.LIVE, Standing.UNKNOWN}:
+        status = known.jobs.get(asset.job_id, JobStatus.UNKNOWN)
+        if asset.job_id and not known.is_gone and status in {JobStatus.LIVE, JobStatus.UNKNOWN}:
             # Whatever its label says: a store may have a second name.
-            return Judged(asset, Fate.KEPT, f"job {asset.job_id} {standing.value}")
+            return Judged(asset, Fate.KEPT, f"job {asset.job_id} {status.value}")
     store = stores.get(asset.store_url) if asset.store_url else None
     if store is None:
         what = asset.store_url or "a store that it does not name"
@@ -148,12 +150,12 @@ class AccountReaper:
         known = {label: KnownStore(is_gone=True) for label in self._gone}
         for label, store in self._stores.items():
             try:
-                known[label] = KnownStore(_standings(store, job_ids))
+                known[label] = KnownStore(_statuses(store, job_ids))
             except CloudspotError as error:
                 problems.append(Unlisted(f"the jobs of {store.url}, so all that is theirs is kept", error))
                 known[label] = KnownStore()
         now = self._now()
-        judged = (judge(one, known, now=now, older_than=self._older_than) for one in assets)
+        judged = (fate_of(one, known, now=now, older_than=self._older_than) for one in assets)
         return tuple(judged), tuple(problems)
 
     def end(self, orphans: Sequence[Judged]) -> tuple[Ended, ...]:
@@ -184,23 +186,23 @@ class AccountReaper:
         return None
 
 
-def _standings(store: ObjectStore, job_ids: Iterable[str]) -> dict[str, Standing]:
+def _statuses(store: ObjectStore, job_ids: Iterable[str]) -> dict[str, JobStatus]:
     """Return what the store says of these jobs.
 
     Raises:
         CloudspotError: the store cannot be read.
     """
     live = list_live(store)
-    return {one: Standing.LIVE if one in live else _unmarked_standing(store, one) for one in job_ids}
+    return {one: JobStatus.LIVE if one in live else _unmarked_status(store, one) for one in job_ids}
 
 
-def _unmarked_standing(store: ObjectStore, job_id: str) -> Standing:
+def _unmarked_status(store: ObjectStore, job_id: str) -> JobStatus:
     try:
         if read_entry(store, job_id).removal is not None:
-            return Standing.ABSENT
+            return JobStatus.ABSENT
     except JobNotFound:
-        return Standing.ABSENT
+        return JobStatus.ABSENT
     except CorruptData:
-        return Standing.UNKNOWN
+        return JobStatus.UNKNOWN
     # Without a submission it is being submitted or copied here, or that was cut short; `rm` removes it then.
-    return Standing.ENDED if has_finished(store, job_id) else Standing.UNKNOWN
+    return JobStatus.ENDED if has_finished(store, job_id) else JobStatus.UNKNOWN

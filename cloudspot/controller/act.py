@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
 
 from cloudspot.controller.actions import (
     Action,
     Announce,
+    Append,
     Certify,
     CleanUp,
     Create,
-    Finish,
     OpenLaunch,
+    Postpone,
     Release,
-    Reprice,
     RequestStop,
-    Suspend,
     Terminate,
     VoidSeat,
-    Wait,
 )
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.memory import Memory
+from cloudspot.controller.assess.observed import CreateFailure
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.launchrequest import launch_token, render_launch
-from cloudspot.controller.memory import Memory
-from cloudspot.controller.observed import CreateFailure
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import (
     CapacityError,
@@ -34,7 +36,6 @@ from cloudspot.errors import (
     QuotaError,
 )
 from cloudspot.interfaces import ObjectStore, Provider
-from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.stored_records import create_record, find_meta
 from cloudspot.jobstore.checkpoints.manifests import complete
 from cloudspot.jobstore.jobs.job_lists import mark_live
@@ -54,11 +55,12 @@ from cloudspot.jobstore.layout.records import (
 )
 from cloudspot.jobstore.nodes.launches import void_slot
 from cloudspot.story.events import Event, EventKind
-from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
 """A machine that was told to end and still runs is told again after this long."""
+
+Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced)
 
 
 class Actor:
@@ -82,13 +84,13 @@ class Actor:
         self._memory = memory
         self._clock = clock
         self._journal = journal
-        self._told: dict[str, float] = {}
+        self._terminated_at: dict[str, float] = {}
         self._announced: tuple[list[str], Mapping[str, str]] | None = None
         self._waiting_for: str | None = None
         self._is_clean = False
         self._is_released = False
 
-    def act(self, action: Action, spec: JobSpec, history: History, events: list[Event]) -> bool:
+    def act(self, action: Action, assessed: Assessment, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
         If a journal record finds its number taken, the race is lost, and that is no error: whoever was
@@ -99,7 +101,8 @@ class Actor:
             CloudspotError: a machine of the job would not take this store for the job's.
             TransientError: the outcome is unknown; the next tick finds out.
         """
-        if isinstance(action, Wait):
+        history = assessed.history
+        if isinstance(action, Postpone):
             self._wait(action, events)
             return False
         if not isinstance(action, Announce | Terminate | CleanUp | Release):
@@ -109,26 +112,16 @@ class Actor:
             self._check_store(history.submission)
             # No machine without a mark: whoever drives the live jobs finds this one.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
-            self._journal.append(self._intent(action, spec, history), action.number)
+            self._journal.append(self._intent(action, assessed), action.number)
         elif isinstance(action, Certify):
-            certificate = self._certificate(action)
-            key = keys.certificate(self._job_id, action.launch, action.instance_id)
-            create_record(self._store, key, certificate)
-        elif isinstance(action, Finish):
-            if action.outcome != "succeeded":
+            found = action.certificate
+            key = keys.certificate(self._job_id, found.launch, found.instance_id)
+            create_record(self._store, key, self._signed(found))
+        elif isinstance(action, Append):
+            if isinstance(action.record, Finished) and action.record.outcome != "succeeded":
                 # What was uploaded whole and not committed, as its node was lost: nobody will after the end.
                 complete(self._store, self._journal, self._job_id)
-            self._journal.append(self._finished(action), action.number)
-        elif isinstance(action, Suspend):
-            self._journal.append(self._suspended(action), action.number)
-        elif isinstance(action, Reprice):
-            record = Repriced(
-                launch=action.launch,
-                price_per_hour=action.price_per_hour,
-                at=self._clock.now(),
-                writer=new_nonce(),
-            )
-            self._journal.append(record, action.number)
+            self._journal.append(self._signed(action.record), action.number)
         elif isinstance(action, VoidSeat):
             detail = void_detail(action.outcome, action.detail)
             void_slot(
@@ -180,10 +173,10 @@ class Actor:
                 f"{keys.STORE_ID} is {wanted}), so no machine would serve it; stop it and resume it here"
             )
 
-    def _intent(self, action: OpenLaunch, spec: JobSpec, history: History) -> Intent:
-        now = self._clock.now()
+    def _intent(self, action: OpenLaunch, assessed: Assessment) -> Intent:
+        now, history = self._clock.now(), assessed.history
         request = render_launch(
-            spec,
+            assessed.spec,
             self._provider,
             history.submission,
             self._store.url,
@@ -194,7 +187,7 @@ class Actor:
             min_nodes=action.min_nodes,
             label=self._label,
             decided_at=now,
-            run_seconds=bill(history, now).run_seconds,
+            run_seconds=assessed.ledger.run_seconds,
         )
         return Intent(
             launch=action.launch,
@@ -209,30 +202,9 @@ class Actor:
             writer=new_nonce(),
         )
 
-    def _certificate(self, action: Certify) -> Certificate:
-        return Certificate(
-            launch=action.launch,
-            rank=action.rank,
-            instance_id=action.instance_id,
-            started_at=action.started_at,
-            ended_at=action.ended_at,
-            end_reason=action.end_reason,
-            detail=action.detail,
-            at=self._clock.now(),
-            writer=new_nonce(),
-        )
-
-    def _finished(self, action: Finish) -> Finished:
-        return Finished(
-            outcome=action.outcome,
-            detail=action.detail,
-            exit_code=action.exit_code,
-            at=self._clock.now(),
-            writer=new_nonce(),
-        )
-
-    def _suspended(self, action: Suspend) -> Suspended:
-        return Suspended(detail=action.detail, at=self._clock.now(), writer=new_nonce())
+    def _signed(self, record: Record) -> Record:
+        """Return the record as it is written now."""
+        return msgspec.structs.replace(record, at=self._clock.now(), writer=new_nonce())
 
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
         """Send the intent's own bytes; the request is never rendered again."""
@@ -262,7 +234,7 @@ class Actor:
         due = [
             one
             for one in action.instance_ids
-            if one not in self._told or monotonic - self._told[one] >= REPEAT_SECONDS
+            if one not in self._terminated_at or monotonic - self._terminated_at[one] >= REPEAT_SECONDS
         ]
         if not due:
             return
@@ -270,9 +242,9 @@ class Actor:
         self._is_released = False
         self._provisioner.terminate(due)
         for one in due:
-            if one not in self._told:
+            if one not in self._terminated_at:
                 events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
-            self._told[one] = monotonic
+            self._terminated_at[one] = monotonic
 
     def _clean_up(self, history: History) -> None:
         if not self._is_clean:
@@ -286,7 +258,7 @@ class Actor:
             self._provisioner.release(self._job_id, store_url=self._label)
             self._is_released = True
 
-    def _wait(self, action: Wait, events: list[Event]) -> None:
+    def _wait(self, action: Postpone, events: list[Event]) -> None:
         if action.why != self._waiting_for:
             text = f"waiting up to {action.seconds:.0f} s: {action.why}"
             events.append(Event(EventKind.WAITING, text))

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
-from cloudspot.jobstore.layout.records import JobOutcome, Seat, StopReason, VoidOutcome
-from cloudspot.model import EndReason, Instance, Offer
+from cloudspot.jobstore.layout.records import (
+    Certificate,
+    Finished,
+    Repriced,
+    Seat,
+    StopReason,
+    Suspended,
+    VoidOutcome,
+)
+from cloudspot.model import Instance, Offer
+
+UNSIGNED = ""
+"""The writer of a record that nobody has written yet."""
 
 
 @dataclass(frozen=True)
@@ -61,44 +71,21 @@ class VoidSeat:
     """See ``records.Slot``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Certify:
-    """Write down that a machine has provably ended: see ``records.Certificate``."""
+    """Write down that a machine has provably ended."""
 
-    launch: int
-    rank: int | None
-    instance_id: str
-    started_at: datetime
-    ended_at: datetime
-    end_reason: EndReason
-    detail: str = ""
+    certificate: Certificate
+    """Dated and signed when it is written."""
 
 
 @dataclass(frozen=True)
-class Finish:
-    """Append the end of the job at journal record ``number``."""
+class Append:
+    """Append a record to the journal at ``number``."""
 
     number: int
-    outcome: JobOutcome
-    detail: str
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class Suspend:
-    """Append the suspension of the job at journal record ``number``."""
-
-    number: int
-    detail: str
-
-
-@dataclass(frozen=True)
-class Reprice:
-    """Append the new price of a launch's nodes at journal record ``number``."""
-
-    number: int
-    launch: int
-    price_per_hour: float
+    record: Finished | Suspended | Repriced
+    """Dated and signed when it is written."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +116,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Postpone:
     """Nothing to do for the next launch until ``seconds`` have passed."""
 
     seconds: float
@@ -145,12 +132,10 @@ Action = (
     | Announce
     | VoidSeat
     | Certify
-    | Finish
-    | Reprice
+    | Append
     | Terminate
     | RequestStop
-    | Suspend
     | CleanUp
     | Release
-    | Wait
+    | Postpone
 )

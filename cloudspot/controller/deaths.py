@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from cloudspot.controller.actions import Certify
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.actions import UNSIGNED, Certify
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Certificate
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_exit
 
@@ -51,7 +52,7 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
             absent = observed.absent_seconds.get(instance_id, 0.0)
             has_gone = is_absent and absent >= LEFT_ABSENCE_SECONDS and _has_left(launch, instance_id)
             if has_gone or provider_proves_death(instance_id, observed):
-                yield _certificate(launch, instance_id, rank, observed, now)
+                yield Certify(_certificate(launch, instance_id, rank, observed, now))
 
 
 def _has_left(launch: LaunchHistory, instance_id: str) -> bool:
@@ -73,7 +74,7 @@ def _certificate(
     rank: int | None,
     observed: Observed,
     now: datetime,
-) -> Certify:
+) -> Certificate:
     known = (*observed.machines_of(launch), *observed.vanished)
     instance = next((one for one in known if one.id == instance_id), None)
     seat = None if rank is None else launch.claimed.get(rank)
@@ -94,7 +95,7 @@ def _certificate(
         detail = observed.why_ended(instance)
     # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
     started = min(claimed, ended) if launched is None else launched
-    return Certify(
+    return Certificate(
         launch=launch.number,
         rank=rank,
         instance_id=instance_id,
@@ -102,4 +103,6 @@ def _certificate(
         ended_at=max(started, ended),
         end_reason=reason,
         detail=detail,
+        at=now,
+        writer=UNSIGNED,
     )

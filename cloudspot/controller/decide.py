@@ -12,44 +12,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cloudspot.controller.actions import (
+    UNSIGNED,
     Action,
+    Append,
     CleanUp,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
+    Postpone,
     Release,
-    Reprice,
     RequestStop,
-    Suspend,
     VoidSeat,
-    Wait,
 )
 from cloudspot.controller.announcing import announcement
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
-from cloudspot.controller.limits import (
-    TooDear,
-    already_too_dear,
-    budget_of,
-    choose_within,
-    count_within,
-    reached_limit,
-)
-from cloudspot.controller.observed import Observed
-from cloudspot.controller.policy import GiveUp, Wish, choose_offer, offer_instead
 from cloudspot.controller.reap import reapable
-from cloudspot.controller.refusals import CAPACITY_COOL_SECONDS
-from cloudspot.controller.restarts import judge
-from cloudspot.controller.supply import may_replace, movable, need
+from cloudspot.controller.supply.policy import NoOffer, Wish, choose_offer, offer_instead
+from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS
+from cloudspot.controller.supply.restarts import after_losses
+from cloudspot.controller.supply.supply import may_replace, movable, need
+from cloudspot.controller.supply.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
-from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
-from cloudspot.jobstore.layout.records import Seat, VoidOutcome
-from cloudspot.jobstore.nodes.seats import Seats, seats_of
+from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome
+from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes, launched_at
 
-_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
     EndReason.CAPACITY: "capacity",
     EndReason.QUOTA: "quota",
@@ -63,24 +54,24 @@ BOOT_LIMIT_SECONDS = 20 * 60.0
 """A seat that nobody has claimed after this long is made void: its machine hangs, or will never come."""
 
 
-def decide(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
+def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return what to do now, in order; the same arguments give the same actions."""
-    seats = seats_of(history.launches, history.generations)
+    history = assessed.history
     tidy: tuple[Action, ...] = (
-        *reapable(history, seats, observed),
-        *certificates(history, observed, now),
-        *_voids(history, observed, now),
+        *reapable(history, assessed.seats, observed),
+        *certificates(history, observed, assessed.now),
+        *_voids(history, observed, assessed.now),
     )
     if history.finished is not None:
         return (*tidy, CleanUp(), *_release(observed))
-    step = _step(spec, history, seats, observed, now)
-    if any(isinstance(action, OpenLaunch | Finish | Suspend) for action in step):
+    step = _step(assessed, observed)
+    if any(isinstance(action, OpenLaunch | Append) for action in step):
         return (*tidy, *step)
-    limits = _enforce_limits(spec, history, observed, now)
+    limits = _enforce_limits(assessed)
     voided = {action.seat.launch for action in tidy if isinstance(action, VoidSeat)}
     is_ending = bool(limits) or history.stop is not None
     creates = () if is_ending else (one for one in _creates(history, observed) if one.launch not in voided)
-    prices = _new_prices(history, observed)
+    prices = _new_prices(history, observed, assessed.now)
     return (*tidy, *limits, *creates, *prices, *announcement(history, observed), *step)
 
 
@@ -92,64 +83,61 @@ def _release(observed: Observed) -> tuple[Action, ...]:
     return (Release(),)
 
 
-def _enforce_limits(spec: JobSpec, history: History, observed: Observed, now: datetime) -> tuple[Action, ...]:
-    if history.stop is not None:
+def _enforce_limits(assessed: Assessment) -> tuple[Action, ...]:
+    if assessed.history.stop is not None:
         return ()
-    reached = reached_limit(spec, history, now, instances=observed.instances)
+    reached = assessed.reached
     return () if reached is None else (RequestStop(reached.reason, reached.detail),)
 
 
-def _new_prices(history: History, observed: Observed) -> tuple[Reprice, ...]:
+def _new_prices(history: History, observed: Observed, now: datetime) -> tuple[Append, ...]:
     """Return the first price that is worth a record."""
     number = history.num_records + 1
     return tuple(
-        Reprice(number, launch.number, price)
+        Append(number, Repriced(launch=launch.number, price_per_hour=price, at=now, writer=UNSIGNED))
         for launch in history.live_launches
         if (price := observed.prices.get(launch.number)) is not None
         and abs(price - launch.price_per_hour) > MIN_PRICE_CHANGE * launch.price_per_hour
     )[:1]
 
 
-def _step(
-    spec: JobSpec, history: History, seats: Seats, observed: Observed, now: datetime
-) -> tuple[Action, ...]:
+def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return the next record of the journal, if one is due, or what it waits for."""
+    spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     number = history.num_records + 1
     end = end_by_nodes(history)
     if end is not None:
-        return (_finish(number, end),)
-    if history.stop is not None:
+        return (_finish(number, end, now),)
+    if history.stop is not None or assessed.reached is not None:
         return ()
-    if reached_limit(spec, history, now, instances=observed.instances) is not None:
-        return ()
-    lacks = need(spec, history, seats, now)
-    if lacks is None:
-        return _market_move(spec, history, seats, observed, now)
-    verdict = judge(spec, history, now)
+    needed = need(spec, history, seats, now)
+    if needed is None:
+        return _market_move(assessed, observed)
+    verdict = after_losses(spec, history, now)
     is_needed = len(seats.staying) < spec.nodes.min
     if isinstance(verdict, End):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
-        return (_finish(number, verdict),)
-    if isinstance(verdict, Wait):
+        return (_finish(number, verdict, now),)
+    if isinstance(verdict, Postpone):
         return (verdict,)
     if observed.instances is None:
         # No launch on a provider that cannot list what it runs.
         return ()
-    budget = budget_of(spec, history, now, instances=observed.instances)
-    too_dear = already_too_dear(budget, lacks, history)
+    budget = assessed.budget
+    too_dear = already_too_dear(budget, needed, history)
     if too_dear is not None:
         return _passes_max_cost(too_dear, seats)
     if observed.offers is None:
         return (FetchOffers(),)
-    why = verdict.why if lacks.why == "lost" else lacks.why
-    risky = {history.launches[seat.launch - 1].intent.offer.key for seat in lacks.stands_in_for}
+    why = verdict.why if needed.why == "lost" else needed.why
+    risky = {history.launches[seat.launch - 1].intent.offer.key for seat in needed.stands_in_for}
     offers = [one for one in observed.offers if one.key not in risky]
     wish = _wish(history, seats, why, is_needed=is_needed)
     try:
         offer = choose_within(
             budget,
-            lacks,
+            needed,
             offers,
             lambda some: choose_offer(spec, history, some, now, wish, observed.knowledge),
         )
@@ -157,35 +145,34 @@ def _step(
         return _buys_nothing(str(error))
     if isinstance(offer, TooDear):
         return _passes_max_cost(offer, seats)
-    if isinstance(offer, GiveUp):
+    if isinstance(offer, NoOffer):
         if seats.live:
             return _buys_nothing(offer.why) if is_needed else ()
-        return (Finish(number, "failed", offer.why, 1),)
-    if isinstance(offer, Wait):
+        return (_finish(number, End("failed", offer.why, 1), now),)
+    if isinstance(offer, Postpone):
         if offer.suspends is not None and history.suspended is None and not seats.live:
-            return (Suspend(number, offer.suspends),)
+            return (Append(number, Suspended(detail=offer.suspends, at=now, writer=UNSIGNED)),)
         return (offer,) if is_needed else ()
-    num_nodes = count_within(budget, lacks, offer)
+    num_nodes = count_within(budget, needed, offer)
     if offer.market is Market.ON_DEMAND and spec.spot.policy == "spot-then-on-demand":
-        num_nodes = lacks.min_nodes
+        num_nodes = needed.min_nodes
     return (
         OpenLaunch(
             number=number,
             launch=len(history.launches) + 1,
             offer=offer,
             num_nodes=num_nodes,
-            min_nodes=lacks.min_nodes,
-            stands_in_for=lacks.stands_in_for[:num_nodes],
+            min_nodes=needed.min_nodes,
+            stands_in_for=needed.stands_in_for[:num_nodes],
             why=why,
-            detail=lacks.detail,
+            detail=needed.detail,
         ),
     )
 
 
-def _market_move(
-    spec: JobSpec, history: History, seats: Seats, observed: Observed, now: datetime
-) -> tuple[Action, ...]:
+def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return the launch of stand-ins in another market, if running there is better by the job's policy."""
+    spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     moving = movable(spec, history, seats, now)
     if not moving or observed.instances is None:
         return ()
@@ -202,7 +189,7 @@ def _market_move(
         found = offer_instead(spec, history, held, offers, now, observed.knowledge)
     except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
         return _buys_nothing(str(error))
-    budget = budget_of(spec, history, now, instances=observed.instances)
+    budget = assessed.budget
     if found is None or (budget is not None and not budget.affords(found[0], len(moving))):
         return ()
     return (
@@ -228,11 +215,14 @@ def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
 
 def _buys_nothing(why: str) -> tuple[Action, ...]:
     """Return that nothing is bought for now: nodes that are too few hold for a while, and then leave."""
-    return (Wait(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
+    return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
-def _finish(number: int, end: End) -> Finish:
-    return Finish(number, end.outcome, end.detail, end.exit_code)
+def _finish(number: int, end: End, now: datetime) -> Append:
+    record = Finished(
+        outcome=end.outcome, detail=end.detail, exit_code=end.exit_code, at=now, writer=UNSIGNED
+    )
+    return Append(number, record)
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
@@ -263,8 +253,8 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
 
 
 def _cause(machines: Sequence[str], observed: Observed) -> str:
-    """Return why the machines could not run the agent, in their words or their provider's."""
-    said = [observed.last_words[one].cause for one in machines if one in observed.last_words]
+    """Return why the machines could not run the agent, in their own words or their provider's."""
+    said = [observed.console_tails[one].cause for one in machines if one in observed.console_tails]
     known = [find_instance(one, observed) for one in machines]
     told = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
     return next(filter(None, [*said, *told]), "")
@@ -294,7 +284,7 @@ def _why_void(
         return "voided", f"stop requested ({history.stop.reason})"
     known = observed.machines_of(launch)
     failure = observed.create_failures.get(launch.number)
-    if failure is not None and not any(one.state in _UP for one in known):
+    if failure is not None and not any(one.state.is_up for one in known):
         return failure.outcome, failure.detail
     if observed.instances is None:
         return None
@@ -305,7 +295,7 @@ def _why_void(
         return None
     mine = _machines_for(launch, rank, observed)
     dead = [one for one in mine if provider_proves_death(one.id, observed)]
-    given_up = [words.cause for one in mine if (words := observed.last_words.get(one.id)) and words.cause]
+    given_up = [tail.cause for one in mine if (tail := observed.console_tails.get(one.id)) and tail.cause]
     if mine and len(given_up) == len(mine):
         return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
     if mine and len(dead) == len(mine):
@@ -313,7 +303,7 @@ def _why_void(
         outcome = _NEVER_RAN.get(dead[0].end_reason, "voided")
         return outcome, f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
     if any(_boot_seconds(launch, one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
-        said = next((words.line for one in mine if (words := observed.last_words.get(one.id))), "")
+        said = next((tail.line for one in mine if (tail := observed.console_tails.get(one.id))), "")
         said = f"; its console ends with: {said}" if said else ""
         return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{said}"
     if mine:

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.controller.assess.limits import check_affordable, new_budget
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
-from cloudspot.controller.limits import check_affordable, new_budget
-from cloudspot.controller.policy import in_order
+from cloudspot.controller.supply.policy import in_order
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import JobSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,23 +15,23 @@ from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
     Announce,
+    Append,
     Certify,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
-    Suspend,
+    Postpone,
     Terminate,
-    Wait,
 )
-from cloudspot.controller.between_passes import BetweenPasses
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.between_passes import BetweenPasses
+from cloudspot.controller.assess.consoles import Consoles
+from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
-from cloudspot.controller.consoles import Consoles
 from cloudspot.controller.decide import decide
-from cloudspot.controller.experience import Experience, leave_experience, read_experience
-from cloudspot.controller.memory import Memory
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
+from cloudspot.controller.supply.experience import Experience, leave_experience, read_experience
 from cloudspot.controller.telling import Teller
 from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
@@ -39,13 +39,14 @@ from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.patience import patient
 from cloudspot.jobstore.jobs.job_lists import resumed_writer, unmark_live
-from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of, write_summary
+from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.jobs.suspicions import delete_suspicions
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Market, Offer
+from cloudspot.retrying import doubled
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.market_seen import market_seen
 from cloudspot.story.report import summarise
@@ -215,7 +216,55 @@ class Controller:
             JobResumed: it goes on by another submission, so its provider may be another one.
         NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
         """
-        return _run(self.steps())
+        problems: list[str] = []
+        events: list[Event] = []
+        actions: tuple[Action, ...] = ()
+        acted = False
+        assessed = self._look(problems)
+        if assessed is not None:
+            history, is_finished = assessed.history, assessed.history.finished is not None
+            events += self._clock_warnings()
+            events += diff(self._last, history)
+            self._last = history
+            self._read_consoles(assessed, events)
+            for launch in self._old_prices(history):
+                self._fetch_price(launch, problems)
+            actions = self._decide(assessed, None)
+            if any(isinstance(action, FetchOffers) for action in actions):
+                offers = self._fetch_offers(assessed.spec, problems)
+                self._read_experience(events)
+                if offers is not None:
+                    actions = self._decide(assessed, offers)
+            if is_finished:
+                # Before the secrets are deleted that its URLs may hold.
+                self._teller.tell(assessed, events)
+            acted = self._act(actions, assessed, events, problems)
+            if not is_finished:
+                self._teller.tell(assessed, events)
+            self._write_summary(assessed, problems)
+            self._copy_settled(history, problems)
+        instances = self._memory.instances
+        self._is_quiet = not (acted or problems or events) and instances == self._seen
+        self._seen = instances
+        tick = Tick(
+            history=None if assessed is None else assessed.history,
+            instances=instances,
+            actions=actions,
+            events=tuple(events),
+            problems=tuple(problems),
+            acted=acted,
+        )
+        if not tick.is_settled:
+            self._settled_with = None
+        elif tick.unproven != self._settled_with:
+            unproven = tick.unproven
+            tick = self._unmark(self._leave_experience(tick))
+            if not tick.problems:
+                self._settled_with = unproven
+        new_problems = [one for one in tick.problems if one not in self._warned]
+        self._warned = frozenset(tick.problems)
+        warned = tuple(Event(EventKind.WARNED, one) for one in new_problems)
+        return dataclasses.replace(tick, events=(*tick.events, *warned))
 
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines have provably ended, or it is suspended.
@@ -247,7 +296,7 @@ class Controller:
                     return tick.history
             failures = failures + 1 if tick.problems else 0
             if failures:
-                self._sleep(min(self.poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
+                self._sleep(doubled(self.poll_seconds, failures - 1, most=MAX_BACKOFF_SECONDS))
             elif not tick.acted:
                 self._sleep(self.poll_seconds)
 
@@ -264,26 +313,20 @@ class Controller:
         earlier passes, of any process, have left in the store, and leaves what it saw for the next; later
         passes of this controller have its own memory. Raises as ``tick`` does.
         """
-        return _run(self.pass_steps())
-
-    def pass_steps(self) -> Generator[str, None, Tick]:
-        """Run one pass, stopping where ``steps`` does."""
         problem: str | None = None
         events: list[Event] = []
         if self._between_passes.is_wanted:
             # Before the first look, since what others have left counts up to a moment before it.
-            yield "read suspicions"
             problem = self._between_passes.take()
         for _ in range(MAX_TICKS_A_PASS):
-            tick = yield from self.steps()
+            tick = self.tick()
             events += tick.events
             if tick.problems or not tick.acted:
                 break
         if tick.history is not None:
-            yield "leave suspicions"
             problem = self._between_passes.leave(tick.history) or problem
         problems = [] if problem is None else [problem]
-        events += [Event(EventKind.WARNED, one) for one in self._between_passes.news_of(problems)]
+        events += [Event(EventKind.WARNED, one) for one in self._between_passes.new_problems(problems)]
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def open_launch(self, action: OpenLaunch, history: History) -> bool:
@@ -291,96 +334,36 @@ class Controller:
 
         The next tick creates its machines. Raises as ``tick`` does.
         """
-        self._check_submission(history)
-        check_adopted(self._store, self._provider, history)
-        spec = self._spec
-        assert spec is not None, "the submission was just read"
-        self._actor.act(action, spec, history, [])
+        self._actor.act(action, self._assess(history), [])
         found = self._reader.read().launches[action.launch - 1 : action.launch]
         return any(
             launch.intent.offer == action.offer and launch.intent.why == action.why for launch in found
         )
 
-    def steps(self) -> Generator[str, None, Tick]:
-        """Run one tick, stopping before each call to the provider or the store.
-
-        The tests stop, interleave and abandon controllers there; ``tick`` runs straight through.
-        """
-        problems: list[str] = []
-        events: list[Event] = []
-        actions: tuple[Action, ...] = ()
-        acted = False
-        yield "list instances"
+    def _look(self, problems: list[str]) -> Assessment | None:
+        """Return what is known of the job now; None: the store did not answer."""
         listing = self._list_instances(problems)
         # After the listing, so that the intent of every machine that is listed is among the records.
-        yield "read history"
-        history, instances = self._read_history(listing, problems)
-        if history is not None and self._num_glances and self._has_to_act(history):
+        history = self._read_history(listing, problems)
+        assessed = None if history is None else self._assess(history)
+        if assessed is not None and self._num_glances and self._has_to_act(assessed):
             self._num_glances = MAX_GLANCES
-            yield "read history"
-            history, instances = self._read_history(listing, problems)
-        if history is not None:
-            self._check_submission(history)
-            check_adopted(self._store, self._provider, history)
-            events += self._news_of_clock()
-            events += diff(self._last, history)
-            self._last = history
-            spec = self._spec
-            assert spec is not None, "the job file is read before the history"
-            yield from self._read_consoles(history, instances, events)
-            for launch in self._old_prices(history):
-                yield "fetch the price"
-                self._fetch_price(launch, problems)
-            actions = self._decide(spec, history, None)
-            if any(isinstance(action, FetchOffers) for action in actions):
-                yield "fetch offers"
-                offers = self._fetch_offers(spec, problems)
-                if self._provider.name not in self._experiences:
-                    yield "read experience"
-                    found = read_experience(self._store, self._provider.name)
-                    self._experiences[self._provider.name] = found
-                    if found.problem:
-                        events.append(Event(EventKind.WARNED, found.problem))
-                if offers is not None:
-                    actions = self._decide(spec, history, offers)
-            if history.finished is not None:
-                # Before the secrets are deleted that its URLs may hold.
-                yield from self._teller.steps(spec.notify, history, events)
-            acted = yield from self._act(actions, spec, history, events, problems)
-            if history.finished is None:
-                yield from self._teller.steps(spec.notify, history, events)
-            yield from self._tell(history, instances, problems)
-            yield from self._copy_settled(history, problems)
-        self._is_quiet = not (acted or problems or events) and instances == self._seen
-        self._seen = instances
-        tick = Tick(
-            history=history,
-            instances=instances,
-            actions=actions,
-            events=tuple(events),
-            problems=tuple(problems),
-            acted=acted,
-        )
-        if not tick.is_settled:
-            self._settled_with = None
-        elif tick.unproven != self._settled_with:
-            unproven = tick.unproven
-            tick = yield from self._leave_experience(tick)
-            yield "unmark"
-            tick = self._unmark(tick)
-            if not tick.problems:
-                self._settled_with = unproven
-        new_problems = [one for one in tick.problems if one not in self._warned]
-        self._warned = frozenset(tick.problems)
-        warned = tuple(Event(EventKind.WARNED, one) for one in new_problems)
-        return dataclasses.replace(tick, events=(*tick.events, *warned))
+            history = self._read_history(listing, problems)
+            assessed = None if history is None else self._assess(history)
+        return assessed
 
-    def _leave_experience(self, tick: Tick) -> Generator[str, None, Tick]:
+    def _read_experience(self, events: list[Event]) -> None:
+        if self._provider.name not in self._experiences:
+            found = read_experience(self._store, self._provider.name)
+            self._experiences[self._provider.name] = found
+            if found.problem:
+                events.append(Event(EventKind.WARNED, found.problem))
+
+    def _leave_experience(self, tick: Tick) -> Tick:
         """Keep what the settled job has seen of the spot market for later jobs."""
         assert tick.history is not None, "a job is settled by its records"
         if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
             return tick
-        yield "leave experience"
         problem = leave_experience(self._store, tick.history, self._provider.name, self._clock.now())
         told: tuple[Event, ...] = ()
         if problem is not None and problem != self._experience_problem:
@@ -417,10 +400,8 @@ class Controller:
             problems.append(str(error))
             return _Listing(asked, asked, None)
 
-    def _read_history(
-        self, listing: _Listing, problems: list[str]
-    ) -> tuple[History | None, tuple[Instance, ...] | None]:
-        """Return the records, and those of the listed machines that are this job's, by these records."""
+    def _read_history(self, listing: _Listing, problems: list[str]) -> History | None:
+        """Return the records; note them, and those of the listed machines that are this job's by them."""
         asked = self._clock.monotonic()
         history: History | None = None
         try:
@@ -441,38 +422,40 @@ class Controller:
             )
         self._memory.note_listing(instances, listing.asked, answered=listing.answered)
         self._memory.note_history(history, asked, answered=answered)
-        return history, instances
+        return history
 
-    def _read_consoles(
-        self, history: History, instances: tuple[Instance, ...] | None, events: list[Event]
-    ) -> Generator[str, None, None]:
+    def _read_consoles(self, assessed: Assessment, events: list[Event]) -> None:
         """Read what machines say that should have come up: before the decision that may give them up."""
         while True:
             instance = self._consoles.next_due(
-                history, instances or (), now=self._clock.now(), monotonic=self._clock.monotonic()
+                assessed.history,
+                assessed.instances or (),
+                now=self._clock.now(),
+                monotonic=self._clock.monotonic(),
             )
             if instance is None:
                 return
-            yield "read console"
             news = self._consoles.read(instance, monotonic=self._clock.monotonic())
             if news is not None:
                 events.append(Event(EventKind.WARNED, news))
 
-    def _has_to_act(self, history: History) -> bool:
+    def _has_to_act(self, assessed: Assessment) -> bool:
         """Return whether there is anything to do or to ask, as far as a glance tells."""
-        assert self._spec is not None, "the job file is read before the first glance"
-        if any(True for _ in self._old_prices(history)):
+        if any(True for _ in self._old_prices(assessed.history)):
             return True
-        actions = self._decide(self._spec, history, None)
-        return any(not isinstance(action, Announce | Wait) for action in actions)
+        actions = self._decide(assessed, None)
+        return any(not isinstance(action, Announce | Postpone) for action in actions)
 
-    def _check_submission(self, history: History) -> None:
+    def _assess(self, history: History) -> Assessment:
+        """Return what is known of the job now, if this controller may drive it."""
         self._submission_sha256 = self._submission_sha256 or history.submission_sha256
         if history.submission_sha256 != self._submission_sha256:
             raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
-        self._spec = self._spec or job_file_of(history.submission)
+        check_adopted(self._store, self._provider, history)
+        self._spec = self._spec or history.job_file
+        return Assessment(self._spec, history, self._clock.now(), self._memory.instances)
 
-    def _news_of_clock(self) -> tuple[Event, ...]:
+    def _clock_warnings(self) -> tuple[Event, ...]:
         """Tell once that this computer's clock is wrong, which no decision suffers from."""
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
@@ -520,10 +503,8 @@ class Controller:
             problems.append(str(error))
             return None
 
-    def _decide(
-        self, spec: JobSpec, history: History, offers: tuple[Offer, ...] | None
-    ) -> tuple[Action, ...]:
-        now = self._clock.now()
+    def _decide(self, assessed: Assessment, offers: tuple[Offer, ...] | None) -> tuple[Action, ...]:
+        history, now = assessed.history, assessed.now
         observed = self._memory.observed(
             history,
             now=now,
@@ -533,10 +514,10 @@ class Controller:
             offers=offers,
             offers_seconds=self._clock.monotonic() - self._offers_at,
             knowledge=self._knowledge(history, now) if offers is not None else NOTHING_KNOWN,
-            last_words=self._consoles.words,
+            console_tails=self._consoles.tails,
             prices=self._new_prices(history),
         )
-        return decide(spec, history, observed, now)
+        return decide(assessed, observed)
 
     def _knowledge(self, history: History, now: datetime) -> Knowledge:
         """Return what earlier jobs and this one have seen of the spot market."""
@@ -548,43 +529,39 @@ class Controller:
     def _act(
         self,
         actions: tuple[Action, ...],
-        spec: JobSpec,
-        history: History,
+        assessed: Assessment,
         events: list[Event],
         problems: list[str],
-    ) -> Generator[str, None, bool]:
+    ) -> bool:
         acted = False
         for action in actions:
             if isinstance(action, FetchOffers):
                 break  # The provider did not answer.
-            yield type(action).__name__
             try:
-                acted = self._actor.act(action, spec, history, events) or acted
+                acted = self._actor.act(action, assessed, events) or acted
             except TransientError as error:
                 problems.append(str(error))
                 if not isinstance(action, Terminate | Create):
                     break
-            if isinstance(action, OpenLaunch | Finish | Suspend):
+            if isinstance(action, OpenLaunch | Append):
                 break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
         return acted
 
-    def _tell(
-        self, history: History, instances: tuple[Instance, ...] | None, problems: list[str]
-    ) -> Generator[str, None, None]:
+    def _write_summary(self, assessed: Assessment, problems: list[str]) -> None:
         """Write the summary for ``ps``; the protocol does not need it."""
-        now = self._clock.now()
         summary = msgspec.structs.replace(
-            summarise(history, now, instances=instances), driven_by=self._driver, driven_at=now
+            summarise(assessed.history, assessed.now, ledger=assessed.ledger),
+            driven_by=self._driver,
+            driven_at=assessed.now,
         )
-        if self._is_due(summary, is_last=history.finished is not None):
-            yield "write summary"
+        if self._is_due(summary, is_last=assessed.history.finished is not None):
             try:
                 write_summary(self._store, summary)
                 self._summary = (summary, self._clock.monotonic())
             except TransientError as error:
                 problems.append(str(error))
 
-    def _copy_settled(self, history: History, problems: list[str]) -> Generator[str, None, None]:
+    def _copy_settled(self, history: History, problems: list[str]) -> None:
         """Copy the launches that have settled, for those who read the job from its start.
 
         Where nodes commit, they copy the journal; launches that never train are copied here.
@@ -593,7 +570,6 @@ class Controller:
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)
         is_due = history.finished is not None or self._clock.monotonic() - written_at >= COPY_SECONDS
         if len(settled) > known and is_due:
-            yield "copy settled launches"
             try:
                 self._reader.journal.copy()
                 write_settled(self._store, history, settled)
@@ -609,13 +585,3 @@ class Controller:
         if msgspec.structs.replace(summary, at=last.at, driven_at=last.driven_at) == last:
             return not is_last and age >= SUMMARY_REFRESH_SECONDS
         return is_last or summary.state != last.state or age >= SUMMARY_SECONDS
-
-
-def _run(steps: Generator[str, None, Tick]) -> Tick:
-    """Run straight through to the end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            tick: Tick = end.value
-            return tick

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cloudspot.controller.actions import OpenLaunch
-from cloudspot.controller.limits import budget_of
-from cloudspot.controller.refusals import cool_until
-from cloudspot.controller.supply import may_replace, room
-from cloudspot.controller.transfer import price_with_transfer, traffic_of
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.supply.refusals import cool_until
+from cloudspot.controller.supply.supply import may_replace, room
+from cloudspot.controller.supply.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History
@@ -43,7 +43,8 @@ def plan_move(
             has no room for it.
     """
     job_id = history.submission.job_id
-    seats = seats_of(history.launches, history.generations)
+    assessed = Assessment(spec, history, now)
+    seats = assessed.seats
     there = {
         seat: history.launches[seat.launch - 1].intent.offer
         for seat in seats.members
@@ -97,7 +98,7 @@ def plan_move(
             one.instance_type,
         ),
     )
-    budget = budget_of(spec, history, now)
+    budget = assessed.budget
     if budget is not None and not budget.affords(offer, len(moving)):
         raise CloudspotError(f"{budget.why_not(offer, len(moving))}; {budget.text}")
     return OpenLaunch(

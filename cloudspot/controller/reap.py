@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudspot.controller.actions import Terminate
-from cloudspot.controller.observed import Observed, end_of, stop_of
+from cloudspot.controller.assess.observed import Observed, end_of, stop_of
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Ending, Seat
 from cloudspot.jobstore.nodes.delivering import (

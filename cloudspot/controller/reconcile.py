@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from cloudspot.controller.clock import Clock, clock_by
-from cloudspot.controller.experience import Experience
 from cloudspot.controller.loop import Controller, Tick
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import is_of_another_store, store_label
+from cloudspot.controller.supply.experience import Experience
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from datetime import datetime, timedelta, tzinfo
+from collections.abc import Mapping, Sequence
+from datetime import timedelta, tzinfo
 
+from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import own_notify_urls
@@ -22,7 +23,7 @@ from cloudspot.jobstore.layout.records import new_nonce
 from cloudspot.model import Message, Severity, ToldEvent
 from cloudspot.registry import notifier_class
 from cloudspot.story.events import Event, EventKind
-from cloudspot.story.ledger import bill
+from cloudspot.story.ledger import Ledger
 from cloudspot.story.news import News, news
 from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.states import job_state
@@ -55,22 +56,22 @@ class Teller:
         self._outbox = outbox
         self._clock = clock
         self._writer = new_nonce().encode()
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._is_listed = False
-        """Whether ``_told`` has what others had told when this driver first had something to tell."""
+        """Whether ``_sent`` has what others had told when this driver first had something to tell."""
         self._left_until = -math.inf
         """Monotonic."""
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
-    def steps(self, notify: NotifySpec, history: History, events: list[Event]) -> Generator[str, None, None]:
-        """Tell what is new, stopping before each request; what goes wrong is a warning, and no error."""
+    def tell(self, assessed: Assessment, events: list[Event]) -> None:
+        """Tell what is new; what goes wrong is a warning, and no error."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
-        if not notify.is_wanted:
+        if not assessed.spec.notify.is_wanted:
             return
         try:
-            yield from self._steps(notify, history)
+            self._tell(assessed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
             why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
             line = f"notify: {why}"
@@ -78,23 +79,22 @@ class Teller:
                 self._warned.add(line)
                 events.append(Event(EventKind.WARNED, line))
 
-    def _steps(self, notify: NotifySpec, history: History) -> Generator[str, None, None]:
+    def _tell(self, assessed: Assessment) -> None:
+        notify, history = assessed.spec.notify, assessed.history
         if self._secrets is None:
             # At once: whoever drives the job at its end deletes them.
-            if notify.secret_names:
-                yield "read secrets"
             self._secrets = self._read_secrets(notify, history)
         due = self._due(notify, history)
         if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
             return
         if not self._is_listed:
-            yield "list what was told"
-            prefix = keys.told_prefix(self._job_id)
             marks = {
-                one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
+                match[1]: one.modified_at
+                for one in self._store.list_objects(keys.told_prefix(self._job_id))
+                if (match := keys.told.match(one.key)) is not None
             }
-            newest = max((marks[key] for key in marks.keys() - self._told), default=None)
-            self._told.update(marks)
+            newest = max((marks[key] for key in marks.keys() - self._sent), default=None)
+            self._sent.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
             # The store's clock and this one may differ by any time: then it is told at once.
@@ -107,25 +107,23 @@ class Teller:
         # Whoever cannot send leaves it to others.
         urls = notify.resolved(self._secrets)
         notifier_class(notify.through)
-        yield "look whether the job is there"
         if find_meta(self._store, keys.spec(self._job_id)) is None:
             return
         won: list[News] = []
         problem: CloudspotError | None = None
         for one in due:
-            yield "mark as told"
             try:
                 is_ours = create(self._store, keys.told(self._job_id, one.key), self._writer) is None
             except CloudspotError as error:
                 problem = error
                 break
-            self._told.add(one.key)
+            self._sent.add(one.key)
             if not is_ours:
                 self._leave_to_other()
                 break
             won.append(one)
         if won:
-            message = message_of(won, history, self._clock.now(), notify.zone)
+            message = message_of(won, history, assessed.ledger, notify.zone)
             own = own_notify_urls(self._store, self._job_id, notify, self._secrets)
             self._outbox.put(notify.through, message, urls, own=own)
         if problem is not None:
@@ -147,10 +145,10 @@ class Teller:
         if history.finished is None and notify.is_quiet(now):
             kinds &= URGENT
         found = news(history, now, notify.zone)
-        return [one for one in found if one.kind in kinds and one.key not in self._told]
+        return [one for one in found if one.kind in kinds and one.key not in self._sent]
 
 
-def message_of(told: Sequence[News], history: History, now: datetime, zone: tzinfo) -> Message:
+def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:
     """Return one message about all of these, with the state of the job and what it has cost so far."""
     gravity = list(NewsKind)
     kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
@@ -162,7 +160,7 @@ def message_of(told: Sequence[News], history: History, now: datetime, zone: tzin
     lines = [f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {one.text}" for one in events if one.text]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES:] = [f"... and {len(lines) - MAX_LINES} more"]
-    ledger, total = bill(history, now), steps_total(history)
+    total = steps_total(history)
     step = f"step {newest_step(history):,}" + ("" if total is None else f" of {total:,}")
     cost = cost_text(ledger.spent, ledger.on_demand_equivalent, ledger.currency, ledger.others)
     lines.append(f"Now: {job_state(history)}, {step}, {cost} so far")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from datetime import datetime
 
-from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.seats import seats_of
@@ -58,7 +57,7 @@ def unsaved(history: History) -> Iterator[str]:
     seconds = (
         max(beat.at for beat in training) - max([*began, *(commit.at for commit in history.commits)])
     ).total_seconds()
-    interval = spec_from_json(history.submission.spec).checkpoint.interval or LONGEST_AUTO_SECONDS
+    interval = history.job_file.checkpoint.interval or LONGEST_AUTO_SECONDS
     upload = max(beat.upload_seconds or 0.0 for beat in training)
     if seconds >= max(UNSAVED_SECONDS, 3 * max(interval, 1.5 * upload)):
         yield (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -12,16 +12,14 @@ from typing import NamedTuple
 
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
+from cloudspot.model import GIB, EndReason, Instance, InstanceState, Market, Offer
 from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
-GIB = 2**30
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
 """A machine that has been silent for so long, and that no listing has, is billed no further."""
-_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
 """What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
 kept warm in a generation of too few nodes; all the rest of its time in the training, delivery included; to
@@ -121,6 +119,29 @@ def bill(history: History, now: datetime, *, instances: Sequence[Instance] | Non
         run_seconds=_union_seconds(lines, now),
         lines=tuple(lines),
     )
+
+
+def cost_until(
+    history: History,
+    ledger: Ledger,
+    now: datetime,
+    later: datetime,
+    currency: str,
+    *,
+    instances: Sequence[Instance] | None = None,
+) -> float:
+    """Return how much dearer the bill of ``later`` is than ``ledger``, the one of ``now``, in a currency.
+
+    Only launches with a machine that has not ended by ``now`` are billed again.
+    """
+    numbers = {line.launch for line in ledger.lines if line.ended is None or line.ended >= now}
+    after = (line for number in numbers for line in _lines(history.launches[number - 1], later, instances))
+    before = (line for number in numbers for line in ledger.by_launch[number])
+    return _spent_by(after, currency) - _spent_by(before, currency)
+
+
+def _spent_by(lines: Iterable[LedgerLine], currency: str) -> float:
+    return sum(line.spent for line in lines if line.currency == currency)
 
 
 def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:
@@ -275,7 +296,7 @@ def _lines(
             started = launched_at(launch, instance) or started
             if instance.state is InstanceState.ENDED:
                 ended = instance.ended_at or ended or now
-            elif instance.state in _UP:  # Its last word does not end the bill; the end of the machine does.
+            elif instance.state.is_up:  # Its last word does not end the bill; the end of the machine does.
                 ended = None
         started = min(started, ended or now)  # A node's clock may run ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED

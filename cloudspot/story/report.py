@@ -21,7 +21,7 @@ from cloudspot.jobstore.layout.records import (
     Summary,
     Turn,
 )
-from cloudspot.model import EndReason, Instance
+from cloudspot.model import EndReason
 from cloudspot.story.advice import idleness, silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, purposes
@@ -104,9 +104,9 @@ def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
     return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes}
 
 
-def summarise(history: History, now: datetime, *, instances: Sequence[Instance] | None = None) -> Summary:
-    """Return the small record that ``ps`` reads; with ``instances`` the bill of what runs is more exact."""
-    ledger = bill(history, now, instances=instances)
+def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) -> Summary:
+    """Return the small record that ``ps`` reads; ``ledger`` is the bill at ``now``, if it is known."""
+    ledger = ledger or bill(history, now)
     submission = history.submission
     return Summary(
         job_id=submission.job_id,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import get_args
 
-from cloudspot.jobfile.spec import Nodes, spec_from_json
+from cloudspot.jobfile.spec import Nodes
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Generation, JobOutcome, JobState, Seat
 from cloudspot.story.outcomes import end_by_nodes, own_beat, succeeded
@@ -61,12 +61,12 @@ def has_notice(history: History, seat: Seat) -> bool:
 
 def nodes_of(history: History) -> Nodes:
     """Return how many nodes the training needs, and may have."""
-    return spec_from_json(history.submission.spec).nodes
+    return history.job_file.nodes
 
 
 def labels_of(history: History) -> dict[str, str]:
     """Return the labels of the job file."""
-    return spec_from_json(history.submission.spec).labels
+    return history.job_file.labels
 
 
 def is_holding(history: History, generation: Generation) -> bool:

@@ -12,9 +12,9 @@ from cloudspot.controller.account_orphans import (
     WAITS_SECONDS,
     AccountReaper,
     Fate,
+    JobStatus,
     KnownStore,
-    Standing,
-    judge,
+    fate_of,
 )
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import AuthError, CloudspotError, TransientError
@@ -29,7 +29,7 @@ NOW = datetime(2026, 11, 24, 12, 0, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 MINE, GONE, OTHER = "mem://mine", "mem://gone", "mem://other"
 STORES = {
-    MINE: KnownStore({"live": Standing.LIVE, "over": Standing.ENDED, "absent": Standing.ABSENT}),
+    MINE: KnownStore({"live": JobStatus.LIVE, "over": JobStatus.ENDED, "absent": JobStatus.ABSENT}),
     GONE: KnownStore(is_gone=True),
     "mem://unread": KnownStore(),
 }
@@ -66,7 +66,7 @@ def asset(job_id="over", store_url=MINE, *, age=2 * HOUR, **facts):
     ],
 )
 def test_a_thing_is_an_orphan_if_its_job_has_ended_or_is_not_in_its_store(thing, fate, why):
-    found = judge(thing, ONE, now=NOW, older_than=HOUR)
+    found = fate_of(thing, ONE, now=NOW, older_than=HOUR)
     assert (found.fate, found.why) == (fate, why)
 
 
@@ -84,7 +84,7 @@ def test_nothing_live_unread_young_or_foreign_is_ever_an_orphan(
 ):
     thing = asset(job_id, store_url, age=age, is_in_use=is_in_use)
     stores = {label: STORES[label] for label in given_stores}
-    found = judge(thing, stores, now=NOW, older_than=older_than)
+    found = fate_of(thing, stores, now=NOW, older_than=older_than)
     if found.fate is Fate.ORPHAN:
         assert store_url in stores
         assert age is None or age >= older_than

@@ -3,37 +3,42 @@ import copy
 import pytest
 
 from cloudspot.controller.actions import (
+    UNSIGNED,
     Announce,
+    Append,
     Certify,
     CleanUp,
     Create,
     FetchOffers,
-    Finish,
     OpenLaunch,
+    Postpone,
     Release,
-    Reprice,
     RequestStop,
     Terminate,
     VoidSeat,
-    Wait,
 )
+from cloudspot.controller.assess.observed import ConsoleTail, CreateFailure
 from cloudspot.controller.deaths import certificates
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS, decide
-from cloudspot.controller.observed import CreateFailure, LastWords
-from cloudspot.jobstore.layout.records import Ending, Seat
+from cloudspot.jobstore.layout.records import Ending, Finished, Repriced, Seat
 from cloudspot.model import Billing, EndReason
 from cloudspot.story.outcomes import how_it_ended
 
 
 def act(records, history, observed=None, *, at=100.0, **tables):
     observed = records.observed() if observed is None else observed
-    actions = decide(records.spec(**tables), history, observed, records.at(at))
+    actions = decide(records.assess(history, observed.instances, at=at, **tables), observed)
     return tuple(one for one in actions if not isinstance(one, Announce))  # test_announcing.py has those
 
 
 def opened(records, number, launch, why, **changes):
     fields = {"num_nodes": 1, "min_nodes": 1, "offer": records.offer(), **changes}
     return OpenLaunch(number=number, launch=launch, why=why, **fields)
+
+
+def ended(records, number, outcome, detail, exit_code):
+    record = records.finished(outcome, at=100.0, detail=detail, exit_code=exit_code)
+    return Append(number, records.change(record, writer=UNSIGNED))
 
 
 # --- before a launch ------------------------------------------------------------------------------
@@ -70,7 +75,7 @@ def test_a_market_policy_that_is_not_installed_buys_nothing_and_the_rest_goes_on
 
 def test_a_stop_before_the_first_launch_finishes_the_job(records):
     history = records.history(stop=records.stop())
-    assert act(records, history) == (Finish(1, "stopped", "asked for with cloudspot stop", 0),)
+    assert act(records, history) == (ended(records, 1, "stopped", "asked for with cloudspot stop", 0),)
 
 
 # --- seats that nobody has claimed yet ------------------------------------------------------------
@@ -111,8 +116,9 @@ def test_nothing_is_created_once_a_stop_is_requested_or_a_limit_is_reached(recor
     launches, generation = (records.launch(), coming), records.generation(1)
     for stop, limits in ((records.stop(), {}), (None, {"max_runtime": "50s"})):
         history = records.history(*launches, generations=(generation,), stop=stop)
-        spec = records.spec(nodes={"min": 1, "max": 2}, limits=limits)
-        actions = decide(spec, history, records.observed(records.instance()), records.at(100))
+        actions = act(
+            records, history, records.observed(records.instance()), nodes={"min": 1, "max": 2}, limits=limits
+        )
         assert not any(isinstance(one, Create) for one in actions)
 
 
@@ -120,8 +126,8 @@ def test_only_what_the_job_needs_is_bought_on_demand_where_spot_is_wanted(record
     on_demand = records.offer(market="on-demand", price=3.0)
     observed = records.observed(offers=(on_demand,))
     for policy, num_nodes in (("spot-then-on-demand", 2), ("on-demand", 4)):
-        spec = records.spec(nodes={"min": 2, "max": 4}, spot={"policy": policy})
-        [opened] = decide(spec, records.history(), observed, records.at(10))
+        spot = {"policy": policy}
+        [opened] = act(records, records.history(), observed, at=10, nodes={"min": 2, "max": 4}, spot=spot)
         assert (opened.offer, opened.num_nodes, opened.min_nodes) == (on_demand, num_nodes, 2)
     # It trains with one node, and would gain by more.
     beat = records.heartbeat(step=60, generation=1)
@@ -129,8 +135,8 @@ def test_only_what_the_job_needs_is_bought_on_demand_where_spot_is_wanted(record
     history = records.history(launch, generations=(records.generation(1),), commits=(records.commit(),))
     observed = records.observed(records.instance(), offers=(on_demand,))
     for policy, is_bought in (("spot-then-on-demand", False), ("on-demand", True)):
-        spec = records.spec(nodes={"min": 1, "max": 3}, spot={"policy": policy})
-        actions = decide(spec, history, observed, records.at(3000))
+        spot = {"policy": policy}
+        actions = act(records, history, observed, at=3000, nodes={"min": 1, "max": 3}, spot=spot)
         assert any(isinstance(one, OpenLaunch) for one in actions) == is_bought
 
 
@@ -196,7 +202,8 @@ def test_a_seat_without_a_machine_is_void_once_the_listing_has_had_time_to_show_
 def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certificate(records):
     history = records.history(records.launch(claimed=False))
     ended = records.instance(state="ended", end_reason="reclaimed", ended_at=records.at(90))
-    certificate, void = act(records, history, records.observed(ended))
+    proof, void = act(records, history, records.observed(ended))
+    certificate = proof.certificate
     assert (certificate.instance_id, certificate.end_reason) == ("i-1-0", EndReason.RECLAIMED)
     why = "i-1-0 ended before it claimed its seat (reclaimed)"
     assert void == VoidSeat(Seat(1, 0), "voided", why, ("i-1-0",))
@@ -205,23 +212,23 @@ def test_a_machine_that_ended_before_its_claim_leaves_a_void_seat_and_a_certific
 def test_why_a_machine_ended_is_kept_with_its_seat_and_its_certificate(records):
     why = "killed for memory; ask for more"
     ended = records.instance(state="ended", end_reason="unknown", detail=why)
-    words = {"i-1-0": LastWords(line="step 7", is_final=True)}
+    words = {"i-1-0": ConsoleTail(line="step 7", is_final=True)}
     whole = f"{why}; its console ends with: step 7"
     (certificate,) = certified(
-        records, records.history(records.launch()), records.observed(ended, last_words=words)
+        records, records.history(records.launch()), records.observed(ended, console_tails=words)
     )
     assert certificate.detail == whole
     unclaimed = records.history(records.launch(claimed=False))
-    certificate, void = act(records, unclaimed, records.observed(ended, last_words=words))
-    assert certificate.detail == whole
+    proof, void = act(records, unclaimed, records.observed(ended, console_tails=words))
+    assert proof.certificate.detail == whole
     assert void.detail == f"i-1-0 ended before it claimed its seat ({whole})"
 
 
 def test_a_line_that_a_console_showed_before_its_machine_ended_does_not_say_why(records):
     ended = records.instance(state="ended", end_reason="reclaimed")
-    words = {"i-1-0": LastWords(line="waiting for the network")}
+    words = {"i-1-0": ConsoleTail(line="waiting for the network")}
     (certificate,) = certified(
-        records, records.history(records.launch()), records.observed(ended, last_words=words)
+        records, records.history(records.launch()), records.observed(ended, console_tails=words)
     )
     assert certificate.detail == ""
     assert how_it_ended(records.certificate(end_reason="reclaimed")) == "ended: reclaimed"
@@ -255,7 +262,8 @@ def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, sh
         exits={0: records.exit("drained", at=584 + shift)},
     )
     ended = records.instance(state="ended", launched=None)
-    (certificate,) = certificates(records.history(launch), records.observed(ended), records.at(600))
+    (proof,) = certificates(records.history(launch), records.observed(ended), records.at(600))
+    certificate = proof.certificate
     assert records.at(0) <= certificate.started_at <= records.at(600)
     assert records.at(580) <= certificate.ended_at <= records.at(600)
 
@@ -263,8 +271,8 @@ def test_a_nodes_clock_does_not_reach_the_certificate_of_its_machine(records, sh
 def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(records):
     """It was paid for until it had ended itself, and nobody learned why."""
     history = records.history(records.launch(claimed=False))
-    said = {"i-1-0": LastWords(cause="the image has no python3", line="this machine cannot serve its job")}
-    (void,) = act(records, history, records.observed(records.instance(), last_words=said))
+    said = {"i-1-0": ConsoleTail(cause="the image has no python3", line="this machine cannot serve its job")}
+    (void,) = act(records, history, records.observed(records.instance(), console_tails=said))
     assert void == VoidSeat(
         Seat(1, 0),
         "voided",
@@ -276,8 +284,8 @@ def test_a_machine_that_says_why_it_cannot_run_the_agent_is_not_waited_for(recor
 
 def test_a_machine_that_hangs_is_given_up_with_the_last_line_of_its_console(records):
     history = records.history(records.launch(claimed=False))
-    said = {"i-1-0": LastWords(line="Starting network...")}
-    known = {"known_seconds": {"i-1-0": 1200.0}, "last_words": said}
+    said = {"i-1-0": ConsoleTail(line="Starting network...")}
+    known = {"known_seconds": {"i-1-0": 1200.0}, "console_tails": said}
     (void,) = act(records, history, records.observed(records.instance(), **known))
     why = "the machine did not come up within 20 minutes; its console ends with: Starting network..."
     assert (void.detail, void.cause) == (why, "")
@@ -333,14 +341,15 @@ def test_a_stop_voids_seats_that_are_not_claimed(records):
     history = records.history(records.launch(claimed=False), stop=records.stop())
     void, finish = act(records, history, records.observed(records.instance()))
     assert void == VoidSeat(Seat(1, 0), "voided", "stop requested (user)", ("i-1-0",))
-    assert isinstance(finish, Finish)
+    assert isinstance(finish.record, Finished)
 
 
 # --- who has ended --------------------------------------------------------------------------------
 
 
 def certified(records, history, observed, **tables):
-    return [one for one in act(records, history, observed, **tables) if isinstance(one, Certify)]
+    actions = act(records, history, observed, **tables)
+    return [one.certificate for one in actions if isinstance(one, Certify)]
 
 
 def test_a_machine_whose_seat_is_void_is_on_the_bill_until_its_end_is_proven(records):
@@ -365,15 +374,9 @@ def test_an_end_that_the_provider_tells_counts_for_more_than_a_start_by_a_clock_
 def test_a_machine_that_ended_is_certified_and_not_yet_replaced(records):
     history = records.history(records.launch())
     ended = records.instance(state="ended", end_reason="reclaimed", ended_at=records.at(90))
-    expected = Certify(
-        launch=1,
-        rank=0,
-        instance_id="i-1-0",
-        started_at=records.at(5),
-        ended_at=records.at(90),
-        end_reason=EndReason.RECLAIMED,
-    )
-    assert act(records, history, records.observed(ended)) == (expected,)
+    expected = records.certificate(ended=90.0, end_reason="reclaimed")
+    (found,) = act(records, history, records.observed(ended))
+    assert found == Certify(records.change(expected, at=records.at(100), writer=UNSIGNED))
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down"])
@@ -386,7 +389,7 @@ def test_absence_proves_death_only_after_the_providers_figure(records):
     history = records.history(records.launch())
     seen = (records.instance(),)
     assert act(records, history, records.observed(vanished=seen, absent_seconds={"i-1-0": 59.9})) == ()
-    (one,) = act(records, history, records.observed(vanished=seen, absent_seconds={"i-1-0": 60.0}))
+    (one,) = certified(records, history, records.observed(vanished=seen, absent_seconds={"i-1-0": 60.0}))
     assert (one.ended_at, one.end_reason) == (records.at(40), EndReason.UNKNOWN)
 
 
@@ -447,7 +450,9 @@ def test_no_machine_is_certified_twice_or_while_the_listing_fails(records):
 def test_a_job_whose_nodes_have_all_succeeded_is_finished_with_status_0(records):
     launch = records.launch(exits={0: records.exit("succeeded")})
     history = records.history(launch, generations=(records.generation(1),))
-    assert act(records, history, records.observed(records.instance())) == (Finish(3, "succeeded", "", 0),)
+    assert act(records, history, records.observed(records.instance())) == (
+        ended(records, 3, "succeeded", "", 0),
+    )
 
 
 def test_success_of_the_newest_generations_members_is_success(records):
@@ -458,7 +463,7 @@ def test_success_of_the_newest_generations_members_is_success(records):
     history = records.history(launch, generations=generations)
     machines = (records.instance(), records.instance("i-1-1", rank=1))
     (finish,) = act(records, history, records.observed(*machines), nodes={"min": 1, "max": 2})
-    assert finish == Finish(4, "succeeded", "", 0)
+    assert finish == ended(records, 4, "succeeded", "", 0)
 
 
 def test_success_of_some_nodes_is_not_success_and_buys_nobody(records):
@@ -473,14 +478,14 @@ def test_success_of_some_nodes_is_not_success_and_buys_nobody(records):
 def test_success_outranks_a_stop(records):
     launch = records.launch(outcome="succeeded", exits={0: records.exit("succeeded")})
     history = records.history(launch, stop=records.stop(), generations=(records.generation(1),))
-    assert act(records, history) == (Finish(3, "succeeded", "", 0),)
+    assert act(records, history) == (ended(records, 3, "succeeded", "", 0),)
 
 
 def test_a_stop_is_the_end_once_no_claimed_seat_is_live(records):
     history = records.history(records.launch(), stop=records.stop())
     assert act(records, history, records.observed(records.instance())) == ()
     history = records.history(records.launch(outcome="stopped"), stop=records.stop("max_cost"))
-    assert act(records, history) == (Finish(2, "stopped", "limits.max_cost was reached", 1),)
+    assert act(records, history) == (ended(records, 2, "stopped", "limits.max_cost was reached", 1),)
 
 
 def test_a_failure_that_no_machine_mends_is_the_end_once_the_others_have_left(records):
@@ -494,7 +499,7 @@ def test_a_failure_that_no_machine_mends_is_the_end_once_the_others_have_left(re
         records.change(launch, exits={**exits, **gone}), generations=history.generations
     )
     observed = records.observed(records.instance(), others)
-    assert act(records, history, observed, nodes=2) == (Finish(3, "failed", "ValueError", 3),)
+    assert act(records, history, observed, nodes=2) == (ended(records, 3, "failed", "ValueError", 3),)
 
 
 def test_a_finished_job_ends_what_still_runs_and_is_cleaned_up(records):
@@ -547,7 +552,7 @@ def test_a_reclaimed_job_is_launched_again_at_once(records):
 
 def test_a_failed_job_waits_before_it_is_launched_again(records):
     history = records.history(records.launch(outcome="failed", detail="exit status 1"))
-    assert act(records, history, at=101.0) == (Wait(9.0, "failed; trying again"),)
+    assert act(records, history, at=101.0) == (Postpone(9.0, "failed; trying again"),)
     assert act(records, history, at=110.0) == (opened(records, 2, 2, "failed"),)
 
 
@@ -572,7 +577,7 @@ def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(records):
     history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
     machines = (records.instance(), records.instance("i-1-1", rank=1))
     (wait,) = act(records, history, records.observed(*machines, offers=()), nodes=2)
-    assert (type(wait), wait.why.partition(":")[0]) == (Wait, "no machine is bought")
+    assert (type(wait), wait.why.partition(":")[0]) == (Postpone, "no machine is bought")
     enough = {"min": 1, "max": 2}
     assert act(records, history, records.observed(*machines, offers=()), nodes=enough) == ()
 
@@ -594,7 +599,7 @@ def test_a_job_that_failed_too_often_ends_only_when_its_last_nodes_have_left(rec
     limits = {"limits": {"max_restarts": 0}, "nodes": 2}
     machines = (records.instance(), records.instance("i-1-1", rank=1))
     (wait,) = act(records, history, records.observed(*machines), **limits)
-    assert (type(wait), wait.why) == (Wait, "no machine is bought: failed 1 times in a row: failed")
+    assert (type(wait), wait.why) == (Postpone, "no machine is bought: failed 1 times in a row: failed")
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -637,7 +642,7 @@ def test_a_dearer_offer_is_not_bought_where_a_cheaper_one_is_only_cooling_down(r
     observed = records.observed(offers=(cheap, dear))
     assert act(records, history, observed)[0].offer == dear
     (wait,) = act(records, history, observed, limits={"max_cost": 1.0})
-    assert (type(wait), wait.why) == (Wait, "no offer has capacity now")
+    assert (type(wait), wait.why) == (Postpone, "no offer has capacity now")
 
 
 def test_as_many_nodes_are_bought_as_the_limit_has_room_for(records):
@@ -654,7 +659,7 @@ def test_those_that_hold_are_told_that_the_limit_has_no_room_for_another(records
     observed = records.observed(records.instance(), offers=None)
     assert act(records, history, observed, nodes=2, limits={"max_cost": 0.4}) == (FetchOffers(),)
     (wait,) = act(records, history, observed, nodes=2, limits={"max_cost": 0.2})
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, Postpone)
     assert wait.why == (
         "no machine is bought: limits.max_cost of 0.2000 USD has no room for 1 x big (spot), of which the "
         "start and the stop alone cost 0.0889 USD"
@@ -681,7 +686,7 @@ def test_a_job_that_has_succeeded_is_not_asked_to_stop(records):
     history = records.history(launch, generations=(records.generation(1),))
     observed = records.observed(records.instance(launched=0.0))
     (action,) = act(records, history, observed, at=100.0, limits={"max_cost": 0.001})
-    assert isinstance(action, Finish)
+    assert isinstance(action.record, Finished)
 
 
 def test_decide_is_a_function_of_its_arguments(records):
@@ -701,11 +706,12 @@ def test_the_price_that_the_market_asks_now_is_written_down_and_counts_for_the_l
     launch = records.launch()
     history = records.history(launch)
     same = records.observed(records.instance(), prices={1: 1.005})
-    assert not [one for one in act(records, history, same) if isinstance(one, Reprice)]
+    assert not [one for one in act(records, history, same) if isinstance(one, Append)]
     dearer = records.observed(records.instance(), prices={1: 2.0})
-    assert Reprice(history.num_records + 1, 1, 2.0) in act(records, history, dearer)
+    price = Repriced(launch=1, price_per_hour=2.0, at=records.at(100), writer=UNSIGNED)
+    assert Append(history.num_records + 1, price) in act(records, history, dearer)
     known = records.history(records.change(launch, prices=(records.repriced(2.0, at=600.0),)))
-    assert not [one for one in act(records, known, dearer) if isinstance(one, Reprice)]
+    assert not [one for one in act(records, known, dearer) if isinstance(one, Append)]
     limits = {"limits": {"max_cost": 1.5}}
     observed = records.observed(records.instance(launched=0.0))
     assert act(records, history, observed, at=3600.0, **limits) == ()

@@ -11,9 +11,10 @@ import pytest
 from support.worlds.simcloud import SimCloud, SimProvider
 from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
+from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.controller import act
-from cloudspot.controller.actions import Announce, Create, Finish, OpenLaunch, Terminate, VoidSeat, Wait
+from cloudspot.controller.actions import Announce, Append, Create, OpenLaunch, Postpone, Terminate, VoidSeat
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import (
     COPY_SECONDS,
@@ -43,6 +44,7 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Commit, Finished, Generation, Intent, Resumed, Submission
 from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import EndReason, InstanceState, LaunchRequest
+from cloudspot.story import ledger
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import launch_end
@@ -164,6 +166,17 @@ class House:
         return Controller(
             store or self.store, JOB, SimProvider(self.cloud), clock=self.world.clock(), sleep=self.sleep
         )
+
+    def stopping(self):
+        """Return a controller, and the places where it stops."""
+        stops = Stops(self.store, SimProvider(self.cloud))
+        clock = self.world.clock()
+        return stops, Controller(stops.store, JOB, stops.provider, clock=clock, sleep=self.sleep)
+
+    def steps(self):
+        """Return the requests of one tick of a new controller, before each is made."""
+        stops, controller = self.stopping()
+        return stops.steps(controller.tick)
 
     def run(self, seconds):
         self.world.run(until=self.world.time + seconds)
@@ -414,11 +427,40 @@ def test_a_void_that_meets_a_claim_leaves_the_launch_to_the_winner(house):
     assert len(house.history.launches) == 1
 
 
+def test_a_look_that_decides_twice_makes_the_bill_once_and_bills_again_only_what_runs(records, monkeypatch):
+    house = House(records, limits={"max_cost": 1000.0})
+    controller = house.controller()
+    while not house.history.launches or not house.history.launches[0].claimed:
+        controller.tick()
+        house.run(5)
+    house.cloud.end(house.machine(), EndReason.RECLAIMED)
+    while not house.history.launches[0].is_settled:
+        controller.tick()
+        house.run(5)
+    billed, real = [], ledger._lines
+
+    def counted(launch, *args):
+        billed.append(launch.number)
+        return real(launch, *args)
+
+    monkeypatch.setattr(ledger, "_lines", counted)
+    tick = house.controller().tick()
+    assert types(tick.actions) == [OpenLaunch]
+    assert billed == [1]
+    billed.clear()
+    assert types(house.controller().tick().actions) == [Create]
+    while not house.history.launches[1].claimed:
+        controller.tick()
+        house.run(5)
+    billed.clear()
+    controller.tick()
+    assert sorted(billed) == [1, 2, 2], "what runs has a bill for now, and one for when a stop has ended it"
+
+
 def test_two_controllers_that_decide_the_same_write_it_once(house):
-    one, other = house.controller().steps(), house.controller().steps()
+    one, other = house.steps(), house.steps()
     for steps in (one, other):
-        while next(steps) != "OpenLaunch":
-            pass
+        until(steps, "put jobs/digits-1/journal/")
     for steps in (one, other):
         for _ in steps:
             pass
@@ -427,11 +469,10 @@ def test_two_controllers_that_decide_the_same_write_it_once(house):
 
 @pytest.mark.full
 def test_a_controller_that_was_paused_before_its_create_does_no_harm(house):
-    paused = house.controller()
+    stops, paused = house.stopping()
     paused.tick()
-    steps = paused.steps()
-    while next(steps) != "Create":
-        pass
+    steps = stops.steps(paused.tick)
+    until(steps, "create")
     history = house.controller().run_until_finished()
     assert history.finished.outcome == "succeeded"
     house.run(house.cloud.token_seconds)
@@ -461,13 +502,13 @@ def test_a_controller_that_slept_while_its_job_was_finished_and_removed_writes_a
     assert list(house.store.list_objects("jobs/")) == []
 
 
-@pytest.mark.parametrize("act_name", ["OpenLaunch", "Create"])
-def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act_name):
-    steps = house.controller().steps()
-    if act_name == "Create":
+@pytest.mark.parametrize("act", [OpenLaunch, Create])
+def test_a_job_that_is_removed_before_an_act_is_not_acted_for(house, act):
+    """An act first looks whether the job is there, and it was not before that."""
+    steps = house.steps()
+    if act is Create:
         house.controller().tick()
-    while next(steps) != act_name:
-        pass
+    until(steps, "head jobs/digits-1/spec")
     remove_job(house.store, JOB)
     with pytest.raises(JobNotFound):
         list(steps)
@@ -711,10 +752,10 @@ def test_waiting_for_capacity_is_told_once(house):
 
 def test_a_wait_is_told_once_however_often_the_machines_are_announced_meanwhile(house, records):
     """A job that held on several nodes told at each look that it waits."""
-    controller, events, spec = house.controller(), [], records.spec()
+    controller, events = house.controller(), []
     controller.tick()
-    for action in [Wait(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
-        controller._actor.act(action, spec, house.history, events)
+    for action in [Postpone(60.0, "none is bought"), Announce((), {"NUM_NODES": "2"})] * 2:
+        controller._actor.act(action, records.assess(house.history), events)
     assert kinds(events) == [EventKind.WAITING]
 
 
@@ -787,7 +828,7 @@ def test_a_launch_made_void_by_a_stop_ends_the_job(house):
     controller.run_pass()
     request_stop(house.store, JOB, "user", resumption=0)
     tick = controller.tick()
-    assert types(tick.actions) == [VoidSeat, Finish]
+    assert types(tick.actions) == [VoidSeat, Append]
     assert types(controller.tick().actions)[0] is Terminate
     assert controller.run_until_finished().finished.outcome == "stopped"
 
@@ -816,9 +857,8 @@ def test_what_was_made_for_the_job_stays_if_it_is_resumed_before_it_is_released(
     """A driver that was suspended took the groups and profiles away from under the new machines."""
     house.controller().run_until_finished()
     house.cloud.released.clear()
-    late = house.controller().steps()
-    while next(late) != "Release":
-        pass
+    late = house.steps()
+    until(late, "head jobs/digits-1/journal/")
     resumed = Resumed(resumption=1, submission_sha256="0" * 64, at=records.at(0), writer="w")
     journal = house.journal
     house.store.put(keys.journal(JOB, len(journal) + 1), codec.encode(resumed))
@@ -861,14 +901,13 @@ def test_of_two_drivers_that_were_told_different_prices_one_writes(records, monk
     """The other does not write what it was told before over what was written since; they would never end."""
     house, told = House(records, script=Script(doubt=0.0, num_steps=100_000)), itertools.count(2)
     monkeypatch.setattr(type(house.cloud), "current_price", lambda self, offer: float(next(told)))
-    one, other = house.controller(), house.controller()
+    one, (stops, other) = house.controller(), house.stopping()
     while house.world.time < PRICE_SECONDS / 2:
         one.tick()
         house.sleep(one.poll_seconds)
     house.sleep(PRICE_SECONDS)
-    steps = other.steps()
-    while next(steps) != "fetch the price":
-        pass
+    steps = stops.steps(other.tick)
+    until(steps, "current_price")
     next(steps)
     one.tick()
     assert next(told) == 4, "the test wants both to have asked"
@@ -908,7 +947,7 @@ def test_a_driver_whose_clock_is_20_minutes_ahead_gives_up_no_seat(house):
     ahead = house.world.clock(max_skew_seconds=0.0).now
 
     def wrong():
-        return ahead() + timedelta(minutes=20)
+        return ahead() + timedelta(minutes=21)
 
     def voided(clock):
         driver = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep)

@@ -5,7 +5,7 @@ import os
 import pytest
 from support.worlds.market_histories import play
 
-from cloudspot.controller import policy, spot_market
+from cloudspot.controller.supply import policy, spot_market
 
 pytestmark = pytest.mark.full
 

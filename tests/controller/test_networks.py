@@ -5,10 +5,10 @@ from support.worlds.launch_histories import first_violation, play
 from support.worlds.simnodes import Script
 
 from cloudspot.controller import moving
-from cloudspot.controller.actions import OpenLaunch, Wait
+from cloudspot.controller.actions import OpenLaunch, Postpone
 from cloudspot.controller.decide import decide
 from cloudspot.controller.moving import Target, plan_move
-from cloudspot.controller.policy import Wish
+from cloudspot.controller.supply.policy import Wish
 from cloudspot.errors import CloudspotError
 from cloudspot.model import Market
 
@@ -43,8 +43,8 @@ def one_of_two_lost(records, east):
 
 def launched(records, history, *offers, nodes, at=100.0, machines=(), **tables):
     seen = records.observed(*machines, offers=offers)
-    actions = decide(records.spec(nodes=nodes, **tables), history, seen, records.at(at))
-    return next((one for one in actions if isinstance(one, OpenLaunch | Wait)), None)
+    actions = decide(records.assess(history, seen.instances, at=at, nodes=nodes, **tables), seen)
+    return next((one for one in actions if isinstance(one, OpenLaunch | Postpone)), None)
 
 
 def test_a_replacement_stays_in_the_network_of_its_peers_whatever_that_costs(
@@ -55,7 +55,7 @@ def test_a_replacement_stays_in_the_network_of_its_peers_whatever_that_costs(
     found = launched(records, one_of_two_lost(), west, dear, nodes=2, machines=[machine])
     assert found.offer == dear
     found = launched(records, one_of_two_lost(), west, nodes=2, machines=[machine])
-    assert isinstance(found, Wait)
+    assert isinstance(found, Postpone)
     assert found.why.startswith("no machine is bought: no offer fits")
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.worlds.simcloud import SimCloud, SimProvider
 from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
+from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
@@ -184,8 +185,9 @@ def test_a_machine_that_comes_after_its_job_was_settled_is_ended_by_a_pass_for_a
 def test_a_mark_that_was_lost_stands_again_before_a_launch_is_intended(town):
     town.submit("one")
     town.store.delete(keys.live("one", "w"))
-    steps = Controller(town.store, "one", SimProvider(town.cloud), clock=town.world.clock()).pass_steps()
-    for _ in steps:
+    stops = Stops(town.store, SimProvider(town.cloud))
+    controller = Controller(stops.store, "one", stops.provider, clock=town.world.clock())
+    for _ in stops.steps(controller.run_pass):
         if town.store.list_page(keys.journal_prefix("one")).objects:
             assert set(list_live(town.store)) == {"one"}
     assert len(town.cloud.machines) == 1
@@ -511,10 +513,9 @@ def test_passes_end_a_node_that_ignores_a_stop_after_its_grace_whatever_clock_sa
     assert grace <= town.world.time - asked_at <= grace + 4 * 60
 
 
-def follower(town):
-    return Controller(
-        town.store, "one", SimProvider(town.cloud), clock=town.world.clock(), sleep=town.world.sleep
-    )
+def follower(town, store=None, provider=None):
+    store, provider = store or town.store, provider or SimProvider(town.cloud)
+    return Controller(store, "one", provider, clock=town.world.clock(), sleep=town.world.sleep)
 
 
 @pytest.mark.full
@@ -533,12 +534,12 @@ def test_what_a_pass_has_left_goes_when_a_driver_that_stays_settles_the_job(town
 def test_what_a_pass_leaves_after_the_job_was_settled_goes_with_the_next_pass(town, records):
     town.start("one")
     town.store.put(keys.stop("one", 0), codec.encode(records.stop()))
-    late = follower(town).pass_steps()
-    while next(late) != "leave suspicions":
-        pass
+    stops = Stops(town.store, SimProvider(town.cloud))
+    late = stops.steps(follower(town, stops.store, stops.provider).run_pass)
+    until(late, "put jobs/one/suspicions")
     follower(town).run_until_finished()
     assert list_live(town.store) == {}
-    assert list(late) == []
+    assert list(late) != []
     assert suspected(town) == [keys.suspicions("one")]
     assert set(list_live(town.store)) == {"one"}
     list(town.reconciler().run_pass())

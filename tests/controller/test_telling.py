@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from support.records.own_notes import note
 from support.stores.memorystore import InMemoryStore
+from support.worlds.stopped_calls import Stops
 
 from cloudspot.controller import telling
 from cloudspot.controller.clock import Clock
@@ -58,15 +59,25 @@ class Desk:
         self.store.put(keys.spec(JOB), b"{}")
         self.box = Box()
 
-    def teller(self):
+    def teller(self, store=None):
         clock = Clock(now=lambda: self.records.at(self.seconds), monotonic=lambda: self.seconds)
-        store = patient(self.store, sleep=lambda seconds: None)
+        store = patient(store or self.store, sleep=lambda seconds: None)
         return Teller(store, JOB, self.box, clock=clock)
+
+    def look(self, history):
+        """Return the requests of one look of a new driver, before each is made."""
+        stops = Stops(self.store)
+        teller = self.teller(stops.store)
+        return stops.steps(lambda: teller.tell(self.assess(history), []))
+
+    def assess(self, history, notify=ALL):
+        spec = self.records.change(self.records.spec(), notify=notify)
+        return self.records.assess(history, at=self.seconds, spec=spec)
 
     def tell(self, teller, history, notify=ALL):
         """Let one driver look once; return its warnings."""
         events = []
-        list(teller.steps(notify, history, events))
+        teller.tell(self.assess(history, notify), events)
         assert all(one.kind is EventKind.WARNED for one in events)
         return [one.text for one in events]
 
@@ -111,13 +122,16 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
 @pytest.mark.parametrize("seed", range(30))
 def test_of_three_drivers_each_event_is_told_once_and_together_however_they_interleave(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
-    tellers = [desk.teller() for _ in range(3)]
+    drivers = [Stops(desk.store) for _ in range(3)]
+    tellers = {one: desk.teller(one.store) for one in drivers}
     looks = {}
     for _ in range(400):
-        teller = rng.choice(tellers)
-        looks.setdefault(teller, teller.steps(ALL, history, []))
-        if next(looks[teller], None) is None:
-            del looks[teller]
+        driver = rng.choice(drivers)
+        teller = tellers[driver]
+        if driver not in looks:
+            looks[driver] = driver.steps(lambda teller=teller: teller.tell(desk.assess(history), []))
+        if next(looks[driver], None) is None:
+            del looks[driver]
     lines = desk.box.lines
     assert len(lines) == 7
     assert len(set(lines)) == 7
@@ -127,10 +141,10 @@ def test_of_three_drivers_each_event_is_told_once_and_together_however_they_inte
 @pytest.mark.parametrize("seed", range(30))
 def test_a_driver_that_is_killed_loses_what_it_has_marked_and_nothing_is_told_twice(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
-    killed = desk.teller().steps(ALL, history, [])
+    killed = desk.look(history)
     for _ in range(rng.randrange(12)):
         next(killed, None)
-    del killed
+    killed.close()
     for _ in range(3):
         desk.seconds += LEAVE_SECONDS
         desk.tell(desk.teller(), history)
@@ -303,7 +317,7 @@ def test_the_end_of_a_job_is_told_at_night_too_with_all_that_was_held_back(desk,
 def test_a_message_stays_short_and_times_are_those_of_the_zone(records):
     zone = NotifySpec(timezone="Asia/Shanghai").zone
     many = [News(NewsKind.RECLAIMED, str(n), "x" * 1000, records.at(n)) for n in range(MAX_LINES + 5)]
-    message = message_of(many, records.history(), records.at(100), zone)
+    message = message_of(many, records.history(), records.assess(records.history()).ledger, zone)
     lines = message.body.splitlines()
     assert len(lines) == MAX_LINES + 2
     assert lines[0].startswith("2026-01-01 08:00 CST: xxx")

@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[
             if not found.exists():
                 user = User(shared / f"undisturbed-{name}-home")
                 user.environ["XDG_CONFIG_HOME"] = str(shared / "no-config")
-                user.run_tiny("calm", sets=sets)
+                user.run_tiny("calm", sets=sets, timeout=900)  # for the soak under load
                 shown = user.show("calm")
                 user.close()
                 assert len(shown["launches"]) == 1

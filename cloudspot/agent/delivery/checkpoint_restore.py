@@ -16,7 +16,7 @@ from cloudspot.agent.delivery.checkpoint_directories import is_match
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
-from cloudspot.host.free_memory import free_memory_bytes
+from cloudspot.host.capacity import free_memory_bytes
 from cloudspot.host.names import find_symlink
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention

@@ -22,7 +22,6 @@ from cloudspot.jobfile.spec import JobSpec, change_job, check_files
 from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.code.bundle import Bundle, make_bundle
 from cloudspot.jobstore.jobs.forking import bring_checkpoint, code_of
-from cloudspot.jobstore.jobs.reader import job_file_of
 from cloudspot.jobstore.jobs.submission import new_submission, submit_bundle
 from cloudspot.jobstore.layout.records import Origin
 
@@ -87,7 +86,7 @@ def fork(
         raise SpecError(f"job {job.id} has no checkpoint to begin from")
     checkpoint = candidates[0]
     history = job.first_history
-    submission, before = history.submission, job_file_of(history.submission)
+    submission, before = history.submission, history.job_file
     spec = change_job(before, overrides)
     check_trusted(job, history, trust=trust, action="fork", sends=spec)
     if code_directory is None:

@@ -11,18 +11,19 @@ import click
 
 from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.unattended import tell_of_drivers
+from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.actions import OpenLaunch
+from cloudspot.controller.assess.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text
-from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.jobs.resumption import CHANGED
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import Market, Offer
@@ -82,12 +83,13 @@ def move(
     offers = _offers(job)
     launch = _plan(job, history, offers, target)
     _echo_plan(launch)
+    _warn_of_end(history)
     if not yes:
         click.confirm("move it", abort=True)
     controller = job.controller(known=history)
     launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
-        _look(controller)
+        _look(job, controller)
         tell_of_drivers(job)
         return
     ctx.exit(_follow(job, controller, launch, target))
@@ -129,10 +131,20 @@ def _echo_plan(launch: OpenLaunch) -> None:
     output.echo(f"until the new {machines}, {price} an hour come on top")
 
 
-def _look(controller: Controller) -> History | None:
+def _warn_of_end(history: History) -> None:
+    """Warn if the job is likely to end by itself before new machines could train."""
+    left, needed = seconds_to_end(history), start_seconds(history) + restart_seconds(history)
+    if left is not None and left < needed:
+        output.warn(
+            f"the job ends by itself in about {output.duration_text(left)}, and new machines would train in "
+            f"about {output.duration_text(needed)}: it is likely to end before it has moved"
+        )
+
+
+def _look(job: Job, controller: Controller) -> History | None:
     tick = controller.run_pass()
     for event in in_order_of_time(tick.events):
-        echo_line(event_line(event))
+        echo_line(event_line(event, clock_of(job.store).now()))
     return tick.history
 
 
@@ -140,7 +152,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
     """Drive the job until it has moved, or cannot; return the exit status."""
     told = ""
     while True:
-        history = _look(controller)
+        history = _look(job, controller)
         if history is not None and len(history.launches) >= launch.launch:
             if has_moved(history, launch.launch):
                 output.echo(f"job {job.id} has moved to {launch.offer.key}; the machines from before end now")

@@ -19,11 +19,11 @@ from cloudspot.cli.sharedoptions import (
     provider_option,
     store_option,
 )
-from cloudspot.controller.earlier_jobs import EarlierJob, find_earlier
-from cloudspot.controller.expected_losses import ExpectedOffer, expected_offers
-from cloudspot.controller.experience import Experience, read_experience
+from cloudspot.controller.assess.measured import DEFAULT_START_SECONDS
 from cloudspot.controller.launchrequest import find_offers
-from cloudspot.controller.measured import DEFAULT_START_SECONDS
+from cloudspot.controller.prospects.earlier_jobs import EarlierJob, find_earlier
+from cloudspot.controller.supply.expected_losses import ExpectedOffer, expected_offers
+from cloudspot.controller.supply.experience import Experience, read_experience
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.model import Market
 

@@ -21,9 +21,10 @@ from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, overrides_option, plain_option, store_option
 from cloudspot.cli.stored.moving import confirm_move, find_resumable, leave_provider, move
 from cloudspot.cli.stored.trust import check_trusted, noting, trust_option
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.limits import check_affordable
+from cloudspot.controller.assess.measured import seconds_to_end, start_seconds
 from cloudspot.controller.launchrequest import allowed_offers
-from cloudspot.controller.limits import budget_of, check_affordable, reached_limit
-from cloudspot.controller.measured import seconds_to_end, start_seconds
 from cloudspot.errors import CloudspotError, CorruptData, SpecError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.amounts import money_text
@@ -31,11 +32,11 @@ from cloudspot.jobfile.spec import JobSpec, change_job
 from cloudspot.jobstore.access.store_clock import store_time
 from cloudspot.jobstore.jobs import resumption
 from cloudspot.jobstore.jobs.forking import code_of
-from cloudspot.jobstore.jobs.reader import job_file_of, write_summary
+from cloudspot.jobstore.jobs.reader import write_summary
 from cloudspot.jobstore.jobs.submission import check_secrets, read_secrets
 from cloudspot.jobstore.journal.history import History
 from cloudspot.model import Offer
-from cloudspot.story.ledger import bill, spent_in
+from cloudspot.story.ledger import spent_in
 from cloudspot.story.report import summarise
 from cloudspot.story.states import is_over
 
@@ -96,7 +97,7 @@ def resume(
         raise SpecError("--json needs --detach; a followed job prints its log")
     job, target = find_resumable(job_id, store_url, source_url)
     history = _ended(job, target)
-    before = job_file_of(history.submission)
+    before = history.job_file
     changed = change_job(before, overrides)
     check_trusted(job, history, trust=trust, action="resume", sends=changed)
     # Until the job has ended, its secrets are in the store.
@@ -172,7 +173,8 @@ def _check_limits(
 ) -> None:
     """SpecError if the job would end at once, or if it is not clear what its limit counts."""
     currency = offers[0].currency
-    ledger, limits = bill(history, now), spec.limits
+    assessed = Assessment(spec, history, now)
+    ledger, limits = assessed.ledger, spec.limits
     others = {**ledger.others, ledger.currency: ledger.spent} if history.launches else {}
     others.pop(limits.currency or currency, None)
     if limits.max_cost is not None and others:
@@ -183,9 +185,9 @@ def _check_limits(
                 f"{currency}; say what it may spend in that: --set 'limits.max_cost=... {currency}'"
             )
         output.warn(f"limits.max_cost counts {limits.currency}, and not the {besides} that the job has spent")
-    reached, spent = reached_limit(spec, history, now), spent_in(ledger, limits.currency)
+    reached, spent = assessed.reached, spent_in(ledger, limits.currency)
     if reached is None:
-        check_affordable(budget_of(spec, history, now), offers, spec.nodes.min)
+        check_affordable(assessed.budget, offers, spec.nodes.min)
         # At the job's own pace; its length says nothing once a part of it is done.
         left = seconds_to_end(history) or (spec.spot.length if history.head is None else None)
         start = start_seconds(history)

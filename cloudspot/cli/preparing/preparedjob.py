@@ -96,7 +96,7 @@ def open_pinned(
         image = with_digest(spec.run.image, login)
         spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, image=image))
     if spec.spot.policy not in POLICIES:
-        from cloudspot.controller.spot_market import policy_of
+        from cloudspot.controller.supply.spot_market import policy_of
         from cloudspot.market.knowledge import NOTHING_KNOWN
 
         policy_of(spec.spot, NOTHING_KNOWN)

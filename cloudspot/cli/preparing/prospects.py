@@ -12,11 +12,11 @@ import click
 
 from cloudspot.cli.preparing.preparedjob import PreparedJob, saves_nothing
 from cloudspot.cli.screen import output
-from cloudspot.controller.earlier_jobs import EarlierJob, find_earlier
-from cloudspot.controller.experience import Experience, read_experience
-from cloudspot.controller.forecast import Forecast, forecast
-from cloudspot.controller.hopeless import never_saved, past_deadline, past_max_cost
-from cloudspot.controller.measured import DEFAULT_START_SECONDS
+from cloudspot.controller.assess.measured import DEFAULT_START_SECONDS
+from cloudspot.controller.prospects.earlier_jobs import EarlierJob, find_earlier
+from cloudspot.controller.prospects.forecast import Forecast, forecast
+from cloudspot.controller.prospects.hopeless import never_saved, past_deadline, past_max_cost
+from cloudspot.controller.supply.experience import Experience, read_experience
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec

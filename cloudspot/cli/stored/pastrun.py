@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from cloudspot.cli.jobs import Job, open_job, open_named_store
-from cloudspot.controller.earlier_jobs import jobs_of_name, length_seconds
-from cloudspot.controller.measured import restart_seconds, start_seconds
+from cloudspot.controller.assess.measured import restart_seconds, start_seconds
+from cloudspot.controller.prospects.earlier_jobs import jobs_of_name, length_seconds
 from cloudspot.errors import JobNotFound, SpecError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.model import Market

@@ -309,7 +309,8 @@ def _upload(
         compressed = compress(data, has_time) if compresses else None
         compressed_at = time.monotonic()
         body = data if compressed is None else compressed
-        chunk_key = keys.chunk(job_id, part.save, part.rank, number, is_compressed=compressed is not None)
+        form = keys.chunk if compressed is None else keys.compressed_chunk
+        chunk_key = form(job_id, part.save, part.rank, number)
         store.put(chunk_key, body)
         put_seconds = time.monotonic() - compressed_at
         costs.append(Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body)))

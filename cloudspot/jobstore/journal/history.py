@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
+from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import (
     Certificate,
     CheckpointId,
@@ -150,6 +153,19 @@ class History:
     """Ends, suspensions and resumptions, in order, each with how many launches are before it."""
 
     @cached_property
+    def job_file(self) -> JobSpec:
+        """Return the job file by which the job goes on.
+
+        Raises:
+            SpecError: this version of cloudspot cannot read it.
+        """
+        submission = self.submission
+        key = keys.spec(submission.job_id)
+        if submission.resumption:
+            key = keys.submission(submission.job_id, self.submission_sha256)
+        return decode_job_file(submission, key)
+
+    @cached_property
     def current_launches(self) -> tuple[LaunchHistory, ...]:
         """Return the launches since the job was last resumed: those by which its future is judged."""
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
@@ -221,6 +237,18 @@ class History:
     def num_nodes(self) -> int:
         """Return how many nodes the newest generation has; 0 before the first."""
         return len(self.generations[-1].members) if self.generations else 0
+
+
+def decode_job_file(submission: Submission, key: str) -> JobSpec:
+    """Return the job file in the submission that lies under ``key``.
+
+    Raises:
+        SpecError: this version of cloudspot cannot read it.
+    """
+    try:
+        return spec_from_json(submission.spec)
+    except SpecError as error:
+        raise SpecError(f"{key}: {error}") from error
 
 
 def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:

@@ -75,10 +75,21 @@ class Place:
         """Names by id."""
         self.set_tokens: dict[str, str] = {}
         self._count = itertools.count(1)
-        subnets = ipaddress.ip_network(network).subnets(prefixlen_diff=2)
-        for zone, subnet in zip(self.zones, subnets, strict=False):
-            self.add_vswitch(zone, str(subnet), vpc=self.vpc, is_default=True)
+        self.has_default_vpc = True
+        for zone in self.zones:
+            self.add_vswitch(zone, self.subnet_of(zone), vpc=self.vpc, is_default=True)
         self.add_group(vpc=self.vpc)
+
+    def subnet_of(self, zone: str) -> str:
+        """Return the addresses of a zone's default vSwitch."""
+        subnets = ipaddress.ip_network(self.network).subnets(prefixlen_diff=2)
+        return str(next(itertools.islice(subnets, self.zones.index(zone), None)))
+
+    def remove_network(self) -> None:
+        """Be as a region that has no VPC yet."""
+        self.has_default_vpc = False
+        self.vswitches.clear()
+        self.groups.clear()
 
     def add_vswitch(
         self,
@@ -221,6 +232,35 @@ class Account:
             and has_tags(one.tags, tags)
         ]
         return numbered_page("SecurityGroups", "SecurityGroup", rows, parameters, most=100)
+
+    def create_default_vpc(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer VPC's CreateDefaultVpc; the code of its refusal is from memory."""
+        place = self.place(region)
+        if place.has_default_vpc:
+            message = "The default VPC already exists in this region."
+            raise ApiError("OperationDenied.DefaultVpcExist", message)
+        place.has_default_vpc = True
+        return {"VpcId": place.vpc}
+
+    def create_default_vswitch(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer VPC's CreateDefaultVSwitch; the codes of its refusals are from memory."""
+        place, zone = self.place(region), parameters.get("ZoneId", "")
+        if zone not in place.zones:
+            raise ApiError("InvalidZoneId.NotFound", "The specified zone does not exist.", status=404)
+        if not place.has_default_vpc:
+            raise ApiError("InvalidDefaultVpc.NotFound", "The default VPC does not exist.", status=404)
+        if any(one.is_default and one.zone == zone for one in place.vswitches.values()):
+            message = "The default VSwitch already exists in this zone."
+            raise ApiError("OperationDenied.DefaultVSwitchExist", message)
+        return {"VSwitchId": place.add_vswitch(zone, place.subnet_of(zone), vpc=place.vpc, is_default=True)}
+
+    def create_security_group(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer CreateSecurityGroup."""
+        check_handled(parameters, {"VpcId"}, what="parameter")
+        place, vpc = self.place(region), parameters.get("VpcId", "")
+        if vpc != place.vpc or not place.has_default_vpc:
+            raise ApiError("InvalidVpcId.NotFound", "The specified VPC does not exist.", status=404)
+        return {"SecurityGroupId": place.add_group(vpc=vpc)}
 
     def describe_images(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeImages; see the ECS API reference (checked 2026-11)."""

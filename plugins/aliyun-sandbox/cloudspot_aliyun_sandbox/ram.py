@@ -1,4 +1,4 @@
-"""RAM's roles and policies, as far as a driver's function needs them; and what they grant.
+"""RAM's roles and policies, as far as a driver's function or docs/aliyun.md needs them; and what they grant.
 
 Source: RAM API reference, version 2015-05-01 (checked 2026-11). From memory: that a role or a policy with
 attachments cannot be deleted, and the codes that say so.
@@ -28,6 +28,8 @@ class Policy:
     versions: list[str]
     roles: set[str] = field(default_factory=set)
     """Those that it is attached to."""
+    users: set[str] = field(default_factory=set)
+    """Those that it is attached to."""
 
 
 class Ram:
@@ -40,8 +42,10 @@ class Ram:
         self._told: dict[str, tuple[str, str]] = {}
         """Description and moment of each role that was made through the API."""
         self.policies: dict[str, Policy] = {}
+        self.users: set[str] = set()
         self.handlers: dict[str, Handler] = {
             "AttachPolicyToRole": self._attach,
+            "AttachPolicyToUser": self._attach_to_user,
             "CreatePolicy": self._create_policy,
             "CreatePolicyVersion": self._create_version,
             "CreateRole": self._create_role,
@@ -121,6 +125,8 @@ class Ram:
 
     def _delete_policy(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
         policy = self._policy(parameters)
+        if policy.users:
+            raise ApiError("DeleteConflict.Policy.User", "The policy is attached to a user.", status=409)
         if policy.roles:
             raise ApiError("DeleteConflict.Policy.Role", "The policy is attached to a role.", status=409)
         if len(policy.versions) > 1 and parameters.get("CascadingDelete") != "true":
@@ -134,6 +140,16 @@ class Ram:
             message = "The policy is attached to the role already."
             raise ApiError("EntityAlreadyExists.Role.Policy", message, status=409)
         policy.roles.add(role)
+        return {}
+
+    def _attach_to_user(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        policy, user = self._policy(parameters, has_type=True), parameters.get("UserName", "")
+        if user not in self.users:
+            raise ApiError("EntityNotExist.User", f"The user does not exist: {user}.", status=404)
+        if user in policy.users:
+            message = "The policy is attached to the user already."
+            raise ApiError("EntityAlreadyExists.User.Policy", message, status=409)
+        policy.users.add(user)
         return {}
 
     def _detach(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:

@@ -59,6 +59,7 @@ _REQUIRED: Final = (
 )
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
     "Ram:AttachPolicyToRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
+    "Ram:AttachPolicyToUser": frozenset({"PolicyName", "PolicyType", "UserName"}),
     "Ram:CreatePolicy": frozenset({"Description", "PolicyDocument", "PolicyName"}),
     "Ram:CreatePolicyVersion": frozenset({"PolicyDocument", "PolicyName", "RotateStrategy", "SetAsDefault"}),
     "Ram:CreateRole": frozenset({"AssumeRolePolicyDocument", "Description", "RoleName"}),
@@ -70,11 +71,13 @@ _OTHERS: Final[Mapping[str, frozenset[str]]] = {
     "Sts:GetCallerIdentity": frozenset(),
     "Ram:GetRole": frozenset({"RoleName"}),
     "cr:ListInstance": frozenset({"InstanceName", "InstanceStatus", "PageNo", "PageSize"}),
+    "Vpc:CreateDefaultVSwitch": frozenset({"ZoneId"}),
+    "Vpc:CreateDefaultVpc": frozenset(),
     "Vpc:DescribeVSwitches": frozenset(
         {"IsDefault", "PageNumber", "PageSize", "Tag.N.Key", "Tag.N.Value", "VSwitchId", "VpcId", "ZoneId"}
     ),
 }
-"""The parameters of the other products' actions that a plugin uses.
+"""The parameters of the other products' actions that a plugin uses, or docs/aliyun.md.
 
 Sources: the API references of VPC, RAM, STS and Container Registry.
 """

@@ -92,9 +92,12 @@ class StrictEcs:
         account, catalogue, disks = self.account, self.catalogue, Disks(self.machines, clock)
         self._images = images = SavedImages(account, self.machines, host, clock)
         self._handlers: dict[str, Handler] = {
+            "CreateDefaultVSwitch": account.create_default_vswitch,
+            "CreateDefaultVpc": account.create_default_vpc,
             "CreateDeploymentSet": account.create_deployment_set,
             "CreateDisk": disks.create,
             "CreateImage": images.create,
+            "CreateSecurityGroup": account.create_security_group,
             "DeleteDeploymentSet": self._delete_deployment_set,
             "DeleteDisk": disks.delete,
             "DeleteImage": images.delete,

@@ -63,10 +63,13 @@ class StrictIam:
         identities: Identities,
         buckets: Iterable[str],
         accounts: Iterable[str],
-        machines: str,
+        machines: str | None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Know these buckets and accounts already; ``machines`` is the account of the nodes."""
+        """Know these buckets and accounts already.
+
+        ``machines`` is the account of the nodes, which has its grant of docs/gcp.md; None: nobody has any.
+        """
         self._project = project
         self._now = now
         self._lock = threading.RLock()
@@ -76,7 +79,8 @@ class StrictIam:
         self._roles: dict[str, dict[str, Any]] = {}
         self._policies: dict[str, dict[str, Any]] = {f"projects/_/buckets/{one}": {} for one in buckets}
         self._granted_at: dict[tuple[str, str, str], float] = {}
-        self._policies[f"projects/{project}"] = {"bindings": [_self_end(project, machines)]}
+        bindings = [] if machines is None else [_self_end(project, machines)]
+        self._policies[f"projects/{project}"] = {"bindings": bindings}
         for one in self._accounts:
             self._policies[self._account_path(one)] = {}
         resource = "projects.serviceAccounts"

@@ -43,6 +43,19 @@ def test_it_says_what_moves_where_and_for_how_much_and_buys_nothing_unless_told_
     assert len(launches(jobs, job_id)) == 1
 
 
+@pytest.mark.parametrize(("step", "warned"), [(17, False), (99, True)])
+def test_it_warns_before_it_buys_that_the_job_ends_first(jobs, step, warned):
+    job_id = jobs.running()
+    phases = jobs.phases(1, restoring=100.6, running=101, training=101.5)
+    jobs.add_heartbeat(job_id, 1, step=step, minutes=102, phases=phases)
+    result = jobs.run("move", job_id, "--market", "on-demand", typed="n\n", status=130)
+    said = (
+        "warning: the job ends by itself in about 0.3s, and new machines would train in about 2m 00s: it is"
+    )
+    assert (said in result.stderr) == warned
+    assert ("it is likely to end before it has moved" in result.stderr) == warned
+
+
 def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(jobs, sold_out):
     job_id = jobs.running()
     result = jobs.run("move", job_id, "--market", "on-demand", "--yes", status=1)

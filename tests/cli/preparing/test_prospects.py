@@ -3,7 +3,7 @@
 import pytest
 from support.records.jobclock import at
 
-from cloudspot.controller.experience import leave_experience
+from cloudspot.controller.supply.experience import leave_experience
 from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.layout import keys
 from cloudspot.story.report import summarise

@@ -1,6 +1,11 @@
-"""What a launch's records say of its seats."""
+"""What a launch's records say of its seats, and the job file that a history carries."""
 
+import pytest
 from support.records.made_records import Records
+
+from cloudspot.errors import SpecError
+from cloudspot.jobstore.journal import history
+from cloudspot.story.report import show_json
 
 MADE = Records()
 
@@ -72,3 +77,28 @@ def test_the_live_launches_are_those_with_a_live_seat():
         MADE.capacity(4, at=9.0),
     )
     assert [one.number for one in history.live_launches] == [1, 3]
+
+
+def test_whoever_asks_a_history_for_its_job_file_gets_the_one_that_was_decoded_first(monkeypatch):
+    decoded, real = [], history.spec_from_json
+
+    def counted(value):
+        decoded.append(value)
+        return real(value)
+
+    monkeypatch.setattr(history, "spec_from_json", counted)
+    launches = [MADE.launch(number, outcome="reclaimed") for number in range(1, 9)]
+    generations = [MADE.generation(number, launch=number) for number in range(1, 9)]
+    found = MADE.history(*launches, generations=tuple(generations))
+    assert show_json(found, MADE.at(900))["name"] == found.job_file.name == "digits"
+    assert len(decoded) <= 2, "the report also looks at the job as it was before its end was written"
+
+
+@pytest.mark.parametrize(
+    ("resumption", "key"), [(0, "jobs/digits-1/spec"), (2, f"jobs/digits-1/submissions/{'5' * 64}")]
+)
+def test_a_job_file_that_cannot_be_read_names_the_key_of_its_submission(resumption, key):
+    known = MADE.history()
+    odd = MADE.change(known.submission, spec={"name": 3}, resumption=resumption)
+    with pytest.raises(SpecError, match=rf"^{key}: stored job: "):
+        _ = MADE.change(known, submission=odd).job_file

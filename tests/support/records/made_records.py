@@ -5,7 +5,8 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 
-from cloudspot.controller.observed import Observed
+from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (
@@ -274,6 +275,10 @@ class Records:
             "offers": (self.offer(),),
         }
         return Observed(**{**fields, **changes})
+
+    def assess(self, history, instances=None, *, at=100.0, spec=None, **tables):
+        """Return the job at that moment; ``tables`` are of its job file."""
+        return Assessment(spec or self.spec(**tables), history, self.at(at), instances)
 
     @staticmethod
     def change(value, **changes):

@@ -14,6 +14,7 @@ from support.worlds.launch_histories import check_journal, check_supply, is_righ
 from support.worlds.simcloud import Machine, SimCloud
 from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import START, Odds, SimStore, Violation, World
+from support.worlds.stopped_calls import Stops
 
 from cloudspot.controller.loop import Controller
 from cloudspot.emulation.cloud import MachineHost, MachineStatus
@@ -188,8 +189,9 @@ class Town:
     def unix_time(self):
         return (START + timedelta(seconds=self.world.time)).timestamp()
 
-    def controller(self):
-        return Controller(self.store, JOB, self.provider(), clock=self.world.clock(), sleep=self.world.sleep)
+    def controller(self, store=None, provider=None):
+        store, provider = store or self.store, provider or self.provider()
+        return Controller(store, JOB, provider, clock=self.world.clock(), sleep=self.world.sleep)
 
     def run(self):
         """Let one controller run the job to its end; return the history."""
@@ -272,22 +274,19 @@ class Town:
     def drive(self):
         """Be a controller, again and again killed, until the job is settled."""
         world = self.world
+
+        def pause_at(_name):
+            if world.chance(0.005):
+                self.num_kills += 1
+                raise Killed
+            return world.rng.uniform(0, 30) if world.chance(0.1) else None
+
         while True:
             try:
-                controller = self.controller()
+                stops = Stops(self.store, self.provider())
+                controller = self.controller(stops.store, stops.provider)
                 while True:
-                    steps = controller.steps()
-                    while True:
-                        if world.chance(0.01):
-                            self.num_kills += 1
-                            raise Killed
-                        try:
-                            next(steps)
-                        except StopIteration as end:
-                            tick = end.value
-                            break
-                        if world.chance(0.2):
-                            yield world.rng.uniform(0, 30)
+                    tick = yield from stops.steps(controller.tick, at=pause_at)
                     if tick.is_settled:
                         return
                     yield 0.1 if tick.acted else world.rng.uniform(5, 40)

@@ -9,11 +9,12 @@ from support.stores.one_at_a_time import OneAtATime
 from support.worlds.simcloud import SimCloud, SimProvider
 from support.worlds.simnodes import SimAgents
 from support.worlds.simulation import START, Odds, SimStore, Violation, World
+from support.worlds.stopped_calls import Stops
 
 from cloudspot.controller import loop
+from cloudspot.controller.assess.lasting import MAX_PASS_GAP_SECONDS
+from cloudspot.controller.assess.limits import Budget
 from cloudspot.controller.decide import decide
-from cloudspot.controller.lasting import MAX_PASS_GAP_SECONDS
-from cloudspot.controller.limits import Budget, budget_of
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
@@ -50,12 +51,19 @@ LIMIT_SECONDS = 60_000.0
 """A job that has not ended by then never will."""
 
 
+def stopping(world, store, cloud, *, max_skew_seconds=20.0):
+    """Return a controller, and the places where it stops."""
+    stops = Stops(store, SimProvider(cloud))
+    clock = world.clock(max_skew_seconds=max_skew_seconds)
+    return stops, Controller(stops.store, JOB, stops.provider, clock=clock, sleep=world.sleep)
+
+
 def staying(world, store, cloud):
     """Be a controller that stays, again and again killed, until the job is settled."""
     while True:
-        one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
+        stops, one = stopping(world, store, cloud)
         while True:
-            tick = yield from interrupted(world, one.steps())
+            tick = yield from interrupted(world, stops, one.tick)
             if tick is None:
                 yield world.rng.uniform(0, 60)
                 break
@@ -71,30 +79,36 @@ def passing(world, store, cloud):
 
 def passing_every(world, store, cloud, interval):
     while True:
-        clock = world.clock(max_skew_seconds=900.0)
-        one = Controller(store, JOB, SimProvider(cloud), clock=clock, sleep=world.sleep)
-        tick = yield from interrupted(world, one.pass_steps())
+        stops, one = stopping(world, store, cloud, max_skew_seconds=900.0)
+        tick = yield from interrupted(world, stops, one.run_pass)
         if tick is not None and tick.is_settled:
             return
         yield world.rng.uniform(0.5, 1.5) * interval
 
 
-def interrupted(world, steps):
-    """Take the steps, with pauses between them; return their result, or None when killed."""
+def interrupted(world, stops, call):
+    """Make the call, with pauses between its requests; return its result, or None when it was killed."""
     rng = world.rng
+
+    def pause_at(_name):
+        if world.chance(0.005):
+            return math.inf  # It is killed.
+        if world.chance(0.015):
+            return rng.uniform(0, 900)
+        return rng.uniform(0, 5) if world.chance(0.15) else None
+
+    steps = stops.steps(call, at=pause_at)
     while True:
-        if world.chance(0.01):
-            return None
         try:
-            next(steps)
+            pause = next(steps)
         except StopIteration as end:
             return end.value
         except JobResumed:
             return None  # It was opened for what was submitted before.
-        if world.chance(0.03):
-            yield rng.uniform(0, 900)
-        elif world.chance(0.3):
-            yield rng.uniform(0, 5)
+        if pause == math.inf:
+            steps.close()
+            return None
+        yield pause
 
 
 def resuming(world, store, cloud, lives):
@@ -174,12 +188,11 @@ class Purse:
     world: World
     seen: list[tuple[float, Budget]] = field(default_factory=list)
 
-    def decide(self, spec, history, observed, now):
+    def decide(self, assessed, observed):
         """Decide, and note what was thought while the job went on."""
-        if history.stop is None and history.finished is None:
-            budget = budget_of(spec, history, now, instances=observed.instances or ())
-            self.seen.append((self.world.time, budget))
-        return decide(spec, history, observed, now)
+        if assessed.history.stop is None and assessed.history.finished is None:
+            self.seen.append((self.world.time, assessed.budget))
+        return decide(assessed, observed)
 
     def check(self, cloud):
         """No more than the limit is spent, but for what the last look that saw it kept could not know.

@@ -26,8 +26,8 @@ from cloudspot.agent.membership.peers import (
     roster_of,
     verdict,
 )
-from cloudspot.controller.actions import Wait
-from cloudspot.controller.restarts import judge
+from cloudspot.controller.actions import Postpone
+from cloudspot.controller.supply.restarts import after_losses
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
@@ -344,7 +344,7 @@ class SimNode:
         """Say whether drivers have not waited until now: after many failures in a row they wait as long as it holds."""
         history = HistoryReader(self._inner, self._job_id).read()
         earlier = self.world.now() - timedelta(minutes=2)
-        return not isinstance(judge(job_file_of(history.submission), history, earlier), Wait)
+        return not isinstance(after_losses(job_file_of(history.submission), history, earlier), Postpone)
 
     def _verdict(self, known):
         standings, exits, gone = {}, {}, set()

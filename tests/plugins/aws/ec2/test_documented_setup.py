@@ -5,47 +5,30 @@ models, as it reads them itself, and everything that it would refuse raises here
 """
 
 import json
-import re
-import shlex
-from pathlib import Path
 
 from botocore import xform_name
+from support.clouds.documented_setup import ROOT, documented_commands, filled, options_of
 
-ROOT = Path(__file__).parents[4]
 HERE = {"YOU": "ada", "ACCOUNT": "123456789012", "BUCKET": "bucket"}
 """What a user writes in place of the page's own words."""
 
 
-def documented_commands():
-    """Return the commands of AWS's that stand in the page, in its order, each in one line."""
-    blocks = re.findall(
-        r"^```sh\n(.*?)^```", (ROOT / "docs" / "aws.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [one for one in lines if one.startswith("aws ")]
-
-
-def filled(text):
-    for word, value in HERE.items():
-        text = re.sub(rf"\b{word}\b", value, text)
-    return text
-
-
-def run(cloud, line):
+def run(cloud, arguments):
     """Run ``aws SERVICE OPERATION --option value ...`` with boto3."""
-    _, service, operation, *rest = shlex.split(filled(line))
+    (service, operation, *rest), options = options_of(arguments)
     client = cloud.client(service)
     if (service, operation) == ("s3", "mb"):
-        client.create_bucket(Bucket=rest[0].removeprefix("s3://"))
+        (url,) = rest
+        client.create_bucket(Bucket=url.removeprefix("s3://"))
         return
+    assert rest == []
     model = client.meta.service_model
     (name,) = [one for one in model.operation_names if xform_name(one, "-") == operation]
     members = {xform_name(one, "-"): one for one in model.operation_model(name).input_shape.members}
     parameters = {}
-    for option, value in zip(rest[::2], rest[1::2], strict=True):
+    for option, value in options.items():
         path = value.removeprefix("file://")
-        text = value if path == value else filled((ROOT / path).read_text())
-        parameters[members[option.removeprefix("--")]] = text
+        parameters[members[option]] = value if path == value else filled((ROOT / path).read_text(), HERE)
     getattr(client, xform_name(name))(**parameters)
 
 
@@ -53,12 +36,12 @@ def test_the_documented_setup_gives_the_user_and_the_roles_their_policies_within
     cloud._iam.reset()
     iam = cloud.client("iam")
     iam.create_user(UserName="ada")
-    for line in documented_commands():
-        run(cloud, line)
+    for arguments in documented_commands("docs/aws.md", "aws", HERE):
+        run(cloud, arguments)
     (attached,) = iam.list_attached_user_policies(UserName="ada")["AttachedPolicies"]
     version = iam.get_policy(PolicyArn=attached["PolicyArn"])["Policy"]["DefaultVersionId"]
     found = iam.get_policy_version(PolicyArn=attached["PolicyArn"], VersionId=version)
-    written = json.loads(filled((ROOT / "docs/aws/policy-submitter.json").read_text()))
+    written = json.loads(filled((ROOT / "docs/aws/policy-submitter.json").read_text(), HERE))
     assert found["PolicyVersion"]["Document"] == written
     roles = {one["RoleName"] for one in iam.list_roles()["Roles"]}
     assert roles == {"cloudspot-node", "cloudspot-drill", "cloudspot-limit"}

@@ -1,0 +1,46 @@
+"""A job at one moment: its records and machines, and what follows from them, worked out once; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from cloudspot.controller.assess.limits import Budget, Reached, budget_of, reached_limit
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.nodes.seats import Seats, seats_of
+from cloudspot.model import Instance
+from cloudspot.story.ledger import Ledger, bill
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The job in one look of a driver; the decision, the acts, the summary and the messages share it."""
+
+    spec: JobSpec
+    history: History
+    now: datetime
+    instances: Sequence[Instance] | None = None
+    """The job's machines by the newest listing; None: nothing was listed."""
+
+    @cached_property
+    def seats(self) -> Seats:
+        """Return which seats may hold a machine, and which of these are to stay."""
+        return seats_of(self.history.launches, self.history.generations)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Return the bill."""
+        return bill(self.history, self.now, instances=self.instances)
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """Return what the job may still buy; None: it has no ``limits.max_cost``."""
+        return budget_of(self.spec, self.history, self.ledger, self.now, instances=self.instances)
+
+    @cached_property
+    def reached(self) -> Reached | None:
+        """Return the limit that the job has reached, or None."""
+        return reached_limit(self.spec, self.ledger, self.budget)

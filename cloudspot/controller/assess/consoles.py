@@ -1,0 +1,125 @@
+"""Reads the consoles of machines that have not come up, or have ended without a word, one at a time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from cloudspot.controller.assess.observed import ConsoleTail
+from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.interfaces import Provisioner
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.model import EndReason, Instance, InstanceState
+from cloudspot.story.outcomes import own_exit
+
+FIRST_SECONDS = 30.0
+"""A machine that has not claimed its seat this long after its launch was decided on may have said why."""
+REPEAT_SECONDS = 15.0
+"""Consoles are read no more often than this, apart from the last look at a machine that has ended."""
+MAX_CHARS = 300
+_CAUSE = re.compile(r"cloudspot: this machine cannot serve its job: (.+)")
+"""The last line of the boot script and of the agent; the console may put its own before them."""
+_LINE = re.compile(r"cloudspot: (.+)")
+_UNEXPLAINED = frozenset({None, EndReason.UNKNOWN, EndReason.LOST})
+
+
+def tail_of(console: str) -> ConsoleTail:
+    """Return what the console's text ends with, in printable characters."""
+    causes, lines = _CAUSE.findall(console), _LINE.findall(console)
+    line = lines[-1] if lines else console.strip().rpartition("\n")[2]
+    return ConsoleTail(cause=_clean(causes[-1]) if causes else "", line=_clean(line))
+
+
+def _clean(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text).strip()[:MAX_CHARS]
+
+
+class Consoles:
+    """Reads the consoles of the machines that a job waits for. Losing it costs a few requests."""
+
+    def __init__(self, provisioner: Provisioner) -> None:
+        self._provisioner = provisioner
+        self._read_at: dict[str, float] = {}
+        """When each was read last (monotonic)."""
+        self._closed: set[str] = set()
+        """The machines that had ended when they were read, so that nothing more will come."""
+        self._is_denied = False
+        self.tails: dict[str, ConsoleTail] = {}
+        """By machine: what was read last."""
+        self._reported: set[tuple[str, str]] = set()
+
+    def next_due(
+        self, history: History, instances: Sequence[Instance], *, now: datetime, monotonic: float
+    ) -> Instance | None:
+        """Return the machine whose console had better be read now, or None.
+
+        One that has ended goes first, and is read once: its seat is made void next, or its end is certified.
+        A machine whose provider already says why it has not started is read at once.
+        """
+        if self._is_denied or history.finished is not None:
+            return None
+        last = max(self._read_at.values(), default=-math.inf)
+        is_pause = monotonic - last < REPEAT_SECONDS
+        due = []
+        for launch in history.live_launches:
+            is_young = (now - launch.intent.at).total_seconds() < FIRST_SECONDS
+            owners = {slot.instance_id for slot in launch.claimed.values()}
+            for one in instances:
+                if one.launch != launch.number or one.id in self._closed:
+                    continue
+                if one.id in owners and _is_unexplained(one, launch):
+                    return one
+                is_open = one.rank in launch.open_ranks if one.rank is not None else launch.open_ranks
+                if not is_open or one.id in owners:
+                    continue
+                if one.state is InstanceState.ENDED:
+                    return one
+                if not (
+                    (is_young and not one.detail) or is_pause or self.tails.get(one.id, ConsoleTail()).cause
+                ):
+                    due.append(one)
+        return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
+
+    def read(self, instance: Instance, *, monotonic: float) -> str | None:
+        """Read the machine's console; return what people should know of it, if that is new.
+
+        A console that cannot be read explains nothing, and stops nothing.
+        """
+        self._read_at[instance.id] = monotonic
+        if instance.state is InstanceState.ENDED:
+            self._closed.add(instance.id)
+        try:
+            tail = replace(
+                tail_of(self._provisioner.console(instance)),
+                is_final=instance.state is InstanceState.ENDED,
+            )
+        except AuthError as error:
+            self._is_denied = True
+            return f"what {instance.id} says at its boot cannot be read: {error}"
+        except CloudspotError:
+            return None
+        if not tail.line or tail == self.tails.get(instance.id):
+            return None
+        self.tails[instance.id] = tail
+        if instance.state is InstanceState.ENDED or tail.cause:
+            return None  # the record of its end says it
+        # A provider may say one thing and another by turns, as of an image that it tries to pull.
+        if (instance.id, tail.line) in self._reported:
+            return None
+        self._reported.add((instance.id, tail.line))
+        return f"{instance.id} says at its boot: {tail.line}"
+
+
+def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:
+    """Return whether the machine, which owns a seat, has ended without a word and is not certified yet."""
+    return (
+        instance.state is InstanceState.ENDED
+        and instance.end_reason in _UNEXPLAINED
+        and instance.id not in launch.certificates
+        and not any(
+            own_exit(launch, rank) for rank, slot in launch.claimed.items() if slot.instance_id == instance.id
+        )
+    )

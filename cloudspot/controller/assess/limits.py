@@ -1,0 +1,221 @@
+"""Whether a job has reached a limit, and what it may still spend below ``limits.max_cost``; pure.
+
+A stop costs money too: the machines that live run until they have saved and ended. So the job stops when
+what is spent and what a stop costs from now reach the limit together, and a machine is bought only if it
+could start and stop again below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cloudspot.controller.assess.measured import DEFAULT_START_SECONDS, start_seconds
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.amounts import money_text
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import Heartbeat, StopReason
+from cloudspot.model import GIB, Instance, Offer
+from cloudspot.story.ledger import Ledger, cost_until, spent_in
+from cloudspot.story.outcomes import last_sign, own_beat
+from cloudspot.story.stretches import OVER
+
+LOOK_SECONDS = 30.0
+"""From the moment that a stop is due to that at which the nodes know: the looks of a driver and of a node."""
+DEFAULT_BOUNDARY_SECONDS = 30.0
+"""Until all ranks are at a step where they save, before a step was measured; after that, two steps."""
+DEFAULT_SAVE_SECONDS = 120.0
+"""The last save and its upload, before one was measured."""
+DEFAULT_END_SECONDS = 120.0
+"""From a node's last word to the end of its machine, before one was measured."""
+DEFAULT_STOP_SECONDS = LOOK_SECONDS + DEFAULT_BOUNDARY_SECONDS + DEFAULT_SAVE_SECONDS + DEFAULT_END_SECONDS
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A limit that the job has reached."""
+
+    reason: StopReason
+    detail: str = ""
+    """The figures, for people."""
+
+
+def reached_limit(spec: JobSpec, ledger: Ledger, budget: Budget | None) -> Reached | None:
+    """Return the limit that the job has reached (``max_cost`` or ``max_runtime``), or None."""
+    if budget is not None and budget.spent + budget.stop_cost >= budget.limit:
+        return Reached("max_cost", budget.text)
+    limit = spec.limits.max_runtime
+    return Reached("max_runtime") if limit is not None and ledger.run_seconds >= limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a job with ``limits.max_cost`` may still buy."""
+
+    limit: float
+    currency: str
+    spent: float
+    stop_cost: float = 0.0
+    """What the machines that live, or may come, cost until a stop that is requested now has ended them."""
+    stop_seconds: float = DEFAULT_STOP_SECONDS
+    start_seconds: float = DEFAULT_START_SECONDS
+    checkpoint_bytes: int = 0
+    """The newest one's; 0 before the first. To move it from or to another region may cost money."""
+
+    @property
+    def text(self) -> str:
+        """Tell how near the limit is."""
+        limit = money_text(self.limit, self.currency)
+        if not self.stop_cost:
+            return f"{money_text(self.spent, self.currency)} of {limit} spent"
+        stop = money_text(self.stop_cost, self.currency)
+        return (
+            f"{money_text(self.spent, self.currency)} of {limit} spent, and the stop, which takes up to "
+            f"{self.stop_seconds:.0f} s, may cost {stop}"
+        )
+
+    def cost_of(self, offer: Offer, num_nodes: int) -> float:
+        """Return what so many machines cost at least: their start and their stop, or their least time.
+
+        Each restores the newest checkpoint, and together they save another one.
+        """
+        seconds = offer.billing.charged_seconds(self.start_seconds + self.stop_seconds)
+        moved = _transfer_cost(offer, (num_nodes + 1) * self.checkpoint_bytes)
+        return num_nodes * seconds * offer.price_per_hour / 3600 + moved
+
+    def affords(self, offer: Offer, num_nodes: int) -> bool:
+        """Return whether so many more machines keep below the limit."""
+        return self.spent + self.stop_cost + self.cost_of(offer, num_nodes) < self.limit
+
+    def why_not(self, offer: Offer, num_nodes: int) -> str:
+        """Say that so many are not bought."""
+        cost = money_text(self.cost_of(offer, num_nodes), offer.currency)
+        return (
+            f"limits.max_cost of {money_text(self.limit, self.currency)} has no room for {num_nodes} x "
+            f"{offer.instance_type} ({offer.market.value}), of which the start and the stop alone cost {cost}"
+        )
+
+
+def budget_of(
+    spec: JobSpec,
+    history: History,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    instances: Sequence[Instance] | None = None,
+) -> Budget | None:
+    """Return what the job may still buy at ``now``, when ``ledger`` is its bill.
+
+    None: it has no ``limits.max_cost``.
+    """
+    limits = spec.limits
+    if limits.max_cost is None:
+        return None
+    start, seconds = start_seconds(history), stop_seconds(history)
+    currency = limits.currency or ledger.currency
+    ends = now + timedelta(seconds=seconds)
+    later = cost_until(history, ledger, now, ends, currency, instances=instances)
+    live = [one for one in history.live_launches if one.intent.offer.currency == currency]
+    unseen = sum(_unseen_cost(launch, now, start, seconds, instances or ()) for launch in live)
+    checkpoint_bytes = history.commits[-1].size if history.commits else 0
+    last_save = max((_transfer_cost(one.intent.offer, checkpoint_bytes) for one in live), default=0.0)
+    return Budget(
+        limit=limits.max_cost,
+        currency=currency,
+        spent=spent_in(ledger, limits.currency),
+        stop_cost=max(0.0, later) + unseen + last_save,
+        stop_seconds=seconds,
+        start_seconds=start,
+        checkpoint_bytes=checkpoint_bytes,
+    )
+
+
+def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: int) -> None:
+    """Check that a job that is about to be submitted, or resumed, can run at all.
+
+    Raises:
+        SpecError: ``limits.max_cost`` has no room for ``num_nodes`` machines of any offer.
+    """
+    if budget is None or any(budget.affords(offer, num_nodes) for offer in offers):
+        return
+    cheapest = min(offers, key=lambda offer: budget.cost_of(offer, num_nodes))
+    spent = f", and {money_text(budget.spent, budget.currency)} is spent" if budget.spent else ""
+    raise SpecError(f"{budget.why_not(cheapest, num_nodes)}{spent}; raise it with --set limits.max_cost=...")
+
+
+def new_budget(spec: JobSpec, currency: str) -> Budget | None:
+    """Return what a job may buy that was not submitted yet."""
+    limits = spec.limits
+    if limits.max_cost is None:
+        return None
+    return Budget(limit=limits.max_cost, currency=limits.currency or currency, spent=0.0)
+
+
+def stop_seconds(history: History) -> float:
+    """Return how long a stop takes that is requested now, from the moment that it is due: the longest seen.
+
+    That is until all know of it and are at a boundary, the last save with its upload, and from the last
+    word of a node to the end of its machine. What was not measured yet counts as its default.
+    """
+    beats = [
+        beat
+        for launch in history.launches
+        for rank in launch.claimed
+        if (beat := own_beat(launch, rank)) is not None
+    ]
+    boundary = max((2 * step for beat in beats for step in _step_seconds(beat)), default=None)
+    saves = [
+        beat.upload_seconds + (beat.stall_seconds or 0.0) for beat in beats if beat.upload_seconds is not None
+    ]
+    ends = [seconds for launch in history.launches for seconds in _end_seconds(launch)]
+    return (
+        LOOK_SECONDS
+        + (DEFAULT_BOUNDARY_SECONDS if boundary is None else boundary)
+        + max(saves, default=DEFAULT_SAVE_SECONDS)
+        + max(ends, default=DEFAULT_END_SECONDS)
+    )
+
+
+def _step_seconds(beat: Heartbeat) -> Iterator[float]:
+    """Yield how long a step took in the node's newest generation, if it has counted some."""
+    phases = [one for one in beat.phases if one.generation == beat.generation]
+    begun = next((one.at for one in phases if one.state == "training"), None)
+    over = next((one.at for one in phases if one.state in OVER), beat.at)
+    num_steps = beat.step - beat.restored_step
+    if begun is not None and num_steps > 0:
+        yield max(0.0, (over - begun).total_seconds()) / num_steps
+
+
+def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
+    """Yield how long each machine ran on after the last word of its node, as far as its provider told."""
+    for rank, last in launch.own_exits.items():
+        certificate = launch.certificate(rank)
+        # A clock of its own may be behind; its last heartbeat has the store's date, and comes just before.
+        left = max(last.at, last_sign(launch, rank))
+        # Without the provider's word for its end, a certificate repeats the node's.
+        if certificate is not None and certificate.ended_at > left:
+            yield (certificate.ended_at - left).total_seconds()
+
+
+def _transfer_cost(offer: Offer, num_bytes: int) -> float:
+    """Return what it costs to move so much between the offer's machines and the bucket."""
+    return num_bytes / GIB * offer.transfer_price_per_gib
+
+
+def _unseen_cost(
+    launch: LaunchHistory, now: datetime, start: float, stop: float, instances: Sequence[Instance]
+) -> float:
+    """Return what those machines cost until a stop has ended them that may run and that nobody has seen yet.
+
+    At most their start is counted besides, as when they were bought: what is not seen for longer never came.
+    """
+    owners = {slot.instance_id for slot in launch.claimed.values()}
+    seen = [
+        one for one in instances if one.launch == launch.number and one.id not in owners and one.state.is_up
+    ]
+    num_unseen = max(0, len(launch.open_ranks) - len(seen))
+    age = max(0.0, (now - launch.intent.at).total_seconds())
+    charged = launch.intent.offer.billing.charged_seconds(min(age, start) + stop)
+    return num_unseen * charged * launch.price_per_hour / 3600

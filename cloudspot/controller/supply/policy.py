@@ -1,0 +1,234 @@
+"""Which offer to try next, and when running machines are left for others; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from operator import attrgetter
+
+from cloudspot.controller.actions import Postpone
+from cloudspot.controller.supply.refusals import (
+    CAPACITY_COOL_SECONDS,
+    cool_until,
+    cooling,
+    newest_refusal,
+    refused_offers,
+    waiting_since,
+)
+from cloudspot.controller.supply.spot_market import DEFAULT_MAX_WAIT_SECONDS, policy_of, situation
+from cloudspot.controller.supply.transfer import price_with_transfer, traffic_of
+from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobstore.journal.history import History
+from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
+from cloudspot.market.situation import ON_DEMAND
+from cloudspot.model import Market, Offer
+from cloudspot.story.outcomes import end_so_far
+
+MAX_REFUSALS_IN_A_ROW = 5
+"""After this many offers refused one after the other the request is wrong, not the offer."""
+
+
+@dataclass(frozen=True)
+class NoOffer:
+    """No offer will ever do, so the job fails."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What an offer is wanted for."""
+
+    why: str = "first"
+    """As in the launch's intent."""
+    beside: tuple[Offer, ...] = ()
+    """Those of the nodes that stay, with which the new ones train: only their machine types will do, and what
+    reaches them; their zones come first."""
+    is_needed: bool = True
+    """Whether the job does not train without it: then it may fall back to on-demand, or be suspended."""
+
+    @property
+    def zones(self) -> frozenset[str]:
+        """Return the zones of the nodes that stay."""
+        return frozenset(one.zone for one in self.beside)
+
+    def fits(self, offer: Offer) -> bool:
+        """Return whether machines of the offer could train beside the nodes that stay."""
+        types = {one.instance_type for one in self.beside}
+        return (not types or offer.instance_type in types) and all(map(offer.reaches, self.beside))
+
+
+def choose_offer(
+    spec: JobSpec,
+    history: History,
+    offers: Sequence[Offer],
+    now: datetime,
+    wish: Wish = Wish(),
+    knowledge: Knowledge = NOTHING_KNOWN,
+) -> Offer | Postpone | NoOffer:
+    """Return the offer for the next launch, or how long to wait for one.
+
+    The job's market policy chooses. The zones of the nodes that stay come first. An offer that was just
+    refused for capacity or quota cools down; one that can never work is not tried again. With ``spot``, the
+    wait suspends the job when ``spot.max_wait`` is over. Where there is no spot offer at all, on-demand is
+    taken at once, unless the policy is ``spot``.
+    """
+    refused = refused_offers(history)
+    last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
+    if len(refused) >= MAX_REFUSALS_IN_A_ROW and all(end and end.outcome == "refused" for end in last):
+        return NoOffer(f"{MAX_REFUSALS_IN_A_ROW} offers in a row were refused: {newest_refusal(history)}")
+    fitting = filter(wish.fits, offers)
+    hourly = _hourly(history, knowledge)
+    usable = [offer for offer in in_order(spec, fitting, hourly) if offer.key not in refused]
+    if not usable:
+        why = f"no offer fits resources under spot.policy {spec.spot.policy!r}"
+        return NoOffer(f"every offer was refused: {newest_refusal(history)}" if refused else why)
+    stall = _Stall(history, now, wish)
+    spot = [one for one in usable if one.market is Market.SPOT]
+    on_demand = [one for one in usable if one.market is Market.ON_DEMAND]
+    if not wish.is_needed and spec.spot.policy != "on-demand":
+        on_demand = []
+    if not spot:
+        return stall.first(on_demand) or stall.wait(usable)
+    near = [one for one in spot if one.zone in wish.zones and stall.is_ready(one)]
+    asked = near or spot
+    choice = int(
+        policy_of(spec.spot, knowledge).choose(
+            situation(
+                spec,
+                history,
+                asked,
+                now,
+                hourly=hourly,
+                on_demand_price=_on_demand_price(usable, hourly),
+                knowledge=knowledge,
+                why=wish.why,
+            )
+        )[0]
+    )
+    if choice >= 0:
+        return asked[choice]
+    if choice == ON_DEMAND and on_demand:
+        return stall.first(on_demand) or stall.wait(usable)
+    return _wait(spec, stall, spot, wish)
+
+
+def _wait(spec: JobSpec, stall: _Stall, spot: Sequence[Offer], wish: Wish) -> Postpone:
+    """Return how long to wait for spot, and whether the job is suspended meanwhile."""
+    over_in = _wait_left(spec, stall)
+    if spec.spot.policy == "spot" and over_in is not None and over_in <= 0 and wish.is_needed:
+        why = f"no spot capacity within spot.max_wait of {spec.spot.max_wait:g} s"
+        return dataclasses.replace(stall.wait(spot), suspends=why)
+    return stall.wait(spot, () if over_in is None or over_in <= 0 else (over_in,))
+
+
+def offer_instead(
+    spec: JobSpec,
+    history: History,
+    held: Offer,
+    offers: Sequence[Offer],
+    now: datetime,
+    knowledge: Knowledge = NOTHING_KNOWN,
+) -> tuple[Offer, str] | None:
+    """Return the offer to which nodes that train had better move, and why; None: they stay where they are."""
+    refused = refused_offers(history)
+    hourly = _hourly(history, knowledge)
+    usable = [one for one in in_order(spec, offers, hourly) if one.key not in refused]
+    spot = [one for one in usable if one.market is Market.SPOT]
+    is_spot = held.market is Market.SPOT
+    if is_spot and held not in spot:
+        spot.append(held)
+    if not spot:
+        return None
+    seen = situation(
+        spec,
+        history,
+        spot,
+        now,
+        held=spot.index(held) if is_spot else ON_DEMAND,
+        hourly=hourly,
+        on_demand_price=_on_demand_price(usable, hourly),
+        knowledge=knowledge,
+        why="market",
+    )
+    choice = int(policy_of(spec.spot, knowledge).choose(seen)[0])
+    if choice == ON_DEMAND and is_spot:
+        stall = _Stall(history, now, Wish(why="market"))
+        found = stall.first([one for one in usable if one.market is Market.ON_DEMAND])
+        left, work = seen.hours_left, float(seen.work_left[0])
+        why = f"{work:.1f} h of training are left, and {left:.1f} h to the deadline"
+        return None if found is None else (found, why if isfinite(left) else f"{spec.spot.policy} wants it")
+    if choice >= 0 and not is_spot:
+        offer = spot[choice]
+        why = f"{hourly(offer):g} instead of {hourly(held):g} {offer.currency} an hour"
+        return offer, why
+    return None
+
+
+def in_order(
+    spec: JobSpec, offers: Iterable[Offer], hourly: Callable[[Offer], float] = attrgetter("price_per_hour")
+) -> tuple[Offer, ...]:
+    """Return the offers that the job's policy allows, in the order in which a new job tries them.
+
+    ``hourly`` is what an hour of a node costs, by default the price alone.
+    """
+    markets = {"spot": [Market.SPOT], "on-demand": [Market.ON_DEMAND]}
+    allowed = markets.get(spec.spot.policy, [Market.SPOT, Market.ON_DEMAND])
+    usable = [offer for offer in offers if offer.market in allowed]
+    usable.sort(key=lambda one: (allowed.index(one.market), hourly(one), one.zone, one.instance_type))
+    return tuple(usable)
+
+
+def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
+    """Return how many seconds are left of the wait for spot; None: it has no end."""
+    max_wait = spec.spot.max_wait
+    if max_wait is None and spec.spot.policy == "spot-then-on-demand":
+        max_wait = DEFAULT_MAX_WAIT_SECONDS
+    if max_wait is None or spec.spot.policy == "deadline":
+        return None
+    return max_wait - (stall.now - waiting_since(stall.history)).total_seconds()
+
+
+def _hourly(history: History, knowledge: Knowledge) -> Callable[[Offer], float]:
+    """Return by what offers are compared: an hour of a node, with what it moves to the bucket and back."""
+    traffic = traffic_of(history)
+    return lambda offer: price_with_transfer(offer, traffic, knowledge)
+
+
+def _on_demand_price(offers: Sequence[Offer], hourly: Callable[[Offer], float]) -> float:
+    """Return the price that others are a share of: the least on demand."""
+    found = [hourly(one) for one in offers if one.market is Market.ON_DEMAND]
+    return min(found or [one.on_demand_price_per_hour for one in offers], default=0.0) or 1.0
+
+
+@dataclass(frozen=True)
+class _Stall:
+    """The offers as they stand now, for one wish."""
+
+    history: History
+    now: datetime
+    wish: Wish
+
+    def is_ready(self, offer: Offer) -> bool:
+        """Return whether the offer may be tried now."""
+        until = cool_until(offer, self.history, self.wish.why)
+        return until is None or until <= self.now
+
+    def first(self, offers: Sequence[Offer]) -> Offer | None:
+        """Return the first offer that may be tried now, if possible in a zone of the nodes that stay."""
+        ready = [one for one in offers if self.is_ready(one)]
+        return min(ready, key=lambda one: one.zone not in self.wish.zones, default=None)
+
+    def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Postpone:
+        """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
+        refused = [
+            found for one in offers if (found := cooling(one, self.history, self.wish.why)) is not None
+        ]
+        left = ((until - self.now).total_seconds() for _, until in refused)
+        seconds = [*also, *(one for one in left if one > 0)]
+        is_quota = bool(refused) and all(outcome == "quota" for outcome, _ in refused)
+        why = "a quota is reached" if is_quota else "no offer has capacity now"
+        return Postpone(min(seconds, default=CAPACITY_COOL_SECONDS), why)

@@ -1,0 +1,91 @@
+"""Which offers were refused, and for how long they are left alone; pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.jobstore.layout.records import VoidOutcome
+from cloudspot.model import Offer
+from cloudspot.retrying import doubled
+from cloudspot.story.outcomes import end_so_far, void_outcome
+
+CAPACITY_COOL_SECONDS = 60.0
+"""An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
+MAX_CAPACITY_COOL_SECONDS = 900.0
+"""An offer without capacity is retried after this long at most."""
+QUOTA_COOL_SECONDS = 600.0
+"""The same for one refused for quota, since somebody has to raise that."""
+MAX_QUOTA_COOL_SECONDS = 3600.0
+"""An offer refused for quota is retried after this long at most."""
+OVERLAPPING = frozenset({"notice", "moved", "rebalance", "market"})
+"""Why a launch is intended that runs beside the machines that it takes the place of."""
+BEFOREHAND = OVERLAPPING | {"growth"}
+"""Why one is intended although the job trains without it."""
+
+
+def waiting_since(history: History) -> datetime:
+    """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
+    ends = (launch.over_at(rank) for launch in history.current_launches for rank in launch.claimed)
+    return max((end for end in ends if end is not None), default=history.asked_at)
+
+
+def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
+    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now."""
+    found = cooling(offer, history, why)
+    return None if found is None else found[1]
+
+
+def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOutcome, datetime] | None:
+    """Return how the offer was refused last, and until when a launch for this reason leaves it alone.
+
+    A machine that was lost before it trained counts as a refusal if others went on without it meanwhile. A
+    quota that has no room for old and new machines at once says nothing of the time after the old ones' end.
+    """
+    refusals = 0
+    newest: tuple[VoidOutcome, datetime] | None = None
+    for launch in reversed(history.current_launches):
+        if launch.intent.offer.key != offer.key:
+            continue
+        found = refusal(history, launch)
+        if found is None:
+            if launch.claimed:
+                break
+            continue
+        if found[0] == "quota" and launch.intent.why in OVERLAPPING and why not in OVERLAPPING:
+            continue
+        refusals += 1
+        newest = newest or found
+    if newest is None:
+        return None
+    outcome, at = newest
+    if outcome == "quota":
+        wait = doubled(QUOTA_COOL_SECONDS, refusals - 1, most=MAX_QUOTA_COOL_SECONDS)
+    else:
+        wait = doubled(CAPACITY_COOL_SECONDS, refusals - 1, most=MAX_CAPACITY_COOL_SECONDS)
+    return outcome, at + timedelta(seconds=wait)
+
+
+def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:
+    """Return that the launch got less than it asked for, in quota or capacity, and when; or None."""
+    for rank, slot in sorted(launch.slots.items()):
+        if slot.instance_id is None:
+            outcome, _ = void_outcome(launch)
+            if outcome in {"capacity", "quota"}:
+                return outcome, launch.slots[rank].at
+    is_wasted = launch.intent.why in BEFOREHAND and launch.number not in history.generations_by_launch
+    if is_wasted and launch.claimed and launch.ended_at is not None:
+        return "capacity", launch.ended_at
+    return None
+
+
+def refused_offers(history: History) -> set[str]:
+    """Return the keys of the offers that can never work."""
+    ends = ((launch, end_so_far(launch)) for launch in history.current_launches)
+    return {launch.intent.offer.key for launch, end in ends if end is not None and end.outcome == "refused"}
+
+
+def newest_refusal(history: History) -> str:
+    """Return what the provider said when it last refused an offer for good."""
+    ends = (end_so_far(launch) for launch in reversed(history.current_launches))
+    return next((end.detail for end in ends if end is not None and end.outcome == "refused"), "")

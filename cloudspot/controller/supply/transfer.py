@@ -1,0 +1,58 @@
+"""What a job's checkpoints cost on their way between an offer's machines and the bucket; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cloudspot.controller.assess.measured import MAX_INTERVALS
+from cloudspot.controller.supply.expected_losses import hours_until_loss
+from cloudspot.jobstore.journal.history import History
+from cloudspot.market.knowledge import Knowledge
+from cloudspot.model import GIB, Offer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one node of a job moves. Code, logs and records are too small to count."""
+
+    bytes_per_hour: float = 0.0
+    """Uploaded in an hour of training: its share of the checkpoints."""
+    restored_bytes: float = 0.0
+    """Downloaded at each start: the newest checkpoint, as if each node read all of it."""
+
+
+NO_TRAFFIC = Traffic()
+"""Of a job that has committed nothing: what it will move is not known."""
+
+
+def traffic_of(history: History) -> Traffic:
+    """Return what a node moves, as the newest hundred commits show it; ``NO_TRAFFIC`` before the first.
+
+    The size of a checkpoint counts in full, even where a part of it was in the bucket before.
+    """
+    generations = {one.number: one for one in history.generations}
+    # What a fork began with was committed by no generation of its own.
+    commits = [one for one in history.commits if one.generation in generations][-MAX_INTERVALS:]
+    num_bytes = seconds = 0.0
+    for before, commit in pairwise([None, *commits]):
+        assert commit is not None
+        generation = generations[commit.generation]
+        is_first = before is None or before.generation != commit.generation
+        since = generation.at if before is None or is_first else before.at
+        num_bytes += commit.size / len(generation.members)
+        seconds += max(0.0, (commit.at - since).total_seconds())
+    if not commits or seconds == 0:
+        return NO_TRAFFIC
+    return Traffic(bytes_per_hour=num_bytes / seconds * 3600, restored_bytes=commits[-1].size)
+
+
+def price_with_transfer(offer: Offer, traffic: Traffic, knowledge: Knowledge) -> float:
+    """Return what an hour of training on a node of the offer costs: its price, and what the node moves.
+
+    That is an hour of checkpoints, and a restore as often as such a machine is expected to be lost.
+    """
+    if not offer.transfer_price_per_gib:
+        return offer.price_per_hour
+    restored = traffic.restored_bytes / hours_until_loss(offer, knowledge)
+    return offer.price_per_hour + offer.transfer_price_per_gib * (traffic.bytes_per_hour + restored) / GIB

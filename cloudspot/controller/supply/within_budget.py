@@ -1,0 +1,66 @@
+"""How much of a needed launch is bought below ``limits.max_cost``; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from cloudspot.controller.actions import Postpone
+from cloudspot.controller.assess.limits import Budget
+from cloudspot.controller.supply.policy import NoOffer
+from cloudspot.controller.supply.supply import Need
+from cloudspot.jobstore.journal.history import History
+from cloudspot.model import Offer
+
+
+@dataclass(frozen=True)
+class TooDear:
+    """Nothing is bought, since it would pass ``limits.max_cost``."""
+
+    why: str
+    detail: str
+    """The figures."""
+
+
+def already_too_dear(budget: Budget | None, needed: Need, history: History) -> TooDear | None:
+    """Return that no node is bought for those that live, at the price of the cheapest of them; None: perhaps.
+
+    So nobody asks for offers at each look, for as long as the job trains on.
+    """
+    known = [
+        msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)
+        for launch in history.live_launches
+        if launch.claimed
+    ]
+    if budget is None or not known:
+        return None
+    cheapest = min(known, key=lambda offer: offer.price_per_hour)
+    if budget.affords(cheapest, needed.min_nodes):
+        return None
+    return TooDear(budget.why_not(cheapest, needed.min_nodes), budget.text)
+
+
+def choose_within(
+    budget: Budget | None,
+    needed: Need,
+    offers: Sequence[Offer],
+    choose: Callable[[Sequence[Offer]], Offer | Postpone | NoOffer],
+) -> Offer | Postpone | NoOffer | TooDear:
+    """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
+    found = choose(offers)
+    if budget is None or not isinstance(found, Offer) or budget.affords(found, needed.min_nodes):
+        return found
+    other = choose([one for one in offers if budget.affords(one, needed.min_nodes)])
+    if isinstance(other, NoOffer):
+        return TooDear(budget.why_not(found, needed.min_nodes), budget.text)
+    return other
+
+
+def count_within(budget: Budget | None, needed: Need, offer: Offer) -> int:
+    """Return how many nodes of the needed launch may be bought, if its least number is affordable."""
+    counts = range(needed.num_nodes, needed.min_nodes, -1)
+    return next(
+        (count for count in counts if budget is None or budget.affords(offer, count)), needed.min_nodes
+    )
