@@ -485,7 +485,10 @@ def test_a_search_by_a_callback_is_refused_by_name(framework_training):
     from cloudspot.train.errors import SessionError
 
     for finder in (BatchSizeFinder(), LearningRateFinder()):
-        main, hooks = lightning_main(own=lambda finder=finder: [finder])
+        main, hooks = lightning_main(
+            own=lambda finder=finder: [finder],
+            tunes=lambda trainer, model, _: trainer.fit(model, datamodule=Data()),
+        )
         with pytest.raises(SessionError, match=f"with {type(finder).__name__}: search with .*Tuner"):
             framework_training(hooks).run(main)
 

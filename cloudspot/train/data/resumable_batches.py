@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,6 +45,8 @@ class Feed:
         """
         self._given = loader
         self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
+        self._loaded: Any = None
+        """The state that a loader was given, until a batch is fetched."""
         self._ended: dict[str, Any] | None = None
         """How the epoch before has left a loader that knows its position."""
         self._epochs = epochs
@@ -89,7 +92,7 @@ class Feed:
         if self._iterator is not None and self._peeked is None:
             self._before_peek = {"random": randomness.capture(self._devices)}
             if self._stateful:
-                self._before_peek["loader"] = self._loader.state_dict()
+                self._before_peek["loader"] = self._loader_state()
             self._peek()
         return self.epoch < self._epochs
 
@@ -144,7 +147,7 @@ class Feed:
                 epoch, batch, base = epoch + 1, 0, 0
         if batch > 0 and self._stateful:
             known = self._before_peek if self._peeked is not None else None
-            rank_position["loader"] = self._loader.state_dict() if known is None else known["loader"]
+            rank_position["loader"] = self._loader_state() if known is None else known["loader"]
         elif batch > 0:
             rank_position["start"] = self._start
         elif isinstance(self._loader, ReplayedLoader):
@@ -163,9 +166,14 @@ class Feed:
         position = {"epoch": epoch, "batch": batch, "base": base, "samples": samples, "order": order}
         return position, rank_position
 
+    def _loader_state(self) -> Any:
+        # Between load_state_dict and the first batch, some loaders must not be asked.
+        return self._loader.state_dict() if self._loaded is None else self._loaded
+
     def _peek(self) -> bool:
         """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
         if self._peeked is None and self._iterator is not None:
+            self._loaded = None
             for batch in self._iterator:
                 self._peeked = (batch,)
                 break
@@ -236,8 +244,10 @@ class Feed:
             if ended["iterates"]:
                 set_epoch(self._loader, self.epoch - 1)
                 rest = iter(self._loader)
-                # A StatefulDataLoader begins its next epoch where the script has left the last one.
-                if ended["is_over"] or not is_of_torchdata(self._loader):
+                if ended["is_over"] and next(rest, self) is not self:
+                    # It has begun the next epoch already, as litdata's.
+                    self._loader.load_state_dict(ended["loader"])
+                elif not is_of_torchdata(self._loader):  # which begins where the script has left the epoch
                     collections.deque(rest, maxlen=0)
         if not self._stateful or is_of_torchdata(self._loader):
             epoch_state.warn_of_counting(self._loader, self.epoch)
@@ -293,7 +303,8 @@ class Feed:
             sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)
         if is_of_torchdata(self._loader):
             epoch_state.warn_of_counting(self._loader, self.epoch)
-        self._loader.load_state_dict(rank_position["loader"])
+        self._loaded = rank_position["loader"]
+        self._loader.load_state_dict(copy.deepcopy(self._loaded))
         self._iterator = self._open()
 
     def _replay(self, rank_position: dict[str, Any] | None) -> set[str]:

@@ -18,20 +18,12 @@ pytestmark = [
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 24, 4, 3
 
 
-def huggingface(_directory, *, loader=DataLoader, shuffles=True):
+def huggingface(_directory):
     import datasets
 
     samples = datasets.Dataset.from_list([{"x": index} for index in range(NUM_SAMPLES)])
-    stream = samples.to_iterable_dataset(num_shards=4)
-    if shuffles:
-        stream = stream.shuffle(seed=3, buffer_size=9)
-    return loader(stream.with_format("torch"), batch_size=BATCH_SIZE)
-
-
-def torchdata(*arguments, **options):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(*arguments, **options)
+    stream = samples.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=9)
+    return DataLoader(stream.with_format("torch"), batch_size=BATCH_SIZE)
 
 
 def litdata(directory, *, loader=None):
@@ -115,3 +107,44 @@ def check(tmp_path, caplog):
         return found
 
     return run
+
+
+UNTOLD = "the first epoch of this process is epoch 1, which {} cannot be told"
+ANOTHER = "loaded again, the first batch of the epoch is another one. What {} yields"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        huggingface,
+        litdata,
+        lambda directory: litdata(directory, loader=DataLoader),
+        mosaic,
+    ],
+    ids=["datasets", "litdata", "litdata in a DataLoader", "mosaic"],
+)
+def test_a_stream_that_is_told_the_epoch_or_keeps_its_state_is_resumed_exactly(check, make):
+    assert check(make, (3, 6, 8)) == {3: "exact", 6: "exact", 8: "exact"}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (
+            lambda directory: webdataset(directory, shuffles=lambda library: library.detshuffle(8)),
+            "WebDataset",
+        ),
+        (lambda directory: mosaic(directory, loader=DataLoader), "StreamingDataset"),
+    ],
+    ids=["webdataset", "mosaic in a DataLoader"],
+)
+def test_a_stream_that_counts_its_epochs_is_warned_of_by_name(check, make, name):
+    found = check(make, (3, 6, 8))
+    assert found[3] == "exact"
+    assert found[6].startswith(UNTOLD.format(name))
+    assert ANOTHER.format(name) in found[8]
+
+
+def test_the_shuffle_of_webdataset_that_has_no_seed_is_warned_of_in_the_first_epoch(check):
+    found = check(lambda directory: webdataset(directory, shuffles=lambda library: library.shuffle(8)), (3,))
+    assert ANOTHER.format("WebDataset") in found[3]
