@@ -32,7 +32,7 @@ SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
     results = [play(seed, drivers=drivers) for seed in seeds]
     assert sum(one.num_launches for one in results) > 2 * len(results)
-    assert sum(one.num_generations for one in results) > 1.15 * len(results)
+    assert sum(one.num_generations for one in results) > len(results)
 
 
 @pytest.mark.full
@@ -80,7 +80,7 @@ def test_nobody_is_taken_for_dead_by_a_listing_that_lags():
 @pytest.mark.full
 def test_if_passes_leave_nothing_to_each_other_a_vanished_node_is_never_replaced(monkeypatch):
     monkeypatch.setattr(Memory, "note_suspicions", lambda *_: None)
-    assert first_violation("does not end", known=(9,), drivers=only_pass) is not None
+    assert first_violation("does not end", known=(2,), drivers=only_pass) is not None
 
 
 @pytest.mark.full
