@@ -103,7 +103,7 @@ InstanceId = Annotated[str, msgspec.Meta(min_length=1)]
 """A machine's name at its provider."""
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 """In hex; it becomes part of a key."""
-SharedKey = Annotated[str, msgspec.Meta(pattern="^(code|agents)/[0-9a-f]{64}$")]
+SharedKey = Annotated[str, msgspec.Meta(pattern="^(?:code|agents)/[0-9a-f]{64}$")]
 """The key of an object that several jobs may use, and the last to be removed deletes."""
 KeyWord = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 """A writer's nonce that becomes part of a key."""

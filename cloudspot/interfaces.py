@@ -23,12 +23,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 from urllib.parse import quote
 
 import msgspec
 
-from cloudspot.decoding import MAX_PRICE, MAX_TALLY, fault_of, is_possible_time
+from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
 from cloudspot.errors import CloudspotError, StoreRefused, TransientError
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
@@ -57,7 +57,7 @@ from cloudspot.model import (
 
 Data = bytes | bytearray | memoryview
 
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STREAM = re.compile(get_args(StreamName)[1].pattern)
 
 
 def is_key(text: str) -> bool:

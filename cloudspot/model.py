@@ -31,6 +31,9 @@ class Market(str, enum.Enum):
     ON_DEMAND = "on-demand"
 
 
+GIB: Final = 1 << 30
+
+
 class InstanceState(str, enum.Enum):
     """The state of a machine. Only ``ENDED`` proves that it no longer runs anything."""
 
@@ -38,6 +41,11 @@ class InstanceState(str, enum.Enum):
     RUNNING = "running"
     SHUTTING_DOWN = "shutting-down"
     ENDED = "ended"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the machine runs, or will run soon, and nothing has begun to end it."""
+        return self in (InstanceState.PENDING, InstanceState.RUNNING)
 
 
 class EndReason(str, enum.Enum):

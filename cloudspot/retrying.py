@@ -19,7 +19,12 @@ THROTTLE_WAITS: Final = (1.0, 2.0)
 
 def doubling(first: float, *, most: float = 3600.0, num: int | None = None) -> Iterator[float]:
     """Yield waits that double from ``first`` up to ``most`` seconds: ``num`` of them, or without end."""
-    return islice((min(first * 2.0 ** min(number, 60), most) for number in count()), num)
+    return islice((doubled(first, number, most=most) for number in count()), num)
+
+
+def doubled(first: float, num_times: int, *, most: float = 3600.0) -> float:
+    """Return ``first`` seconds, doubled that many times, but no more than ``most``."""
+    return min(first * 2.0 ** min(num_times, 60), most)
 
 
 def until(

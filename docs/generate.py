@@ -382,11 +382,13 @@ def _field_table(type_: type[msgspec.Struct], prefix: str, fields: tuple[inspect
 
 
 def _bare(node: inspect.Type) -> inspect.Type:
-    """Return the type without ``| None`` and metadata."""
+    """Return the type without ``| None`` and metadata; of a string or a list of them, the list."""
     if isinstance(node, inspect.Metadata):
         return _bare(node.type)
     if isinstance(node, inspect.UnionType):
-        (member,) = (each for each in node.types if not isinstance(each, inspect.NoneType))
+        members = [each for each in node.types if not isinstance(each, inspect.NoneType)]
+        lists = [each for each in members if isinstance(each, inspect.VarTupleType)]
+        (member,) = lists or members
         return _bare(member)
     return node
 
@@ -407,6 +409,7 @@ def _extra(node: inspect.Type) -> dict[str, object]:
 def _kind(node: inspect.Type, path: str) -> str:
     """Return what may be written, in words."""
     special = {"limits.max_cost": "money", "nodes": "integer, or `{ min, max, hold, drive }`", "store": "URL"}
+    special["checkpoint.directory"] = "string, or list of strings"
     if path in special:
         return special[path]
     extra, bare = _extra(node), _bare(node)
@@ -422,7 +425,7 @@ def _kind(node: inspect.Type, path: str) -> str:
         kinds = {inspect.StrType: "strings", inspect.FloatType: "numbers", inspect.IntType: "integers"}
         if isinstance(bare.value_type, inspect.AnyType):
             return "table"
-        return f"table of {kinds.get(type(bare.value_type), 'tables')}"
+        return f"table of {kinds.get(type(_bare(bare.value_type)), 'tables')}"
     names = {
         inspect.StrType: "string",
         inspect.IntType: "integer",

@@ -58,7 +58,7 @@ class Node:
         self.spill = directory / "spill"
         """Where arena slots go when memory is short."""
         self.staging = directory / "staging"
-        """Where checkpoint directories are hard-linked before their upload."""
+        """Where complete checkpoints of a script are set aside for their upload."""
         self.data_cache = directory / "data" if data_cache is None else data_cache / "cloudspot-data"
         """Where the files of inputs are kept, by their content: this user's alone."""
         self.torn = directory / "torn"

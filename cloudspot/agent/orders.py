@@ -17,6 +17,8 @@ class Orders:
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
         """Why the job goes on, or has ended, without this node: it must not train any more."""
+        self.is_shutting_down = False
+        """Whether the machine or its agent ends already: others, too, may have sent the training SIGTERM."""
         self.newer: Generation | None = None
         """The newest generation that others have agreed on, if this node has not written it itself."""
 

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from cloudspot.decoding import Metrics, convert
+from cloudspot.host.names import printable
 from cloudspot.jobstore.access.store_clock import utc_now
 from cloudspot.jobstore.layout.records import (
     CheckpointId,
@@ -121,7 +122,8 @@ class Status:
         return tuple(self._warnings.values())
 
     def warn(self, subject: str, text: str | None) -> None:
-        """Replace the warning about a subject; None takes it back."""
+        """Replace the warning about a subject; None takes it back. It may hold names that are not UTF-8."""
+        text = None if text is None else printable(text)
         with self._warning:
             warnings = {name: said for name, said in self._warnings.items() if name != subject}
             self._warnings = warnings if text is None else {**warnings, subject: text}

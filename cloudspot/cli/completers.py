@@ -44,8 +44,8 @@ def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
     store = open_named_store(_store_url(ctx))
     found = store.list_objects(keys.index_prefix() + incomplete)
-    names = (meta.key.removeprefix(keys.index_prefix()) for meta in found)
-    return list(islice(filter(keys.JOB_ID.fullmatch, names), MAX_JOBS))
+    names = (match[0] for meta in found if (match := keys.index.match(meta.key)) is not None)
+    return list(islice(names, MAX_JOBS))
 
 
 @_quiet
@@ -70,10 +70,10 @@ def complete_nodes(ctx: click.Context, _incomplete: str) -> Iterable[str]:
     from cloudspot.jobstore.layout import keys
 
     store, job_id = _job(ctx)
-    prefix = keys.nodes_prefix(job_id)
-    found = {meta.key.removeprefix(prefix).rpartition("/")[0] for meta in store.list_objects(prefix)}
-    places = sorted(tuple(map(int, place.split("/"))) for place in found)
-    return [f"{launch}.{rank}" for launch, rank in places]
+    listed = store.list_objects(keys.nodes_prefix(job_id))
+    found = [keys.recognize(meta.key, keys.REPORTS) for meta in listed]
+    places = {report[1][1:] for report in found if report is not None}
+    return [f"{launch}.{rank}" for launch, rank in sorted(places)]
 
 
 @_quiet

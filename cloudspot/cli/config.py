@@ -6,15 +6,16 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from cloudspot.cli.invocation import ChosenStore
 from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
-from cloudspot.jobfile.notify import NotifySpec, check_notify
-from cloudspot.jobfile.spec import JobSpec, check_store_url
+from cloudspot.jobfile.notify import NotifySpec
+from cloudspot.jobfile.rules import Url, text_like
+from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobfile.tables import FieldError, convert
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.registry import open_provider, provider_class
@@ -22,12 +23,19 @@ from cloudspot.registry import open_provider, provider_class
 CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
 
 
+_StoreName = Annotated[str, text_like("(?!.*://).+", "the name of a store must be a word, not a URL")]
+
+
+class _DefaultUrl(msgspec.Struct, frozen=True):
+    default_store: Url
+
+
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``config.toml``: the user's stores, whom jobs tell of what happens, and options of this computer."""
 
     default_store: str | None = None
     """The store to use when nothing else names one: a name from ``[stores]``, or a URL."""
-    stores: dict[str, str] = msgspec.field(default_factory=dict)
+    stores: dict[_StoreName, Url] = msgspec.field(default_factory=dict)
     """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` accept too."""
     notify: NotifySpec = NotifySpec()
     """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file that has none.
@@ -69,13 +77,8 @@ def load_config() -> UserConfig:
     raw = read_toml(path)
     try:
         config = convert(raw, UserConfig)
-        for name, url in config.stores.items():
-            if "://" in name or not name:
-                raise FieldError(("stores", name), "the name of a store must be a word, not a URL")
-            check_store_url(url, ("stores", name))
-        check_notify(config.notify)
         if config.default_store is not None and config.default_store not in config.stores:
-            check_store_url(config.default_store, ("default_store",))
+            convert({"default_store": config.default_store}, _DefaultUrl)
     except FieldError as error:
         raise SpecError(f"{path}: {error}") from None
     return config

@@ -98,10 +98,8 @@ def find_job(store: ObjectStore, text: str) -> str:
     """
     if re.fullmatch(r"[a-z0-9-]{1,63}", text) is None:
         raise JobNotFound(f"{text!r} is not a job id; ids are lower-case letters, digits and hyphens")
-    listed = (
-        meta.key.removeprefix(keys.index_prefix()) for meta in store.list_objects(keys.index_prefix() + text)
-    )
-    found = [name for name in listed if keys.JOB_ID.fullmatch(name)]
+    listed = (keys.index.match(meta.key) for meta in store.list_objects(keys.index_prefix() + text))
+    found: list[str] = [match[0] for match in listed if match is not None]
     if text in found:
         return text
     if not found:

@@ -6,7 +6,6 @@ from cloudspot.controller.actions import Announce
 from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import find_instance
 from cloudspot.jobstore.journal.history import History
-from cloudspot.model import InstanceState
 
 
 def announcement(history: History, observed: Observed) -> tuple[Announce, ...]:
@@ -18,8 +17,7 @@ def announcement(history: History, observed: Observed) -> tuple[Announce, ...]:
         return ()
     newest = history.generations[-1]
     listed = (find_instance(member.instance_id, observed) for member in newest.members)
-    is_up = {InstanceState.PENDING, InstanceState.RUNNING}
-    running = tuple(one for one in listed if one is not None and one.state in is_up)
+    running = tuple(one for one in listed if one is not None and one.state.is_up)
     if not running:
         return ()
     address, _, port = newest.endpoint.rpartition(":")

@@ -41,7 +41,6 @@ from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
 from cloudspot.story.outcomes import End, end_by_nodes, launched_at
 
-_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
     EndReason.CAPACITY: "capacity",
     EndReason.QUOTA: "quota",
@@ -285,7 +284,7 @@ def _why_void(
         return "voided", f"stop requested ({history.stop.reason})"
     known = observed.machines_of(launch)
     failure = observed.create_failures.get(launch.number)
-    if failure is not None and not any(one.state in _UP for one in known):
+    if failure is not None and not any(one.state.is_up for one in known):
         return failure.outcome, failure.detail
     if observed.instances is None:
         return None

@@ -46,6 +46,7 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Market, Offer
+from cloudspot.retrying import doubled
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.market_seen import market_seen
 from cloudspot.story.report import summarise
@@ -295,7 +296,7 @@ class Controller:
                     return tick.history
             failures = failures + 1 if tick.problems else 0
             if failures:
-                self._sleep(min(self.poll_seconds * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS))
+                self._sleep(doubled(self.poll_seconds, failures - 1, most=MAX_BACKOFF_SECONDS))
             elif not tick.acted:
                 self._sleep(self.poll_seconds)
 

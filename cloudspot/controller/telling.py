@@ -88,9 +88,10 @@ class Teller:
         if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
             return
         if not self._is_listed:
-            prefix = keys.told_prefix(self._job_id)
             marks = {
-                one.key.removeprefix(prefix): one.modified_at for one in self._store.list_objects(prefix)
+                match[1]: one.modified_at
+                for one in self._store.list_objects(keys.told_prefix(self._job_id))
+                if (match := keys.told.match(one.key)) is not None
             }
             newest = max((marks[key] for key in marks.keys() - self._sent), default=None)
             self._sent.update(marks)

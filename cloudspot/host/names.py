@@ -38,6 +38,11 @@ def is_safe_name(name: str) -> bool:
     )
 
 
+def printable(name: str) -> str:
+    """Return a name as text that can be encoded; bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def make_parents(root: Path, name: str) -> Path:
     """Make the directories above ``name`` below ``root``, which exists; return the path of the name itself.
 

@@ -6,22 +6,35 @@ import posixpath
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import msgspec
 
 from cloudspot.host.names import is_safe_name
+from cloudspot.jobfile.rules import Url, text_like
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError
 from cloudspot.jobfile.tables import Path as FieldPath
 
-DATA_NAME: Final = "[a-z][a-z0-9_-]{0,31}"
-DATA_URL: Final = r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"
-DATA_PATH: Final = r"^(?!~)(?!(?:.*/)?\.\.(?:/|$)).+$"
-SHA256: Final = "[0-9a-f]{64}"
 _HTTP: Final = ("http", "https")
 _SIGNATURE: Final = re.compile(r"(?i)(.*(signature|credential|token)|sig|se|policy)")
 """Parameters of URLs that are signed for whoever has them."""
+
+DataName = Annotated[
+    str,
+    text_like(
+        "[a-z][a-z0-9_-]{0,31}",
+        '"{}" must be up to 32 lower-case letters, digits, "-" and "_", such as "images"',
+    ),
+]
+_DataPath = Annotated[
+    str,
+    text_like(
+        r"(?!~|//)(?!(?:[^\u0000]*/)?\.\.(?:/|$))(?!/*(?:\./*)*$)[^\u0000]+",
+        '"{}" must be a path below the working directory, such as "data/images", or absolute',
+    ),
+]
+_Sha256 = Annotated[str, text_like("[0-9a-f]{64}", 'expected 64 hexadecimal digits in lower case, got "{}"')]
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +43,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     The name has up to 32 lower-case letters, digits, hyphens and underscores, and begins with a letter.
     """
 
-    url: str
+    url: Url
     """Where it is. A URL that ends with ``/`` is all that lies below it, any other is one object or file:
     ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same of a bucket; or a file of a web
     server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
@@ -40,14 +53,14 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reads it in place, by a library of its choice and with the machine's rights; the variable
     ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path``, ``sha256`` and ``wait = false``
     cannot be given."""
-    path: str | None = None
+    path: _DataPath | None = None
     """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
     working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
     ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds it as an absolute path."""
     wait: bool = True
     """Whether the training waits for it. If not, it is fetched once that runs, and appears whole at its
     path when all of it is there: the training looks for it itself."""
-    sha256: str | None = None
+    sha256: _Sha256 | None = None
     """The hash of one file, in lower-case hexadecimal: what differs is not used."""
 
     @property
@@ -94,9 +107,6 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
     names: dict[str, str] = {}
     for name, one in inputs.items():
         at = ("data", name)
-        if not re.fullmatch(DATA_NAME, name):
-            found = f'"{name}" must be up to 32 lower-case letters, digits, "-" and "_", such as "images"'
-            raise FieldError(("data",), found)
         if (other := names.setdefault(variable_of(name), name)) != name:
             raise FieldError(at, f"has the variable {variable_of(name)} of data.{other}; rename one of them")
         _check_url((*at, "url"), one)
@@ -108,9 +118,6 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
                 )
         if not one.is_staged and not one.wait:
             raise FieldError((*at, "wait"), 'cannot be given with mode = "stream": nothing is fetched')
-        if one.sha256 is not None and not re.fullmatch(SHA256, one.sha256):
-            expected = "expected 64 hexadecimal digits in lower case"
-            raise FieldError((*at, "sha256"), f'{expected}, got "{one.sha256[:70]}"')
         if one.sha256 is not None and one.is_tree:
             raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
     staged = {name: one for name, one in inputs.items() if one.is_staged}
@@ -123,15 +130,11 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
 
 
 def _check_url(at: FieldPath, one: DataSpec) -> None:
-    if "@" in one.url.partition("://")[2].partition("/")[0]:
-        raise FieldError(at, "must not hold credentials; each machine reads it with its own rights")
-    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", one.url)
-    if match is None:
-        raise FieldError(at, f'"{one.url}" is not a URL; expected one such as file:///data/images/')
     if not one.is_http:
-        if not one.is_tree and not (match[3] or "").strip("/"):
+        path = one.url.partition("://")[2].partition("/")[2].strip("/")
+        if not one.is_tree and not path:
             raise FieldError(at, f'"{one.url}" names no object; for all that lies below it: "{one.url}/"')
-        if one.scheme == "file" and not one.is_tree and "/" not in (match[3] or "").strip("/"):
+        if one.scheme == "file" and not one.is_tree and "/" not in path:
             raise FieldError(at, f'"{one.url}" lies in the root directory; put it into a directory')
         return
     if not re.fullmatch(r"[!-~]+", one.url):
@@ -150,10 +153,5 @@ def _check_url(at: FieldPath, one: DataSpec) -> None:
 
 
 def _check_path(at: FieldPath, one: DataSpec) -> None:
-    if one.path is None:
-        return
-    path = posixpath.normpath(one.path)
-    is_plain = is_safe_name(path.removeprefix("/")) and ".." not in one.path.split("/")
-    if not one.path or not is_plain or path.startswith(("~", "//")) or path == ".":
-        found = f'"{one.path}" must be a path below the working directory, such as "data/images", or absolute'
-        raise FieldError(at, found)
+    if one.path is not None and not is_safe_name(posixpath.normpath(one.path).removeprefix("/")):
+        raise FieldError(at, f'"{one.path}" is longer than paths can be')

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from cloudspot.interfaces import Provider
+from cloudspot.jobfile.rules import Variable, text_like
 from cloudspot.model import RegistryLogin
 
 HUB: Final = "registry-1.docker.io"
@@ -17,9 +18,9 @@ HUB: Final = "registry-1.docker.io"
 class ImageLogin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``run.image_login``: the log-in for the registry of a private image."""
 
-    user: str
+    user: Annotated[str, text_like("[^:]+", "must be a name without a colon")]
     """The user's name, without a colon."""
-    secret: str
+    secret: Variable
     """Which of ``run.secrets`` is the password."""
 
 

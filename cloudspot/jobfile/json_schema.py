@@ -10,75 +10,10 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from cloudspot.jobfile.data import DATA_NAME, DATA_PATH, DATA_URL, SHA256
-from cloudspot.jobfile.notify import QUIET_PATTERN, URL_PATTERN
-from cloudspot.jobfile.quantities import MONEY_PATTERN
-from cloudspot.jobfile.spec import (
-    IMAGE,
-    LABEL_NAME,
-    LABEL_VALUE,
-    MAX_LABELS,
-    MAX_NAME_LENGTH,
-    MODULE,
-    POLICIES,
-    POLICY_NAME,
-    SIGNAL_NAME,
-    SIGNALS,
-    JobSpec,
-)
+from cloudspot.jobfile.spec import JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 """The version that editors understand."""
-
-_INSIDE: Final = r"^(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+$"
-"""A path that stays inside the working directory."""
-_VARIABLE: Final = r"^(?!CLOUDSPOT_)[A-Za-z_][A-Za-z0-9_]*$"
-
-_CHECKED: Final[Mapping[tuple[str, ...], Mapping[str, Any]]] = {
-    ("name",): {"pattern": rf"^[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?$"},
-    ("labels",): {
-        "maxProperties": MAX_LABELS,
-        "propertyNames": {"pattern": f"^{LABEL_NAME}$"},
-        "additionalProperties": {"type": "string", "pattern": f"^{LABEL_VALUE}$"},
-    },
-    ("store",): {"pattern": r"^[a-z][a-z0-9+.-]*://[^/@]*(?:/.*)?$"},
-    ("data",): {"propertyNames": {"pattern": f"^{DATA_NAME}$"}},
-    ("data", "url"): {"pattern": DATA_URL},
-    ("data", "path"): {"pattern": DATA_PATH},
-    ("data", "sha256"): {"pattern": f"^{SHA256}$"},
-    ("run",): {
-        "oneOf": [{"required": ["entrypoint"]}, {"required": ["command"]}],
-        "dependencies": {"image_login": ["image", "secrets"], "preload": ["entrypoint"]},
-    },
-    ("run", "entrypoint"): {"pattern": _INSIDE},
-    ("run", "image"): {"pattern": f"^{IMAGE}$"},
-    ("run", "image_login", "user"): {"pattern": "^[^:]+$"},
-    ("run", "image_login", "secret"): {"pattern": _VARIABLE},
-    ("run", "command"): {"minItems": 1},
-    ("run", "env"): {"propertyNames": {"pattern": _VARIABLE}},
-    ("run", "preload"): {"items": {"type": "string", "pattern": f"^{MODULE}$"}},
-    ("run", "secrets"): {"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
-    ("checkpoint",): {
-        "dependencies": {name: ["directory"] for name in ("complete_file", "incomplete_file", "on_notice")},
-        "not": {"required": ["complete_file", "incomplete_file"]},
-    },
-    ("checkpoint", "directory"): {"pattern": _INSIDE},
-    ("checkpoint", "complete_file"): {"pattern": _INSIDE},
-    ("checkpoint", "incomplete_file"): {"pattern": _INSIDE},
-    ("checkpoint", "on_notice"): {
-        "anyOf": [{"enum": list(SIGNALS)}, {"pattern": f"^(?!{SIGNAL_NAME}$)"}],
-        "pattern": _INSIDE,
-    },
-    ("spot", "policy"): {"anyOf": [{"enum": sorted(POLICIES)}, {"pattern": f"^{POLICY_NAME}$"}]},
-    ("limits",): {
-        "if": {"properties": {"on_idle": {"const": "stop"}}, "required": ["on_idle"]},
-        "then": {"required": ["idle_after"]},
-    },
-    ("limits", "max_cost"): {"type": ["number", "string"], "pattern": MONEY_PATTERN},
-    ("notify", "urls"): {"items": {"type": "string", "pattern": URL_PATTERN}},
-    ("notify", "quiet"): {"pattern": QUIET_PATTERN},
-}
-"""What ``load_job`` requires of a field beyond its type."""
 
 
 def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
@@ -90,13 +25,13 @@ def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
     Args:
         options: The type of each provider's own table; a provider not named here may have any table.
     """
-    schema = _table(JobSpec, ())
+    schema = _table(JobSpec)
     nodes = schema["properties"]["nodes"]
     description = nodes.pop("description")
     integer = {"type": "integer", "minimum": 1}
     schema["properties"]["nodes"] = {"description": description, "anyOf": [integer, nodes], "default": 1}
     schema["properties"]["providers"]["properties"] = {
-        name: _table(type_, ("providers", name)) for name, type_ in sorted(options.items())
+        name: _table(type_) for name, type_ in sorted(options.items())
     }
     return {"$schema": DRAFT, "title": "The job file of cloudspot, job.toml", **schema}
 
@@ -129,46 +64,51 @@ def _text(docstring: str) -> str:
     return " ".join(docstring.split()).replace("``", "`")
 
 
-def _table(type_: type[msgspec.Struct], path: tuple[str, ...]) -> dict[str, Any]:
+def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
     """Return msgspec's schema of the struct, with what an editor shows and ``load_job`` checks."""
-    docs = {struct.__name__: field_docs(struct) for struct in _structs(type_)}
+    structs = {struct.__name__: struct for struct in _structs(type_)}
+    docs = {name: field_docs(struct) for name, struct in structs.items()}
     (root,), tables = msgspec.json.schema_components([type_], ref_template="{name}")
 
-    def plain(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    def plain(schema: dict[str, Any]) -> dict[str, Any]:
         """Put tables in place of references, and leave out null, which TOML does not have."""
         if "$ref" in schema:
-            return table(schema["$ref"], path)
+            return table(schema["$ref"])
         if "anyOf" in schema:
             words = [{"enum": schema["enum"]}] if "enum" in schema else []
-            members = [plain(member, path) for member in schema["anyOf"] if member != {"type": "null"}]
+            members = [plain(member) for member in schema["anyOf"] if member != {"type": "null"}]
             return members[0] if len(members) == 1 and not words else {"anyOf": [*words, *members]}
+        if "pattern" in schema and "enum" in schema:  # which is to be proposed
+            known = schema.pop("enum")
+            return {"anyOf": [{"enum": known}, schema]}
         if "pattern" in schema and schema["type"] != "string":  # a quantity
             schema = {**schema, "type": [schema["type"], "string"]}
         nested = {key: schema[key] for key in ("items", "additionalProperties") if key in schema}
-        return {**schema, **{key: plain(inner, path) for key, inner in nested.items()}}
+        return {**schema, **{key: plain(inner) for key, inner in nested.items()}}
 
-    def table(name: str, path: tuple[str, ...]) -> dict[str, Any]:
+    def table(name: str) -> dict[str, Any]:
         found = tables[name]
         if "properties" not in found:
             return {"enum": found["enum"]}
+        rules = getattr(structs[name], "rules", ())
         properties = {}
         for field, schema in found["properties"].items():
             default = schema.pop("default", None)
-            properties[field] = plain(schema, (*path, field))
+            properties[field] = plain(schema)
             if docs[name][field]:
                 properties[field]["description"] = docs[name][field]
             if default is not None and not isinstance(default, dict):
                 properties[field]["default"] = default
-            properties[field].update(_CHECKED.get((*path, field), {}))
         return {
             "type": "object",
             "description": _text(found.get("description", "").partition("\n\n")[0]),
             "properties": properties,
             "additionalProperties": False,
             **({"required": found["required"]} if found["required"] else {}),
+            **({"allOf": [rule.schema() for rule in rules]} if rules else {}),
         }
 
-    return table(root["$ref"], path)
+    return table(root["$ref"])
 
 
 def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:

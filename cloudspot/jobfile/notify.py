@@ -6,20 +6,25 @@ import enum
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone, tzinfo
-from typing import Final
+from typing import Annotated, Final
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from cloudspot.errors import SpecError
-from cloudspot.jobfile.tables import FieldError
+from cloudspot.jobfile.rules import SCHEME, VARIABLE, text_like
 
-VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""The name of an environment variable."""
-_NAME: Final = rf"\{{(?!CLOUDSPOT_){VARIABLE.pattern}\}}"
-URL_PATTERN: Final = rf"^(\${_NAME}|[a-z][a-z0-9+.-]*://([^$]|\$(?!\{{)|\${_NAME})+)$"
-QUIET_PATTERN: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$"
-_SECRET: Final = re.compile(rf"\$\{{({VARIABLE.pattern})\}}")
+_NAME: Final = rf"\$\{{(?!CLOUDSPOT_){VARIABLE}\}}"
+_NotifyUrl = Annotated[
+    str,
+    text_like(  # No message shows a URL, which may hold a password.
+        rf"{_NAME}|{SCHEME}://(?:[^$]|\$(?!\{{)|{_NAME})+",
+        'expected a URL such as "json://host/path", or "${NAME}", a variable that holds one, or a part of it',
+    ),
+]
+_TIME: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_Hours = Annotated[str, text_like(f"{_TIME}-{_TIME}", 'expected hours such as "22:00-07:00", got "{}"')]
+_SECRET: Final = re.compile(rf"\$\{{({VARIABLE})\}}")
 
 
 class NewsKind(str, enum.Enum):
@@ -49,13 +54,13 @@ URGENT: Final = frozenset({NewsKind.CAPPED, NewsKind.FAILED, NewsKind.FINISHED})
 class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[notify]``: whom the job tells of what happens to it. Left out: as the user's config file says."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[_NotifyUrl, ...] = ()
     """Where messages go, such as ``"slack://..."``: URLs of apprise. ``${NAME}`` stands for the variable of
     that name in your environment when the job is submitted, kept like ``run.secrets``, but not given to the
     training; it may be a part of the URL, or all of it."""
     events: tuple[NewsKind, ...] = tuple(kind for kind in NewsKind if kind is not NewsKind.COST)
     """The events that send a message; an empty list sends none."""
-    quiet: str | None = None
+    quiet: _Hours | None = None
     """Hours in which only ``capped`` and the end of the job are told, such as ``"22:00-07:00"``. What else
     happens is told in one message after them, or at the end of the job."""
     timezone: str | None = None
@@ -108,17 +113,3 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def secrets_in(url: str) -> list[str]:
     """Return the names of the secrets that a URL takes."""
     return _SECRET.findall(url)
-
-
-def check_notify(notify: NotifySpec) -> None:
-    """Refuse what is well typed but wrong; no message shows a URL, which may hold a password.
-
-    Raises:
-        FieldError: the message names the field.
-    """
-    for i, url in enumerate(notify.urls):
-        if not re.fullmatch(URL_PATTERN, url):
-            expected = 'expected a URL such as "json://host/path", or "${NAME}", a variable that holds one'
-            raise FieldError(("notify", "urls", i), f"{expected}, or a part of it")
-    if notify.quiet is not None and not re.fullmatch(QUIET_PATTERN, notify.quiet):
-        raise FieldError(("notify", "quiet"), f'expected hours such as "22:00-07:00", got "{notify.quiet}"')

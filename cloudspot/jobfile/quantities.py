@@ -34,8 +34,9 @@ _DURATION_PATTERN: Final = (
     + ")$"
 )
 _SIZE_PATTERN: Final = rf"\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
-MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
-"""What ``parse_money`` accepts above 0, as a regular expression."""
+_MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
+MONEY: Final = msgspec.Meta(extra_json_schema={"pattern": _MONEY_PATTERN})
+"""Of an amount above 0, which ``parse_money`` reads."""
 
 
 def _quantity(kind: str, pattern: str) -> msgspec.Meta:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 from cloudspot import decoding
 from cloudspot.errors import SpecError
-from cloudspot.jobfile.data import DataSpec, check_data
+from cloudspot.jobfile.data import DataName, DataSpec, check_data
 from cloudspot.jobfile.image import ImageLogin, image_parts
-from cloudspot.jobfile.notify import VARIABLE, NotifySpec, check_notify
-from cloudspot.jobfile.quantities import Duration, PositiveDuration, Size, or_word, parse_money
+from cloudspot.jobfile.notify import NotifySpec
+from cloudspot.jobfile.quantities import MONEY, Duration, PositiveDuration, Size, or_word, parse_money
+from cloudspot.jobfile.rules import (
+    INSIDE,
+    INSIDE_WRONG,
+    ONCE,
+    Argument,
+    Inside,
+    Needs,
+    OneOf,
+    TableRule,
+    Url,
+    Variable,
+    text_like,
+)
 from cloudspot.jobfile.tables import CREDENTIAL_NAME, FieldError, convert
 from cloudspot.jobfile.tables import Path as FieldPath
 from cloudspot.jobfile.toml import apply_override, read_toml
@@ -32,22 +45,70 @@ MAX_WORLD_SIZE: Final = 9999
 
 POLICIES: Final = ("spot", "spot-then-on-demand", "deadline", "on-demand")
 """The market policies that need no plugin."""
-POLICY_NAME: Final = "[a-z][a-z0-9-]*"
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 """Those that can be the notice to a script."""
-SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
+_SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
-IMAGE: Final = "[A-Za-z0-9][A-Za-z0-9._/:-]{0,250}(?:@sha256:[0-9a-f]{64})?"
-_NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?")
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
-LABEL_VALUE: Final = "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?"
-MAX_LABELS: Final = 16
 MAX_STRING_BYTES: Final = 127 << 10
 """Of one variable or word. Linux starts no program with one of 128 KiB: a variable's name, which machines may
 prolong, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
 MAX_START_BYTES: Final = 1 << 20
 """Of all variables and words that the job file gives a program. Linux allows a quarter of the stack's limit,
 2 MiB as systems set it, and the secrets and the machine's own variables come on top (execve(2))."""
+
+
+def _name_problem(name: str) -> str:
+    near = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_NAME_LENGTH].strip("-")
+    hint = f'; did you mean "{near}"?' if near else ""
+    return f'"{name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens{hint}'
+
+
+def _notice_problem(text: str) -> str:
+    if re.fullmatch(_SIGNAL_NAME, text):
+        return f"expected {' or '.join(_quoted(SIGNALS))} or the path of a file"
+    return INSIDE_WRONG.replace("{}", text)
+
+
+def _quoted(words: Iterable[str]) -> list[str]:
+    return [f'"{word}"' for word in words]
+
+
+_TORCHRUN: Final = "an entrypoint that torchrun starts"
+_Name = Annotated[
+    str, text_like(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_LENGTH - 2}}}[a-z0-9])?", _name_problem)
+]
+_LabelName = Annotated[
+    str, text_like(LABEL_NAME, '"{}" must be at most 63 letters, digits, "_", "." and "-", such as "team"')
+]
+_LabelValue = Annotated[
+    str,
+    text_like(
+        "[A-Za-z0-9](?:[A-Za-z0-9 _.,:@/+-]{0,61}[A-Za-z0-9])?",
+        '"{}" must be at most 63 letters, digits, spaces and "_.,:@/+-", such as "vision"',
+    ),
+]
+_Accelerator = Annotated[str, text_like("[^,]*", '"{}" names several, and one is possible')]
+_Image = Annotated[
+    str,
+    text_like(
+        "[A-Za-z0-9][A-Za-z0-9._/:-]{0,250}(?:@sha256:[0-9a-f]{64})?",
+        'expected NAME:TAG or NAME@sha256:..., got "{}"',
+    ),
+]
+_Module = Annotated[str, text_like(MODULE, '"{}" is not the name of a module, such as "transformers"')]
+_Policy = Annotated[
+    str,
+    text_like(
+        "[a-z][a-z0-9-]*",
+        f'expected one of {", ".join(_quoted(sorted(POLICIES)))}, or the name of a plugin\'s; got "{{}}"',
+        known=tuple(sorted(POLICIES)),
+    ),
+]
+_Insides = Annotated[tuple[Inside, ...], msgspec.Meta(extra_json_schema={"minItems": 1})]
+_OnNotice = Annotated[
+    str, text_like(rf"{'|'.join(SIGNALS)}|(?!{_SIGNAL_NAME}$){INSIDE}", _notice_problem, known=SIGNALS)
+]
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +129,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[resources]``: what one node must have at least. The provider chooses what is left out."""
 
-    accelerator: str | None = None
+    accelerator: _Accelerator | None = None
     """The vendor's or the provider's name, such as ``"A100"``."""
     accelerator_count: Count = 0
     """How many of them; with ``accelerator``, 0 means 1."""
@@ -105,9 +166,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The files of the code that ``setup`` reads, such as ``["requirements.txt", "csrc/*"]``. An image that
     ``cloudspot image bake`` has made serves until one of them changes, or ``setup``, ``env``, ``python`` or
     ``image``. If left out: until any file of the code does."""
-    entrypoint: str | None = None
+    entrypoint: Inside | None = None
     """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
-    command: tuple[str, ...] | None = None
+    command: Annotated[tuple[Argument, ...], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
     """The command that trains, as a list: ``["swift", "sft", "--model", "..."]``,
     ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. No shell reads it; one that
     needs a shell names it: ``["bash", "-c", "..."]``."""
@@ -116,10 +177,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     and the other variables of torchrun. ``"none"`` starts one on each node, which may start others; it finds
     ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. If left out:
     ``"torchrun"`` for an entrypoint, ``"none"`` for a command."""
-    args: tuple[str, ...] = ()
+    args: tuple[Argument, ...] = ()
     """Arguments of the script, or more words of the command. They arrive exactly as written: no shell reads
     them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[Variable, Argument] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved. A
     variable, like each word of the command or the setup, has at most 127 KiB."""
@@ -128,7 +189,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in
     an image. One that the setup makes is named relative to the working directory, such as
     ``".venv/bin/python"``."""
-    image: str | None = None
+    image: _Image | None = None
     """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
     it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
     is submitted. If left out, they run on the machine itself."""
@@ -140,17 +201,24 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether a process on each machine imports torch and ``preload`` while the machine prepares, and
     torchrun and the processes of the entrypoint are forked from it, so that a restart does not import them
     again. A program that would not run the same is started as usual. Linux only."""
-    preload: tuple[str, ...] = ()
+    preload: tuple[_Module, ...] = ()
     """Modules, or objects of modules, that this process imports besides torch: ``["transformers.Trainer"]``.
     The script imports them as before, in no time. ``cloudspot show`` names those that would save seconds. A
     module that starts a thread when it is imported, or reads a variable that differs from process to process,
     such as ``LOCAL_RANK``, makes every process start as usual, and the agent's log says so. What a module
     draws at random when it is imported is the same in all processes of a machine. Without effect if
     ``fork_server`` is false."""
-    secrets: tuple[str, ...] = ()
+    secrets: Annotated[tuple[Variable, ...], ONCE] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
     apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
     log or request."""
+
+    rules: ClassVar[tuple[TableRule, ...]] = (
+        OneOf(("entrypoint", "command"), "needs entrypoint, a script, or command, a list; {} there"),
+        Needs("preload", "entrypoint", called=_TORCHRUN),
+        Needs("image_login", "image"),
+        Needs("image_login", "secrets"),
+    )
 
     @property
     def launcher_or_default(self) -> Literal["torchrun", "none"]:
@@ -168,7 +236,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[spot]``: which market to buy on, and how long to wait for it."""
 
-    policy: str = "spot-then-on-demand"
+    policy: _Policy = "spot-then-on-demand"
     """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
     machine, and goes back to spot when that pays. ``"deadline"`` finishes by ``deadline`` at the least
     expected cost. ``"on-demand"`` buys only on demand. A plugin can bring others."""
@@ -200,29 +268,53 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     loss. It takes the machines' processors, and up to 0.5 GB of their memory. Data that would
     shrink by less than a tenth is sent uncompressed. So is the last save before a machine goes or the
     training ends, unless compression made the save before it faster."""
-    directory: str | None = None
-    """The checkpoint directories of a script that writes its own, inside ``run.workdir``, such as
-    ``"output/checkpoint-*"``. The number at the end of a name is its step, unless it ends a date such as
-    ``2026-11-20_15-30-53``. A link in it is saved if it leads to a file of the same directory, as that file.
-    If left out, the script uses a session."""
-    complete_file: str | None = None
-    """A file in such a directory that the script writes last. While it is at least as new as every other file
-    there, the directory is complete; but one that has only lost files since it was complete is being deleted,
-    and is not saved again. If it is older, or neither this nor ``incomplete_file`` is given, the
-    directory is complete when it has not changed for 10 s while the script was running (for 2 s, if it holds
-    what the Hugging Face Trainer, ms-swift, Accelerate or Lightning write last), or when the script ended
-    with exit status 0 and did not have to leave."""
-    incomplete_file: str | None = None
-    """A file that is in such a directory while the directory is not complete. Once it is gone, and nothing
-    has changed for 2 s while the script was running, the directory is complete. If neither this nor
-    ``complete_file`` is given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
-    on_notice: str | None = None
+    directory: Inside | _Insides | None = None
+    """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
+    files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is
+    everything that the script writes there. The number at the end of a name, without suffixes such as
+    ``.pt``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory is a
+    checkpoint; files of one step are one, and files without a step go along with each. A small file or a link
+    beside a checkpoint that holds nothing but its name, path or step, such as ``latest``, goes along with it.
+    A link in a directory is saved if it leads to a file of the same directory, as that file. If left out, the
+    script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
+    exclude: tuple[Inside, ...] = ()
+    """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
+    ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,
+    ``.venv``, inputs and the file of ``on_notice`` always are."""
+    complete_file: Inside | None = None
+    """A file in such a directory, or beside such files, that the script writes last. While it is at least as
+    new as every other file of the checkpoint, and no process has one open for writing, that is complete; but
+    one that has only lost files since it was complete is being deleted, and is not saved again. If it is
+    older, or is the only file, the checkpoint is complete as if this was not given; without it, never."""
+    incomplete_file: Inside | None = None
+    """A file that is there while the checkpoint is not complete. Once it is gone, and nothing has changed for
+    2 s while the script was running, the checkpoint is complete. If neither this nor ``complete_file`` is
+    given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
+    on_notice: _OnNotice | None = None
     """How a script without a session is told to save and leave, before its machine goes or the job stops:
     ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. Until a
     save has been measured, it is told at once; after that, when the time left is three times a save and its
     upload, or a minute if that is longer. What it begins to save after that is uploaded as soon as it is
-    complete; if nothing comes in time, the newest complete directory stands. A script that was told has not
-    finished, whatever its exit status."""
+    complete; if nothing comes in time, the newest complete state before it stands. A script that was told has
+    not finished, whatever its exit status."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Return the patterns of ``directory``; none if the script uses a session."""
+        found = self.directory if self.directory is not None else ()
+        return (found,) if isinstance(found, str) else found
+
+    rules: ClassVar[tuple[TableRule, ...]] = (
+        OneOf(
+            ("complete_file", "incomplete_file"),
+            "has complete_file and incomplete_file; give at most one",
+            is_needed=False,
+        ),
+        *(
+            Needs(field, "directory")
+            for field in ("complete_file", "exclude", "incomplete_file", "on_notice")
+        ),
+    )
 
 
 class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -239,7 +331,7 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     At ``max_runtime``, and before it would pass ``max_cost``, the job saves a checkpoint and stops.
     """
 
-    max_cost: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_cost: Annotated[float, msgspec.Meta(gt=0), MONEY] | None = None
     """What may be spent on machines in all, with their boot disks and public addresses as far as ``plan``
     names their prices, checkpoints and other files of the job that are moved to another region, and what the
     stop costs. Requests to the store, what is stored there, inputs and other traffic are not counted."""
@@ -261,17 +353,21 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
     driver, once all of them are."""
 
+    rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A valid job file."""
 
-    name: str
+    name: _Name
     """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: Annotated[dict[_LabelName, _LabelValue], msgspec.Meta(max_length=16)] = msgspec.field(
+        default_factory=dict
+    )
     """What the job is for, such as ``{ team = "vision", ticket = "ML-12" }``: ``cloudspot cost`` adds up by
     them, ``show`` shows them, and on Kubernetes the pods have them. At most 16; a name has up to 63 letters,
     digits, ``_``, ``.`` and ``-``, a value spaces and ``,:@/+`` too."""
-    store: str | None = None
+    store: Url | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. ``--store`` and ``CLOUDSPOT_STORE`` go before it. If left out: the ``default_store`` of your
     config file, or the provider's default, which only ``local`` has. Commands that only name a job do not
@@ -288,7 +384,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
-    data: dict[str, DataSpec] = msgspec.field(default_factory=dict)
+    data: dict[DataName, DataSpec] = msgspec.field(default_factory=dict)
     """A table for each input, ``[data.NAME]``: what every machine has on its disk before the training."""
     spot: SpotSpec = SpotSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -394,20 +490,6 @@ def check_files(spec: JobSpec, base: Path) -> Path:
     return workdir
 
 
-def check_store_url(url: str, path: FieldPath) -> None:
-    """Check that the URL could be a store's; ``path`` is the field that holds it.
-
-    Raises:
-        FieldError: it is malformed, or holds credentials, which the message does not show.
-    """
-    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^/]*)(/.*)?", url)
-    if match is None:
-        raise FieldError(path, f'"{url}" is not a store URL; expected one such as file:///absolute/path')
-    if "@" in match[2]:
-        # The URL is not shown: it may hold a password.
-        raise FieldError(path, "must not hold credentials; the provider finds them itself")
-
-
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
     value = dict(raw)
     nodes = value.get("nodes")
@@ -441,15 +523,7 @@ def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(spec: JobSpec) -> None:
-    """Refuse what is well typed but wrong."""
-    if not _NAME.fullmatch(spec.name):
-        near = re.sub(r"[^a-z0-9]+", "-", spec.name.lower())[:MAX_NAME_LENGTH].strip("-")
-        raise FieldError(
-            ("name",),
-            f'"{spec.name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens'
-            + (f'; did you mean "{near}"?' if near else ""),
-        )
-    _check_labels(spec.labels)
+    """Refuse fields that do not fit one another."""
     if spec.nodes.min > spec.nodes.max:
         raise FieldError((), f"nodes.min must be <= nodes.max: got {spec.nodes.min} > {spec.nodes.max}")
     if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
@@ -457,123 +531,43 @@ def _check(spec: JobSpec) -> None:
         raise FieldError((), f"nodes.max * procs_per_node must be <= {MAX_WORLD_SIZE}: got {found}")
     if spec.spot.policy == "deadline" and spec.spot.deadline is None:
         raise FieldError(("spot", "policy"), "needs spot.deadline")
-    if not re.fullmatch(POLICY_NAME, spec.spot.policy):
-        known = ", ".join(f'"{name}"' for name in sorted(POLICIES))
-        found = f'expected one of {known}, or the name of a plugin\'s; got "{spec.spot.policy}"'
-        raise FieldError(("spot", "policy"), found)
     if spec.spot.policy in POLICIES:
         if spec.spot.policy != "deadline" and spec.spot.deadline is not None:
             raise FieldError(("spot", "deadline"), 'has no effect without spot.policy = "deadline"')
         if spec.spot.options:
             raise FieldError(("spot", "options"), f'spot.policy = "{spec.spot.policy}" has none')
-    if spec.limits.on_idle == "stop" and spec.limits.idle_after is None:
-        raise FieldError(("limits", "on_idle"), "has no effect without limits.idle_after")
-    if "," in (spec.resources.accelerator or ""):
-        found = f'"{spec.resources.accelerator}" names several, and one is possible'
-        raise FieldError(("resources", "accelerator"), found)
-    if spec.store is not None:
-        check_store_url(spec.store, ("store",))
-    if (spec.run.entrypoint is None) == (spec.run.command is None):
-        found = "neither is there" if spec.run.command is None else "both are there"
-        raise FieldError(("run",), f"needs entrypoint, a script, or command, a list; {found}")
-    if spec.run.entrypoint is not None:
-        _check_inside(("run", "entrypoint"), spec.run.entrypoint)
     if spec.run.command is not None and not (spec.run.command and spec.run.command[0]):
         raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
-    for name, words in (("command", spec.run.command or ()), ("args", spec.run.args)):
-        if any("\0" in word for word in words):
-            raise FieldError(("run", name), "must not hold a zero byte")
-    if spec.checkpoint.directory is not None:
-        _check_inside(("checkpoint", "directory"), spec.checkpoint.directory)
-    if spec.checkpoint.complete_file is not None and spec.checkpoint.incomplete_file is not None:
-        raise FieldError(("checkpoint",), "has complete_file and incomplete_file; give at most one")
-    for name in ("complete_file", "incomplete_file", "on_notice"):
-        value = getattr(spec.checkpoint, name)
-        if value is not None:
-            _check_inside(("checkpoint", name), value)
-            if spec.checkpoint.directory is None:
-                raise FieldError(("checkpoint", name), "has no effect without checkpoint.directory")
-    if (
-        re.fullmatch(SIGNAL_NAME, spec.checkpoint.on_notice or "")
-        and spec.checkpoint.on_notice not in SIGNALS
-    ):
-        expected = " or ".join(f'"{name}"' for name in SIGNALS)
-        raise FieldError(("checkpoint", "on_notice"), f"expected {expected} or the path of a file")
-    _check_preload(spec.run)
+    if spec.run.preload and spec.run.launcher_or_default != "torchrun":
+        raise FieldError(("run", "preload"), f"has no effect without {_TORCHRUN}")
+    if spec.checkpoint.directory == ():
+        raise FieldError(
+            ("checkpoint", "directory"), "names nothing; leave it out if the script uses a session"
+        )
     check_data(spec.data)
     _check_image(spec)
     _check_environment(spec.run)
-    check_notify(spec.notify)
-
-
-def _check_labels(labels: Mapping[str, str]) -> None:
-    if len(labels) > MAX_LABELS:
-        raise FieldError(("labels",), f"at most {MAX_LABELS} are possible, got {len(labels)}")
-    for name, value in labels.items():
-        if not re.fullmatch(LABEL_NAME, name):
-            raise FieldError(
-                ("labels",), f'"{name}" must be at most 63 letters, digits, "_", "." and "-", such as "team"'
-            )
-        if not re.fullmatch(LABEL_VALUE, value):
-            raise FieldError(
-                ("labels", name),
-                f'"{value}" must be at most 63 letters, digits, spaces and "_.,:@/+-", such as "vision"',
-            )
-
-
-def _check_inside(path: FieldPath, value: str) -> None:
-    """Refuse a path that leads out of the working directory."""
-    if not value or value.startswith(("/", "~")) or ".." in value.split("/") or "\\" in value:
-        raise FieldError(
-            path, f'"{value}" must be a path inside the working directory, such as "src/train.py"'
-        )
-
-
-def _check_preload(run: RunSpec) -> None:
-    for i, name in enumerate(run.preload):
-        if not re.fullmatch(MODULE, name):
-            raise FieldError(
-                ("run", "preload", i), f'"{name}" is not the name of a module, such as "transformers"'
-            )
-    if run.preload and not (run.entrypoint and run.launcher_or_default == "torchrun"):
-        raise FieldError(("run", "preload"), "has no effect without an entrypoint that torchrun starts")
 
 
 def _check_image(spec: JobSpec) -> None:
-    image, login = spec.run.image, spec.run.image_login
-    if login is not None:
-        if image is None:
-            raise FieldError(("run", "image_login"), "has no effect without run.image")
-        if not login.user or ":" in login.user:
-            raise FieldError(("run", "image_login", "user"), "must be a name without a colon")
-        if login.secret not in spec.run.secrets:
-            found = f'"{login.secret}" is not one of run.secrets; add it there: its value is the password'
-            raise FieldError(("run", "image_login", "secret"), found)
-    if image is None:
-        return
-    if not re.fullmatch(IMAGE, image):
-        raise FieldError(("run", "image"), f'expected NAME:TAG or NAME@sha256:..., got "{image}"')
+    login = spec.run.image_login
+    if login is not None and login.secret not in spec.run.secrets:
+        found = f'"{login.secret}" is not one of run.secrets; add it there: its value is the password'
+        raise FieldError(("run", "image_login", "secret"), found)
     for name, one in spec.data.items():
-        if (one.path or "").startswith("/"):
+        if spec.run.image is not None and (one.path or "").startswith("/"):
             found = f'"{one.path}" must not be absolute with run.image; name a path in the working directory'
             raise FieldError(("data", name, "path"), found)
 
 
 def _check_environment(run: RunSpec) -> None:
-    """Refuse names that a node's shell cannot set, and secrets in the wrong place."""
-    for i, name in enumerate(run.secrets):
-        _check_variable(("run", "secrets", i), name)
-        if name in run.secrets[:i]:
-            raise FieldError(("run", "secrets"), f"names {name} twice")
-        if name in run.env:
+    """Refuse secrets in the wrong place."""
+    for name, value in run.env.items():
+        if name in run.secrets:
             raise FieldError(
                 ("run", "env", name),
                 "is in run.secrets too; leave it out here: its value comes from your environment",
             )
-    for name, value in run.env.items():
-        _check_variable(("run", "env"), name)
-        if "\0" in value:
-            raise FieldError(("run", "env", name), "must not hold a zero byte")
         if value and CREDENTIAL_NAME.fullmatch(name):
             raise FieldError(
                 ("run", "env", name),
@@ -608,10 +602,3 @@ def _check_sizes(run: RunSpec) -> None:
             f"env, args, command and setup have {total} bytes, but {MAX_START_BYTES} in all are possible; "
             "put them into a file of run.workdir",
         )
-
-
-def _check_variable(path: FieldPath, name: str) -> None:
-    if not VARIABLE.fullmatch(name):
-        raise FieldError(path, f"{name!r} is not the name of an environment variable")
-    if name.startswith("CLOUDSPOT_"):
-        raise FieldError(path, f"{name!r}: names that begin with CLOUDSPOT_ are reserved")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,17 +30,25 @@ _QUANTITIES: Final[Mapping[str, tuple[Callable[[str], float | int], str]]] = {
     "duration": (parse_duration, 'a duration such as "10m" or a number of seconds'),
     "size": (parse_size, 'a size such as "50GiB" or a number of bytes'),
 }
-_NAMES: Final = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a table",
+_LISTS: Final = (inspect.ListType, inspect.VarTupleType)
+_KINDS: Final[Mapping[type[inspect.Type], tuple[tuple[type, ...], str]]] = {
+    inspect.StrType: ((str,), "a string"),
+    inspect.BoolType: ((bool,), "true or false"),
+    inspect.IntType: ((int,), "an integer"),
+    inspect.FloatType: ((float, int), "a number"),
+    inspect.ListType: ((list, tuple), "a list"),
+    inspect.VarTupleType: ((list, tuple), "a list"),
+    inspect.DictType: ((Mapping,), "a table"),
+    inspect.StructType: ((Mapping,), "a table"),
+}
+"""What a value of each type is, in the order in which a value is named, and the words for it."""
+_BOUNDS: Final = {
+    "gt": (operator.gt, ">"),
+    "ge": (operator.ge, ">="),
+    "lt": (operator.lt, "<"),
+    "le": (operator.le, "<="),
 }
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
-_AT: Final = re.compile(r"(?s)(.*) - at (?:`key` in )?`\$(.*)`")
-_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 class FieldError(SpecError):
@@ -73,12 +82,8 @@ def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
     """
     info = _type_info(type_)
     assert isinstance(info, inspect.StructType)
-    prepared = _Reader(info, at).prepare(raw, info, at)
-    try:
-        converted: T = decoding.convert(prepared, type_)
-        return converted
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error), prepared, at) from None
+    converted: T = _Reader(info, at).read(raw, info, at)
+    return converted
 
 
 def expects_text(type_: type[msgspec.Struct], path: Sequence[str]) -> bool:
@@ -126,41 +131,72 @@ def _extra(node: inspect.Type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Prepares one table for msgspec."""
+    """Reads one table."""
 
     root: inspect.StructType
     at: Path
 
-    def prepare(self, value: Any, node: inspect.Type, path: Path) -> Any:
-        """Return the value with quantities parsed; refuse what msgspec would accept."""
+    def read(self, value: Any, node: inspect.Type, path: Path) -> Any:
+        """Return the value as msgspec takes it for that type, structs as such and quantities parsed."""
         extra = _extra(node)
         word = extra.get("word")
-        if word is not None and value == word:
+        if value is None or (word is not None and value == word):
+            if not _takes_none(node):
+                raise _wrong_type(value, node, path)
             return None
         if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(path, f"expected a finite number, got {value}")
-        if "quantity" in extra:
-            return _quantity(value, extra["quantity"], word, path)
         node = _bare(node)
-        if isinstance(node, inspect.StructType) and isinstance(value, Mapping):
-            fields = {field.encode_name: field.type for field in node.fields}
-            unknown = [name for name in value if name not in fields and name != node.tag_field]
-            if unknown:
-                advice = self.nearest(unknown[0], path, list(fields))
-                raise FieldError((*path, unknown[0]), f"unknown field; {advice}")
+        if "quantity" in extra:
+            value = _quantity(value, extra["quantity"], word, path)
+        if not _is_of_type(value, node):
+            raise _wrong_type(value, node, path)
+        if isinstance(node, inspect.UnionType):
+            return self.read(value, next(one for one in node.types if _is_of_type(value, _bare(one))), path)
+        if isinstance(node, inspect.StrType) and node.pattern and not re.fullmatch(node.pattern, value):
+            wrong = extra["wrong"](value) if "wrong" in extra else f"does not fit {node.pattern}"
+            raise FieldError(path, wrong)
+        for name, (holds, sign) in _BOUNDS.items():
+            bound = getattr(node, name, None)
+            if bound is not None and not holds(value, bound):
+                raise FieldError(path, f"expected {_words(node)} {sign} {bound:g}, got {_found(value, path)}")
+        if isinstance(node, inspect.StructType):
+            return self._read_struct(value, node, path)
+        if isinstance(node, inspect.DictType):
+            if node.max_length is not None and len(value) > node.max_length:
+                raise FieldError(path, f"at most {node.max_length} are possible, got {len(value)}")
             return {
-                name: self.prepare(item, fields[name], (*path, name)) if name in fields else item
+                self.read(name, node.key_type, path): self.read(item, node.value_type, (*path, name))
                 for name, item in value.items()
             }
-        if isinstance(node, inspect.DictType) and isinstance(value, Mapping):
-            return {name: self.prepare(item, node.value_type, (*path, name)) for name, item in value.items()}
-        if isinstance(node, inspect.ListType | inspect.VarTupleType) and isinstance(value, list | tuple):
-            return [self.prepare(item, node.item_type, (*path, i)) for i, item in enumerate(value)]
-        choices = _choices(node)
-        if choices and isinstance(value, str) and value not in choices:
-            listed = ", ".join(f'"{choice}"' for choice in choices)
-            raise FieldError(path, f"expected one of {listed}; got {_found(value, path)}")
+        if isinstance(node, _LISTS):
+            if "once" in extra and (twice := [one for i, one in enumerate(value) if one in value[:i]]):
+                raise FieldError(path, f"names {twice[0]} twice")
+            return [self.read(item, node.item_type, (*path, i)) for i, item in enumerate(value)]
         return value
+
+    def _read_struct(self, value: Mapping[str, Any], node: inspect.StructType, path: Path) -> Any:
+        fields = {field.encode_name: field for field in node.fields}
+        read: dict[str, Any] = {}
+        for name, item in value.items():
+            if name in fields:
+                read[name] = self.read(item, fields[name].type, (*path, name))
+            elif name != node.tag_field:
+                advice = self.nearest(name, path, list(fields))
+                raise FieldError((*path, name), f"unknown field; {advice}")
+        for name, field in fields.items():
+            if field.required and name not in read:
+                raise FieldError((*path, name), "missing; it has no default")
+        try:
+            table = decoding.convert(read, node.cls)
+        except msgspec.ValidationError as error:  # by the struct's own check
+            text = str(error)
+            raise FieldError(path, f"{text[:1].lower()}{text[1:]}") from None
+        for rule in getattr(node.cls, "rules", ()):
+            problem = rule.problem(table, show_path(path))
+            if problem is not None:
+                raise FieldError((*path, problem[0]) if problem[0] else path, problem[1])
+        return table
 
     def nearest(self, name: str, path: Path, siblings: Sequence[str]) -> str:
         """Return advice for an unknown name: a similar sibling, a field elsewhere, or the whole list."""
@@ -196,6 +232,41 @@ def _choices(node: inspect.Type) -> tuple[str, ...]:
     return ()
 
 
+def _takes_none(node: inspect.Type) -> bool:
+    if isinstance(node, inspect.Metadata):
+        return _takes_none(node.type)
+    if isinstance(node, inspect.UnionType):
+        return any(map(_takes_none, node.types))
+    return isinstance(node, inspect.NoneType | inspect.AnyType)
+
+
+def _is_of_type(value: Any, node: inspect.Type) -> bool:
+    """Return whether a value that is not None may stand for a field of the type."""
+    if isinstance(node, inspect.UnionType):
+        return any(_is_of_type(value, _bare(member)) for member in node.types)
+    if choices := _choices(node):
+        return isinstance(value, str) and value in choices
+    kinds, _ = _KINDS.get(type(node), ((object,), ""))
+    return isinstance(value, kinds) and (not isinstance(value, bool) or kinds in ((bool,), (object,)))
+
+
+def _wrong_type(value: Any, node: inspect.Type, path: Path) -> FieldError:
+    choices = _choices(_bare(node))
+    if choices and isinstance(value, str):
+        listed = ", ".join(f'"{choice}"' for choice in choices)
+        return FieldError(path, f"expected one of {listed}; got {_found(value, path)}")
+    return FieldError(path, f"expected {_words(node)}, got {_found(value, path)}")
+
+
+def _words(node: inspect.Type) -> str:
+    """Return how messages call a type."""
+    node = _bare(node)
+    if isinstance(node, inspect.UnionType):
+        members = [member for member in node.types if not isinstance(member, inspect.NoneType)]
+        return " or ".join(dict.fromkeys(map(_words, members)))
+    return "a string" if _choices(node) else _KINDS.get(type(node), ((), type(node).__name__))[1]
+
+
 def _field_paths(node: inspect.Type, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of every field below a struct type, the deepest first."""
     bare = _bare(node)
@@ -206,76 +277,12 @@ def _field_paths(node: inspect.Type, path: tuple[str, ...] = ()) -> Iterator[tup
         yield path
 
 
-def _field_error(message: str, raw: Any, at: Path) -> FieldError:
-    """Return msgspec's error in terms of the job file."""
-    match = _AT.fullmatch(message)
-    text, where = (match[1], match[2]) if match else (message, "")
-    missing = re.fullmatch(r"Object missing required field `(.*)`", text)
-    got = re.search(r", got `(\w+)`$", text)
-    steps = [a or b for a, b in _STEP.findall(where)]
-    path, value = _follow(raw, steps, got[1] if got else "", missing[1] if missing else "")
-    path = (*at, *path)
-    if missing:
-        return FieldError((*path, missing[1]), "missing; it has no default")
-    expected = re.match(r"Expected `([^`]*)`( (?:>|<|>=|<=) \S+)?", text)
-    if expected:
-        names = [name for name in expected[1].split(" | ") if name != "null"]
-        wanted = " or ".join(_NAMES.get(name, name) for name in names)
-        bound = re.sub(r"\.0$", "", expected[2] or "")
-        return FieldError(path, f"expected {wanted}{bound}, got {_found(value, path)}")
-    return FieldError(path, f"{text[:1].lower()}{text[1:]}")
-
-
-def _follow(raw: Any, steps: Sequence[str], got: str, missing: str) -> tuple[Path, Any]:
-    """Return the path and the value at msgspec's steps, where ``...`` stands for any key of a table.
-
-    The key is the first whose item is of the type that was ``got``, or lacks the field that is ``missing``.
-    """
-
-    def is_it(item: Any, following: Sequence[str]) -> bool:
-        for step in following:
-            if not isinstance(item, Mapping) or step not in item:
-                return False
-            item = item[step]
-        return isinstance(item, Mapping) and missing not in item if missing else _kind(item) == got
-
-    path: list[str | int] = []
-    value = raw
-    for i, step in enumerate(steps):
-        if step == "..." and isinstance(value, Mapping):
-            key = next((key for key, item in value.items() if is_it(item, steps[i + 1 :])), None)
-            if key is None and i < len(steps) - 1:
-                key = next(iter(value), None)
-            if key is None:
-                break
-            path.append(key)
-            value = value[key]
-        elif step.isdigit() and isinstance(value, list | tuple):
-            path.append(int(step))
-            value = value[int(step)]
-        elif isinstance(value, Mapping) and step in value:
-            path.append(step)
-            value = value[step]
-        else:
-            break
-    return tuple(path), value
-
-
-def _kind(value: Any) -> str:
-    """Return msgspec's name of the value's type."""
-    if isinstance(value, Mapping):
-        return "object"
-    if isinstance(value, list | tuple):
-        return "array"
-    return type(value).__name__
-
-
 def _found(value: Any, path: Path) -> str:
     """Return what was found as the user wrote it, unless it may be a credential."""
-    kind = _kind(value)
     hidden = "env" in path or any(isinstance(step, str) and CREDENTIAL_NAME.fullmatch(step) for step in path)
-    if kind in ("array", "object") or hidden:
-        return _NAMES.get(kind, kind)
+    if hidden or isinstance(value, Mapping | list | tuple):
+        words = (words for kinds, words in _KINDS.values() if isinstance(value, kinds))
+        return next(words, type(value).__name__)
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else str(value)

@@ -252,7 +252,7 @@ class FileStore(ObjectStore):
         for _ in range(_NUM_TRIES):
             try:
                 self._make_directory(self._staging)
-                return create_partial(self._staging, mode=0o600 if keys.is_secret(key) else 0o666)
+                return create_partial(self._staging, mode=0o666 if keys.secrets.match(key) is None else 0o600)
             except FileNotFoundError:
                 continue
             except NotADirectoryError as error:

@@ -11,9 +11,8 @@ import msgspec
 
 from cloudspot.decoding import convert
 from cloudspot.errors import ProvisionError, SpecError
-from cloudspot.model import InstanceGroup, LaunchRequest, Resources
+from cloudspot.model import GIB, InstanceGroup, LaunchRequest, Resources
 
-GIB: Final = 2**30
 DEFAULT_EXTRA_GIB: Final = 50
 """What is left free on the boot disk where nobody says how much is needed."""
 

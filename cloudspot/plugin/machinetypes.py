@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cloudspot.model import Resources
+from cloudspot.model import GIB, Resources
 
 MIN_CPUS: Final = 2
-MIN_MEMORY_BYTES: Final = 8 * 2**30
+MIN_MEMORY_BYTES: Final = 8 * GIB
 """The smallest machine where the job does not say: torch, the agent and an arena need room."""
 
 

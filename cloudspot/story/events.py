@@ -182,7 +182,9 @@ def _started(history: History, generation: Generation) -> Iterator[Event]:
         yield Event(EventKind.HOLDING, text, generation.at)
         return
     restored = generation.restore_from
-    what = "starts at step 0" if restored is None else f"resumes at step {restored.step}"
+    # A job that has committed once never starts at step 0 again.
+    why = ", as no checkpoint was committed before" if generation.number > 1 else ""
+    what = f"starts at step 0{why}" if restored is None else f"resumes at step {restored.step}"
     text = f"training {what} (generation {generation.number}, {generation.why})"
     yield Event(EventKind.STARTED, f"{text}{_changes(history, generation)}", generation.at)
 

@@ -12,16 +12,14 @@ from typing import NamedTuple
 
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.model import EndReason, Instance, InstanceState, Market, Offer
+from cloudspot.model import GIB, EndReason, Instance, InstanceState, Market, Offer
 from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
-GIB = 2**30
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
 """A machine that has been silent for so long, and that no listing has, is billed no further."""
-_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
 """What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
 kept warm in a generation of too few nodes; all the rest of its time in the training, delivery included; to
@@ -298,7 +296,7 @@ def _lines(
             started = launched_at(launch, instance) or started
             if instance.state is InstanceState.ENDED:
                 ended = instance.ended_at or ended or now
-            elif instance.state in _UP:  # Its last word does not end the bill; the end of the machine does.
+            elif instance.state.is_up:  # Its last word does not end the bill; the end of the machine does.
                 ended = None
         started = min(started, ended or now)  # A node's clock may run ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED

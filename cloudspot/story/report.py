@@ -101,7 +101,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
     sizes = {"bytes": commit.size, "shared_bytes": commit.shared}
-    return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes}
+    return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes, "evidence": commit.evidence}
 
 
 def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) -> Summary:

@@ -24,6 +24,7 @@ from cloudspot.train.framework_loop import (
     restore_randomness,
     restored_state,
 )
+from cloudspot.train.state.checkpoint import unwrap
 
 _METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_run_epoch")
 """What is used of the Trainer, and what those from version 5 on have."""
@@ -82,6 +83,16 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         ignore_keys_for_eval: Any = None,
         **others: Any,
     ) -> Any:
+        if trial is not None:
+            raise SessionError(
+                "hyperparameter_search trains many times, and a job is one training, which cloudspot resumes:"
+                " submit each trial as a job of its own, or search without SpotCallback"
+            )
+        if self.run is not None:
+            raise SessionError(
+                "trainer.train() was called a second time, and a job is one training, which cloudspot"
+                " resumes: submit the second one as a job of its own, or leave SpotCallback out of it"
+            )
         self._ignored_in_evaluations = ignore_keys_for_eval
         restored = restored_state("trainer", "state", "log")
         if restored is None:
@@ -103,29 +114,45 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             return self._train(directory, trial, ignore_keys_for_eval, **others)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open the session, which restores the training.
+        """Open the session, which restores the training; or begin again with smaller batches.
 
         Raises:
-            SessionError: another number of ranks saved it.
+            SessionError: another number of ranks saved it, or smaller batches would undo steps.
         """
         if not has_agent():
             return
         trainer, place = self._trainer, self._place
         place.loader = ReplayedLoader(kwargs["train_dataloader"], ahead=args.gradient_accumulation_steps)
-        self.run = spot.session(
-            model=trainer.model_wrapped,
-            optimizer=trainer.optimizer,
-            scheduler=trainer.lr_scheduler,
-            scaler=trainer.accelerator.scaler,
-            dataloader=place,
-            trainer=self._states,
-        )
-        check_world(self.run, is_resumed=place.is_resuming)
+        if self.run is not None:
+            self._begin_again()
+        else:
+            self.run = spot.session(
+                model=unwrap(trainer.model_wrapped),  # what it is wrapped in may be replaced
+                optimizer=trainer.optimizer,
+                scheduler=_Scheduler(trainer),
+                scaler=trainer.accelerator.scaler,
+                dataloader=place,
+                trainer=self._states,
+            )
+            check_world(self.run, is_resumed=place.is_resuming)
         self._loop = FrameworkLoop(self.run, state.max_steps)
         self._is_over = self._loop.is_over
         if place.switches is not None:
             self._evaluate_again(control, place.switches)
             self._is_over |= control.should_training_stop
+
+    def _begin_again(self) -> None:
+        """Begin the loop again, where ``auto_find_batch_size`` does so with smaller batches."""
+        if not self.run.begin_again():
+            size = self._trainer._train_batch_size  # noqa: SLF001 - nothing public has it
+            raise SessionError(
+                f"a batch has not fitted into memory at step {self.run.step}, and auto_find_batch_size would"
+                f" begin the training anew, with batches of {size}: set per_device_train_batch_size to that"
+                " or less, and submit it as a new job"
+            )
+        self._states.begin_again()
+        self._place.begin_again()
+        self._has_passed, self._awaits_log = True, False
 
     def _evaluate_again(self, control: Any, switches: dict[str, bool]) -> None:
         """Evaluate where the training was saved before an evaluation, and do what the Trainer does then."""
@@ -253,6 +280,10 @@ class _TrainerStates:
             "callbacks": TrainerState(stateful_callbacks=self._stateful()).stateful_callbacks,
         }
 
+    def begin_again(self) -> None:
+        """Forget the log."""
+        self._log.clear()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The Trainer has read its own state from the file.
         left = {name: each if isinstance(each, list) else [each] for name, each in state["callbacks"].items()}
@@ -266,6 +297,19 @@ class _TrainerStates:
         return [
             each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)
         ]
+
+
+class _Scheduler:
+    """The Trainer's scheduler, which the Trainer replaces when it begins again with smaller batches."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> Any:
+        return self._trainer.lr_scheduler.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._trainer.lr_scheduler.load_state_dict(state)
 
 
 class _Place:
@@ -295,7 +339,9 @@ class _Place:
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self._epoch,
-            "loader": None if self.is_epoch_over else self.loader.state_dict(num_used=self._num_used),
+            "loader": self.loader.state_between()
+            if self.is_epoch_over
+            else self.loader.state_dict(num_used=self._num_used),
             "random": capture_randomness(),
             "switches": self.switches,
             "is_epoch_over": self.is_epoch_over,
@@ -308,8 +354,9 @@ class _Place:
         self.switches, self._random = state["switches"], state["random"]
         self.is_epoch_over, self.is_epoch_end = state["is_epoch_over"], state["is_epoch_end"]
         self._epoch = state["epoch"]
-        if state["loader"] is not None:
+        if state["loader"] is not None:  # as an earlier version has it
             self.loader.load_state_dict(state["loader"])
+        if not self.is_epoch_over:
             self._epoch -= 1  # the Trainer begins it again
         for name, value in state["sums"].items():
             if value is not None:
@@ -322,6 +369,10 @@ class _Place:
         restore_randomness(self._random)
 
     # --- as the Trainer goes on -----------------------------------------------------------------
+
+    def begin_again(self) -> None:
+        """Forget the epoch that has begun."""
+        self._epoch = -1
 
     def batches(self, epoch_iterator: Any) -> Iterator[Any]:
         """Return what yields the next step's batches; the Trainer's own iterator tells the epochs apart."""

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, callbacks
-from lightning.pytorch.callbacks import BaseFinetuning, Callback, Checkpoint, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer import call
 
@@ -60,14 +67,19 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Have the loaders of the training tracked.
 
         Raises:
-            SessionError: the training is to be resumed from a checkpoint of Lightning's own, or a callback
-                has state that cannot be saved.
+            SessionError: it is the second training, or a callback has state that cannot be saved.
         """
-        if stage != "fit" or not has_agent():
+        if stage != "fit" or not has_agent() or _is_tuning(trainer):
             return
-        if trainer.ckpt_path is not None:
+        if self.run is not None:
             raise SessionError(
-                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
+                "trainer.fit() was called a second time, and a job is one training, which cloudspot resumes:"
+                " submit the second one as a job of its own, or leave SpotCallback out of it"
+            )
+        for finder in _finders(trainer):
+            raise SessionError(
+                f"SpotCallback cannot resume a training with {type(finder).__name__}: search with"
+                " lightning.pytorch.tuner.Tuner(trainer) before trainer.fit() instead"
             )
         refused = [type(each).__name__ for each in trainer.callbacks if isinstance(each, _REFUSED)]
         if refused:
@@ -94,10 +106,15 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Open the session, which restores the training.
 
         Raises:
-            SessionError: another number of ranks saved it.
+            SessionError: another number of ranks saved it, or it is to be resumed from a checkpoint of
+                Lightning's own.
         """
         if not has_agent():
             return
+        if trainer.ckpt_path is not None:  # in setup, it is that of a fit before this one
+            raise SessionError(
+                "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
+            )
         self.run = spot.session(
             model=pl_module,
             dataloader=self._place,
@@ -202,6 +219,16 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if not self._has_passed:
             self._has_passed = True
             self._loop.begin_step()
+
+
+def _finders(trainer: Any) -> list[Any]:
+    """Return the callbacks that train before the training, and then put back what they have changed."""
+    return [each for each in trainer.callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
+
+
+def _is_tuning(trainer: Any) -> bool:
+    """Return whether this ``fit`` is a Tuner's, whose callback ends it in ``on_fit_start``, before ours."""
+    return any(each._early_exit for each in _finders(trainer))  # noqa: SLF001 - nothing public tells
 
 
 def _may_change_at_end(owner: Any) -> bool:

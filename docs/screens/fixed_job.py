@@ -304,5 +304,5 @@ def _ended(
         started_at=submitted + timedelta(seconds=10),
         finished_at=submitted + timedelta(minutes=minutes),
     )
-    recent = keys.recent(job_id, milliseconds=int(submitted.timestamp() * 1000))
+    recent = keys.recent(int(submitted.timestamp() * 1000), job_id)
     return {keys.index(job_id): b"w", recent: b"", keys.summary(job_id): summary}

@@ -1,5 +1,7 @@
 """Scripts that know nothing of cloudspot, told of a notice by ``checkpoint.on_notice``: what is saved, and what follows."""
 
+import os
+import signal
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -145,6 +147,35 @@ def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch
     end(thread)
     assert (life.context.node.work / "stop").exists()
     assert withdrawn == [1]
+
+
+@pytest.mark.parametrize(
+    ("order", "complete_file", "outcome", "committed"),
+    [
+        ("notice", None, "succeeded", True),
+        ("shutdown", None, "drained", False),  # its handler may have ended it in the middle of the save
+        ("shutdown", "done", "drained", True),
+    ],
+)
+def test_a_script_that_ends_by_itself_before_anybody_has_told_it_has_finished(
+    bench, start, wait_until, order, complete_file, outcome, committed
+):
+    """It counted as drained, and a second machine trained the last half again.
+
+    At a shutdown others than the agent send signals, too. A script that handles SIGTERM saves and returns 0
+    then: the job was over at whatever step it was.
+    """
+    checkpoint = {"directory": TABLE["directory"], "complete_file": complete_file}
+    life, thread = start(LEAVES.replace("save(107)", "save(107); save(107, 'done')"), checkpoint=checkpoint)
+    if order == "notice":
+        reclaim(life, 30.0)
+    else:
+        os.write(life.notices._pipe._writer, bytes([signal.SIGTERM]))
+    wait_until(lambda: life.context.orders.pending)
+    (life.context.node.work / "stop").touch()
+    end(thread)
+    assert bench.exit_record().outcome == outcome
+    assert (bench.id(1, 107) in bench.commits()) == committed
 
 
 class SlowStore(WrappedStore):

@@ -947,7 +947,7 @@ def test_a_driver_whose_clock_is_20_minutes_ahead_gives_up_no_seat(house):
     ahead = house.world.clock(max_skew_seconds=0.0).now
 
     def wrong():
-        return ahead() + timedelta(minutes=20)
+        return ahead() + timedelta(minutes=21)
 
     def voided(clock):
         driver = Controller(house.store, JOB, SimProvider(house.cloud), clock=clock, sleep=house.sleep)

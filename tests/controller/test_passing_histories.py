@@ -32,7 +32,7 @@ SILENCES = {"script": Script(hang=0.02), "nodes": (1, 1), "has_outages": True}
 def test_drivers_that_pass_keep_the_protocol_and_bring_each_job_to_its_end(drivers, seeds):
     results = [play(seed, drivers=drivers) for seed in seeds]
     assert sum(one.num_launches for one in results) > 2 * len(results)
-    assert sum(one.num_generations for one in results) > len(results)
+    assert sum(one.num_generations for one in results) > 0.9 * len(results)
 
 
 @pytest.mark.full

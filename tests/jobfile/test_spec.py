@@ -18,6 +18,7 @@ from cloudspot.jobfile.quantities import Duration, Size
 from cloudspot.jobfile.spec import (
     JobSpec,
     Nodes,
+    PositiveCount,
     check_files,
     decode_options,
     load_job,
@@ -336,6 +337,16 @@ def with_run(line):
             SMALL + "[limits]\non_idle = 'stop'",
             "job.toml: limits.on_idle: has no effect without limits.idle_after",
         ),
+        (
+            SMALL + "[resources]\naccelerator = 'A100,H100'",
+            'job.toml: resources.accelerator: "A100,H100" names several, and one is possible',
+        ),
+        (SMALL + 'args = ["\\u0000"]', "job.toml: run.args[0]: must not hold a zero byte"),
+        (SMALL + 'env = { A = "\\u0000" }', "job.toml: run.env.A: must not hold a zero byte"),
+        (
+            SMALL + "[data.a]\nurl = 'file:///data/'\npath = './.'",
+            'job.toml: data.a.path: "./." must be a path below the working directory',
+        ),
         (SMALL + "[limits]\nmax_cost = 0", "job.toml: limits.max_cost: expected a number > 0, got 0"),
         (SMALL + "[providers]\nlocal = 3", "job.toml: providers.local: expected a table, got 3"),
         (
@@ -352,7 +363,7 @@ def with_run(line):
         ),
         (
             "store = '/data'\n" + SMALL,
-            'job.toml: store: "/data" is not a store URL; expected one such as file:///',
+            'job.toml: store: "/data" is not a URL; expected one such as file:///',
         ),
     ],
 )
@@ -426,7 +437,7 @@ def test_at_most_so_many_labels_are_possible(load, fault):
 @pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/x", "https://hunter2@host/x"])
 def test_credentials_in_the_store_url_are_refused_and_not_shown(fault, store):
     message = fault(f'store = "{store}"\n{SMALL}')
-    assert message == "job.toml: store: must not hold credentials; the provider finds them itself"
+    assert message == "job.toml: store: must not hold credentials; each machine that uses it finds its own"
 
 
 def test_a_secret_is_not_also_a_plain_variable(fault):
@@ -546,10 +557,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     notice: Duration = 10.0
     disks: tuple[Disk, ...] = ()
     api_key: str | None = None
+    seats: dict[str, PositiveCount] = {}
+    port: int | str = 1
 
     def __post_init__(self):
-        if self.region == "mars":
-            raise ValueError("region must be on earth")
+        if self.region in ("mars", "moon"):
+            raise ValueError(f"region must be on earth - at `$.{self.region}`")
 
 
 def options(load, table):
@@ -568,7 +581,7 @@ def test_a_plugin_decodes_its_own_table_with_quantities(load):
         ("regoin = 'a'", "providers.here.regoin: unknown field; did you mean providers.here.region?"),
         (
             "size = 1",
-            "providers.here.size: unknown field; the fields here are region, notice, disks, api_key",
+            "providers.here.size: unknown field; the fields here are region, notice, disks, api_key, seats, port",
         ),
         (
             "region = 'a'\ndisks = [{ szie = 1 }]",
@@ -579,7 +592,9 @@ def test_a_plugin_decodes_its_own_table_with_quantities(load):
             'providers.here.disks[1].size: expected a size such as "50GiB" or "500MB", got "x"',
         ),
         ("region = 3", "providers.here.region: expected a string, got 3"),
-        ("region = 'mars'", "providers.here: region must be on earth"),
+        ("region = 'mars'", "providers.here: region must be on earth - at `$.mars`"),
+        ("region = 'a'\nseats = { a = 1, b = 0 }", "providers.here.seats.b: expected an integer >= 1, got 0"),
+        ("region = 'a'\nport = 1.5", "providers.here.port: expected an integer or a string, got 1.5"),
         ("region = 'a'\napi_key = 4242", "providers.here.api_key: expected a string, got an integer"),
     ],
 )

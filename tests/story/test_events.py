@@ -192,7 +192,10 @@ def test_nodes_are_called_by_their_names_through_all_changes(records):
     ]
     assert told[5:] == [
         "training starts at step 0 (generation 1, first) on nodes 1.0 and 1.1",
-        "training starts at step 0 (generation 2, joined), with node 2.0 and without node 1.1",
+        (
+            "training starts at step 0, as no checkpoint was committed before (generation 2, joined), with node "
+            "2.0 and without node 1.1"
+        ),
     ]
 
 

@@ -71,6 +71,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "verified": None,
         "bytes": 1000,
         "shared_bytes": 0,
+        "evidence": None,
     }
     assert report["cost"] == {
         "spent": 1.5,
@@ -107,6 +108,7 @@ def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_onc
         "verified": True,
         "bytes": 1000,
         "shared_bytes": 0,
+        "evidence": None,
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,26 @@ class Stream(IterableDataset):
     def __iter__(self):
         for index in range(NUM_SAMPLES):
             yield Noisy()[index]
+
+
+class CountingStream(IterableDataset):
+    """Counts its epochs, and begins each at another sample."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        for index in range(NUM_SAMPLES):
+            yield Noisy()[(index + self.epoch) % NUM_SAMPLES]
+
+
+class StreamThatKeepsCount(CountingStream):
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
 
 
 class Words(Dataset):
@@ -197,6 +218,64 @@ def test_a_step_that_early_stopping_left_out_is_not_counted(compare, tmp_path):
     assert (final["step"], final["left_early"], final["planned"]) == (6, True, 7)
 
 
+def too_large(monkeypatch, *, steps):
+    """Have the collation of batches of more than three run out of memory, in these steps of the process."""
+    import transformers
+
+    calls = 0
+    compute = transformers.Trainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        nonlocal calls
+        if model.training:
+            calls += 1
+            if len(inputs["input_ids"]) > 3 and calls in steps:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return compute(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", compute_loss)
+
+
+def test_a_batch_size_that_is_found_on_the_way_is_that_of_the_resumed_training(
+    compare, courier, tmp_path, monkeypatch
+):
+    too_large(monkeypatch, steps=range(1000))
+    monkeypatch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=int))  # of all tests' garbage
+    main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_on_start=True, num_train_epochs=2)
+    final = compare(main, hooks, [14, 36])
+    assert (final["step"], final["left_early"]) == (30, False)  # 44 samples in batches of 3
+
+
+def test_smaller_batches_that_would_undo_steps_are_refused(framework_training, tmp_path, monkeypatch):
+    from cloudspot.train.errors import SessionError
+
+    too_large(monkeypatch, steps={4})
+    main, hooks = hf_main(tmp_path, auto_find_batch_size=True, eval_strategy="no")
+    with pytest.raises(
+        SessionError, match=r"at step 3, and .* batches of 3: set per_device_train_batch_size"
+    ):
+        framework_training(hooks).run(main)
+
+
+def test_a_second_training_of_a_trainer_is_refused_by_name(framework_training, tmp_path, monkeypatch):
+    import transformers
+
+    from cloudspot.train.errors import SessionError
+
+    main, hooks = hf_main(tmp_path, max_steps=2, eval_strategy="no")
+    trained = []
+    train = transformers.Trainer.train
+    monkeypatch.setattr(
+        transformers.Trainer, "train", lambda self, *args: trained.append(self) or train(self, *args)
+    )
+    training = framework_training(hooks)
+    assert training.run(main)
+    with pytest.raises(SessionError, match=r"trainer.train\(\) was called a second time"):
+        trained[0].train()
+    with pytest.raises(SessionError, match="submit each trial as a job of its own"):
+        trained[0].train(trial={"learning_rate": 1e-3})
+
+
 def test_a_trainer_with_a_checkpoint_of_its_own_is_refused(framework_training, tmp_path):
     import transformers
 
@@ -229,6 +308,7 @@ def lightning_main(
     own=list,
     begins_epoch=lambda _net: None,
     loaders=None,
+    tunes=lambda _trainer, _model, _loader: None,
     **arguments,
 ):
     import lightning
@@ -239,6 +319,7 @@ def lightning_main(
         def __init__(self):
             super().__init__()
             self.net = net()
+            self.lr = 0.05
 
         def loss(self, batch):
             return (self.net(batch[0]) - batch[1]).square().mean()
@@ -259,7 +340,7 @@ def lightning_main(
             self.log("validation", self.loss(batch))
 
         def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.parameters(), 0.05)
+            optimizer = torch.optim.AdamW(self.parameters(), self.lr)
             if plateau is None:
                 return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7)
@@ -278,6 +359,7 @@ def lightning_main(
             **{"max_epochs": 3, "enable_progress_bar": False, **arguments},
         )
         given = loaders() if loaders else DataLoader(data(), 4, shuffle=data is Noisy)
+        given = tunes(trainer, model, given) or given
         trainer.fit(model, given, DataLoader(Noisy(), 8))
         return weights_sha256(model), float(trainer.callback_metrics["validation"]), trainer.global_step
 
@@ -291,13 +373,23 @@ def lightning_main(
         pytest.param({"val_check_interval": 4, "plateau": "step"}, marks=pytest.mark.full),
         pytest.param({"plateau": "epoch"}, marks=pytest.mark.full),
         pytest.param({"data": Stream}, marks=pytest.mark.full),
+        {"data": StreamThatKeepsCount},
         {"accumulate_grad_batches": 2, "max_steps": 13},
     ],
     ids=str,
 )
 def test_what_a_trainer_of_lightning_learns_is_as_undisturbed(compare, arguments):
     final = compare(*lightning_main(**arguments), [3, 13, 19, 30])
-    assert final["left_early"] is (arguments.get("data") is Stream)
+    assert final["left_early"] is ("data" in arguments)
+
+
+def test_a_stream_that_counts_its_epochs_is_warned_of_by_name(framework_training, courier, caplog):
+    main, hooks = lightning_main(data=CountingStream)
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=22)
+    assert "CountingStream" not in caplog.text
+    assert training.run(main, restore=courier.carry(courier.drained()["step"]))
+    assert "What CountingStream yields must depend on nothing but set_epoch, a saved state" in caplog.text
 
 
 def accumulation():
@@ -310,6 +402,92 @@ def averaging():
     from lightning.pytorch.callbacks import StochasticWeightAveraging
 
     return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)]
+
+
+class Data:
+    """Makes ``LightningDataModule``s whose batch size a search may set."""
+
+    def __new__(cls):
+        import lightning
+
+        class Module(lightning.LightningDataModule):
+            batch_size = 2
+
+            def train_dataloader(self):
+                return DataLoader(Noisy(), self.batch_size, shuffle=True)
+
+            def val_dataloader(self):
+                return DataLoader(Noisy(), 22)
+
+        return Module()
+
+
+def tune(trainer, model, loader, *, max_val=8):
+    from lightning.pytorch.tuner import Tuner
+
+    tuner = Tuner(trainer)
+    assert tuner.lr_find(model, loader, num_training=20).suggestion() is not None
+    data = Data()
+    tuner.scale_batch_size(model, datamodule=data, max_trials=4, max_val=max_val, steps_per_trial=1)
+    assert data.batch_size == max_val
+    return data.train_dataloader()
+
+
+def test_a_training_that_a_tuner_has_prepared_is_resumed(compare, tmp_path):
+    compare(*lightning_main(tunes=tune, max_epochs=4, default_root_dir=tmp_path), [9, 16])
+
+
+def test_another_batch_size_than_that_of_the_checkpoint_is_refused(framework_training, courier):
+    from cloudspot.train.errors import SessionError
+
+    sizes = iter((8, 4))
+    main, hooks = lightning_main(tunes=lambda *_: DataLoader(Noisy(), next(sizes)))
+    training = framework_training(hooks)
+    assert not training.run(main, drain_at=3)
+    with pytest.raises(SessionError, match="batches of 8 samples, and now the loader's have 4"):
+        training.run(main, restore=courier.carry(courier.drained()["step"]))
+
+
+def test_a_checkpoint_of_lightnings_own_is_refused(framework_training, tmp_path):
+    from cloudspot.train.errors import SessionError
+
+    def main_from_checkpoint():
+        main()
+        trainer, model, loader = given
+        trainer.save_checkpoint(tmp_path / "own.ckpt")
+        trainer.callbacks = [type(each)() for each in trainer.callbacks]
+        trainer.fit(model, loader, ckpt_path=tmp_path / "own.ckpt")
+
+    given = []
+    main, hooks = lightning_main(tunes=lambda *made: given.extend(made), max_epochs=1)
+    with pytest.raises(SessionError, match=r"call trainer.fit\(\) without ckpt_path"):
+        framework_training(hooks).run(main_from_checkpoint)
+
+
+def test_a_second_fit_is_refused_by_name(framework_training):
+    from cloudspot.train.errors import SessionError
+
+    again = []
+
+    def main_twice():
+        main()
+        trainer, model, loader = again
+        trainer.fit(model, loader)
+
+    main, hooks = lightning_main(tunes=lambda *given: again.extend(given), max_epochs=1)
+    with pytest.raises(SessionError, match=r"trainer.fit\(\) was called a second time"):
+        framework_training(hooks).run(main_twice)
+
+
+def test_a_search_by_a_callback_is_refused_by_name(framework_training):
+    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+
+    from cloudspot.train.errors import SessionError
+
+    for finder in (BatchSizeFinder(), LearningRateFinder()):
+        main, hooks = lightning_main(own=lambda finder=finder: [finder])
+        with pytest.raises(SessionError, match=f"with {type(finder).__name__}: search with .*Tuner"):
+            framework_training(hooks).run(main)
 
 
 def progress():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloudspot import retrying
-from cloudspot.agent.delivery.checkpoint_directories import files_below
+from cloudspot.agent.delivery.checkpoint_files import files_below
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
@@ -20,7 +20,6 @@ from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.jobstore.logs.stored_artifacts import quoted_name, unquoted_name
 from cloudspot.model import ObjectMeta
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ MAX_FAILURES = 3
 """In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
 _BLOCK = 8 << 20
-_OTHER_NODE = re.compile(r"node-\d+\.\d+/")
+_OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 
 
 class ArtifactSync:
@@ -57,8 +56,9 @@ class ArtifactSync:
         It gets a function that says whether it should end, and the next pass is to go on.
         """
         self._store = store
-        self._root = keys.artifacts_prefix(job_id)
-        self._prefix = f"{self._root}node-{seat}/"
+        self._job_id = job_id
+        self._place = f"node-{seat}/"
+        """How the names of its files begin in the store."""
         self._directory = directory
         self._prepare = prepare
         self._uploaded: dict[str, tuple[int, int]] = {}
@@ -75,18 +75,18 @@ class ArtifactSync:
         Raises:
             TransientError: the store failed; call again.
         """
-        if self._prefix != self._root:
+        if self._place:
             if self._uploaded:
                 self.sync()
             with self._lock:
                 self._restore()
-                self._prefix = self._root
+                self._place = ""
 
     def _restore(self) -> None:
         """Fetch the root's files, but for those without a safe name and those that a symlink would take."""
-        for meta in self._store.list_objects(self._root):
-            name = unquoted_name(meta.key[len(self._root) :])
-            if _OTHER_NODE.match(name):
+        for meta in self._store.list_objects(keys.artifacts_prefix(self._job_id)):
+            match = keys.artifact.match(meta.key)
+            if match is None or _OTHER_NODE.match(name := match[1]):
                 continue
             try:
                 path = make_parents(self._directory, name)
@@ -163,7 +163,7 @@ class ArtifactSync:
             raise failures[0]
 
     def _upload(self, path: Path, name: str, until: Callable[[], float]) -> None:
-        key = self._prefix + quoted_name(name)
+        key = keys.artifact(self._job_id, self._place + name)
         if any(len(segment) > MAX_SEGMENT_LENGTH for segment in key.split("/")):
             raise ValueError("its name is too long for a key")
         if time.monotonic() >= until():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 import shutil
 import time
 from collections import Counter
@@ -12,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudspot.agent.delivery.checkpoint_directories import is_match
+from cloudspot.agent.delivery.checkpoint_files import MAX_POINTER_BYTES, is_pointer, may_replace, root_of
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
-from cloudspot.host.free_memory import free_memory_bytes
-from cloudspot.host.names import find_symlink
+from cloudspot.host.capacity import free_memory_bytes
+from cloudspot.host.names import find_symlink, printable
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
 from cloudspot.jobstore.checkpoints.seals import read_seal
@@ -37,7 +38,9 @@ class Restored:
     directory: Path | None = None
     """For a session's checkpoint: what CLOUDSPOT_RESTORE names."""
     directory_name: str | None = None
-    """For a script's own checkpoint: its directory, relative to the working directory."""
+    """For a script's own checkpoint: its directory, or its first file, relative to the working directory."""
+    files: frozenset[str] = frozenset()
+    """The paths of its files, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
     contents: frozenset[ChunkContent] = frozenset()
     """What its chunks hold."""
@@ -144,16 +147,28 @@ def _fetch(
     held = contents([chunk for part in manifest.parts for chunk in part.chunks])
     restored = Restored(manifest.id, skipped=skipped, contents=held)
     if manifest.kind == "directory":
-        _check_directories(context, manifest)
-        name = manifest.parts[0].directory or ""
-        target = node.work / name
-        if target.is_dir() and _is_of_this_node(context, manifest):
-            return replace(restored, directory_name=name)
-        if target.is_dir() and find_symlink(node.work, name) is None:  # else the fetch refuses it
-            _log.info("%s came with the code or holds an older state: it is fetched anew", name)
-            shutil.rmtree(target)
-        _bring(context, manifest, node.work, check)
-        return replace(restored, directory_name=name)
+        paths, pointers = _paths_of(context, manifest)
+        patterns = context.job.spec.checkpoint.patterns
+        roots = [root for path in paths if (root := root_of(path, patterns))]
+        restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
+        is_there = all(os.path.lexists(node.work / path) for path in paths)
+        if is_there and _is_of_this_node(context, manifest):
+            return restored
+        for root in sorted({*roots} - {"."}):
+            target = node.work / root
+            if target.is_dir() and find_symlink(node.work, root) is None:  # else the fetch refuses it
+                _log.info(
+                    "%s came with the code or holds an older state: it is fetched anew", printable(root)
+                )
+                shutil.rmtree(target)
+
+        def accept(staging: Path) -> None:
+            for path in pointers:
+                if not is_pointer(staging, path, roots) or not may_replace(node.work, path, patterns):
+                    raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
+
+        _bring(context, manifest, node.work, check, accept=accept)
+        return restored
     target, present = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
         context.insist(
@@ -280,12 +295,28 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     return None
 
 
-def _check_directories(context: NodeContext, manifest: Manifest) -> None:
-    """Refuse a checkpoint that would replace anything else in the working directory, such as the code."""
-    pattern = context.job.spec.checkpoint.directory
-    for name in {part.directory or "" for part in manifest.parts}:
-        if pattern is None or not is_match(name, pattern):
+def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """Return the paths of a script's checkpoint, the oldest first, and those of files that only name it.
+
+    Refuses a checkpoint that would replace anything else in the working directory, such as the code.
+    """
+    patterns = context.job.spec.checkpoint.patterns
+    found = [
+        (file, file.name if part.directory == "." else f"{part.directory}/{file.name}", part.directory)
+        for part in manifest.parts
+        for file in part.files
+    ]
+    roots = {path: root_of(path, patterns) for _, path, _ in found}
+    beside = {posixpath.dirname(root) for root in roots.values() if root not in {None, "."}}
+    for file, path, directory in found:
+        is_pointer = posixpath.dirname(path) in beside and file.size <= MAX_POINTER_BYTES
+        is_whole = directory in {".", roots[path]}
+        if not is_whole or (roots[path] is None and not is_pointer):
+            name = path if directory == "." else directory
             raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
+    paths = [path for _, path, _ in found]
+    pointers = [path for path in paths if roots[path] is None]
+    return paths, pointers
 
 
 def _bring(
@@ -294,6 +325,7 @@ def _bring(
     directory: Path,
     check: Callable[[], None],
     present: frozenset[int] = frozenset(),
+    accept: Callable[[Path], None] = lambda _root: None,
 ) -> None:
     store = _InsistentStore(context, check)
     with context.status.transferring("restoring", manifest.size) as add:
@@ -303,7 +335,13 @@ def _bring(
             add(num_bytes)
 
         num_here = fetching.fetch(
-            store, context.node.job_id, manifest, directory, present=present, progress=progress
+            store,
+            context.node.job_id,
+            manifest,
+            directory,
+            present=present,
+            accept=accept,
+            progress=progress,
         )
     if num_here:
         _log.info("checkpoint %s: %d of %d bytes were here", manifest.id, num_here, manifest.size)

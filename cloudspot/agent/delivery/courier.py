@@ -99,6 +99,8 @@ class Courier:
     def start(self) -> None:
         """Begin to upload."""
         self._thread.start()
+        if self._directories is not None:
+            self._directories.start()
 
     def begin(self, generation: Generation, restored: Restored) -> None:
         """Serve a new generation: write its tuning, and note what need not be uploaded again."""
@@ -176,6 +178,8 @@ class Courier:
             time.sleep(POLL_SECONDS)
         self._stopped.set()
         self._wake.set()
+        if self._directories is not None:
+            self._directories.stop()
         return not left and not self._pending()
 
     def _drop_slots(self, *, but: Collection[Path] = ()) -> None:
@@ -400,11 +404,13 @@ class Courier:
     def _collect(self) -> None:
         try:
             with_orphans = time.monotonic() >= self._orphans_at
+            # What may be torn takes no good one's place.
+            doubtful = 0 if self._directories is None else self._directories.num_doubtful()
             retention.collect(
                 self._store,
                 self._context.journal,
                 self._node.job_id,
-                keep=self._spec.checkpoint.keep,
+                keep=self._spec.checkpoint.keep + doubtful,
                 with_orphans=with_orphans,
             )
             if with_orphans:

@@ -24,6 +24,7 @@ from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.access.store_clock import utc_now
 from cloudspot.jobstore.layout.records import LogStanding
 from cloudspot.model import LogRecord
+from cloudspot.retrying import doubled
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class LogPump:
             self._deliver(final=False)
 
     def _wait_seconds(self) -> float:
-        backoff = min(self._flush_seconds * 2.0 ** min(self._failures, 10), MAX_BACKOFF_SECONDS)
+        backoff = doubled(self._flush_seconds, self._failures, most=MAX_BACKOFF_SECONDS)
         return max(self._flush_seconds, backoff)
 
     def _deliver(self, *, final: bool) -> bool:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
+from typing import Any
 
 from cloudspot.agent.membership.open_seats import OpenSeats
 from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.access.stored_records import find_meta, find_record, read_record
+from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Exit, Heartbeat, Notice, Seat
 from cloudspot.jobstore.nodes.delivering import DRAIN_SECONDS
 from cloudspot.jobstore.nodes.heartbeat_size import change_count
+from cloudspot.jobstore.nodes.node_records import find_node_record
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ MAX_READS = 16
 """How many heartbeats one pass reads; the rest waits for the next passes."""
 CERTIFICATE_SECONDS = 3.0
 """How often a newcomer looks whether the members from whom it hears nothing have provably ended."""
-_NAME = re.compile(r"(\d{6,})/(\d{4,})/(heartbeat|notice|exit\.json)")
 
 _Version = tuple[datetime, int]
 """When a heartbeat was put, and its size: another with each beat."""
@@ -167,8 +167,8 @@ class PeerHeartbeats:
 
     def read_beat(self, seat: Seat) -> Heartbeat | None:
         """Read a node's newest heartbeat from the store; None: it has none."""
-        context = self._context
-        return find_record(context.store, keys.heartbeat(context.job_id, *seat), Heartbeat)
+        beat: Heartbeat | None = self._find(keys.heartbeat, seat)
+        return beat
 
     # --- what is known; none of it asks the store --------------------------------------------------
 
@@ -289,7 +289,7 @@ class PeerHeartbeats:
             roster = self.roster
             try:
                 listed, is_stopped, strangers = self._list(roster)
-                versions = listed["heartbeat"]
+                versions = listed[keys.heartbeat]
                 changed = self._changed(versions)
                 self._is_news = self._is_news or bool(changed or strangers - self._strangers)
                 self._strangers = strangers
@@ -301,10 +301,12 @@ class PeerHeartbeats:
                         self._beats[seat], self._read[seat] = beat, versions[seat]
                         self._unread -= {seat}
                     self._close_until = time.monotonic() + CLOSE_SECONDS
-                for seat in listed["notice"].keys() - self._deadlines.keys():
+                for seat in listed[keys.notice].keys() - self._deadlines.keys():
                     self._read_notice(seat)
-                for seat in listed["exit.json"].keys() - self._exits.keys():
-                    self._read_exit(seat)
+                for seat in listed[keys.exit_record].keys() - self._exits.keys():
+                    exit_record = self._find(keys.exit_record, seat)
+                    if exit_record is not None:
+                        self._exits[seat] = exit_record
             except CloudspotError:
                 with self._lock:
                     self._clock.hear(time.monotonic(), None)
@@ -324,12 +326,12 @@ class PeerHeartbeats:
                 self._context.read_journal()
                 self._is_news = False
 
-    def _list(self, roster: Roster) -> tuple[dict[str, dict[Seat, _Version]], bool, frozenset[Seat]]:
+    def _list(self, roster: Roster) -> tuple[dict[keys.Form, dict[Seat, _Version]], bool, frozenset[Seat]]:
         """Return what the other nodes have in the store: by kind and node, its version.
 
         Also, whether there is a request to stop, and who was listed who cannot be in the next generation.
         """
-        found: dict[str, dict[Seat, _Version]] = {"heartbeat": {}, "notice": {}, "exit.json": {}}
+        found: dict[keys.Form, dict[Seat, _Version]] = {form: {} for form in keys.REPORTS}
         context = self._context
         others = roster.candidates - self.open_seats.void - {context.seat}
         may_live = others - self._exits.keys()
@@ -339,14 +341,13 @@ class PeerHeartbeats:
         is_stopped, strangers = False, set[Seat]()
         stop = keys.stop(context.job_id, context.job.submission.resumption)
         first = min(seat.launch for seat in may_live)
-        prefix = keys.nodes_prefix(context.job_id)
-        after = keys.launch_nodes_prefix(context.job_id, first).removesuffix("/")
-        for meta in context.store.list_objects(prefix, after=after):
-            match = _NAME.fullmatch(meta.key.removeprefix(prefix))
-            if match is None:
+        after = keys.launch_nodes_prefix(context.job_id, first)
+        for meta in context.store.list_objects(keys.nodes_prefix(context.job_id), after=after):
+            report = keys.recognize(meta.key, keys.REPORTS)
+            if report is None:
                 is_stopped = is_stopped or meta.key == stop
-            elif (seat := Seat(int(match[1]), int(match[2]))) in others:
-                found[match[3]][seat] = meta.modified_at, meta.size
+            elif (seat := Seat(*report[1][1:])) in others:
+                found[report[0]][seat] = meta.modified_at, meta.size
             elif seat != context.seat:
                 strangers.add(seat)
         return found, is_stopped, frozenset(strangers)
@@ -363,11 +364,12 @@ class PeerHeartbeats:
         return [seat for _, seat in sorted(changed)]
 
     def _read_notice(self, seat: Seat) -> None:
-        notice = read_record(self._context.store, keys.notice(self._context.job_id, *seat), Notice)
+        notice: Notice | None = self._find(keys.notice, seat)
+        if notice is None:
+            return
         # Both moments are by the other node's clock; how long ago it wrote them nobody knows here.
         left = (notice.deadline - notice.at).total_seconds()
         self._deadlines[seat] = time.monotonic() + left
 
-    def _read_exit(self, seat: Seat) -> None:
-        key = keys.exit_record(self._context.job_id, *seat)
-        self._exits[seat] = read_record(self._context.store, key, Exit)
+    def _find(self, form: keys.Form, seat: Seat) -> Any:
+        return find_node_record(self._context.store, form, self._context.job_id, *seat)

@@ -50,6 +50,7 @@ class NoticeIntake:
         """Obey a notice that came before this agent did, at once."""
         standing = self._file.read()
         if standing is not None:
+            self._context.orders.is_shutting_down = True  # nobody knows who had given it
             self._context.orders.give(reclaim=standing)
 
     def start(self) -> None:
@@ -98,6 +99,7 @@ class NoticeIntake:
                 if standing is not None:
                     self.take(standing)
             word = self._pipe.read()
+            self._context.orders.is_shutting_down = True
 
     def _record(self, reclaim: Reclaim) -> None:
         context, now = self._context, self._context.now()

@@ -70,10 +70,10 @@ class GenerationEnd:
         """
         context = self._context
         ordered = context.ordered_leaving()
-        if end.code == 0 and ordered is None:
-            # Under an order to leave, status 0 may be that of a handler of SIGTERM, in the middle of a save.
+        is_leaving = ordered is not None and self._may_have_obeyed()
+        if end.code == 0 and not is_leaving:
             files.publish_held(handoff)
-        self._courier.end_of_trainer(exited_0=end.code == 0, is_leaving=ordered is not None)
+        self._courier.end_of_trainer(exited_0=end.code == 0, is_leaving=is_leaving)
         context.status.state = "uploading"
         if end.must_regroup and ordered is None:
             why: Leaving | str = "regrouped"
@@ -85,6 +85,15 @@ class GenerationEnd:
             self._membership.await_rank_0()
         self._note_end(why)
         return None
+
+    def _may_have_obeyed(self) -> bool:
+        """Return whether a script that was not told may have left because of an order to this node.
+
+        A session knows of it. Where the machine ends, status 0 may be that of a handler of SIGTERM, in the
+        middle of a save.
+        """
+        orders = self._context.orders
+        return self._context.status.has_session or orders.is_shutting_down or orders.superseded is not None
 
     def _note_end(self, why: str) -> None:
         """Remember that this generation's end was dealt with, and why the next one starts."""
@@ -105,8 +114,7 @@ class GenerationEnd:
             loop = loop_state(handoff, ranks)
             if loop is LoopState.ENDED:
                 return self._unequal(handoff) or self._succeeded(handoff)
-            if ordered is not None:
-                # It may have saved and left because of the order, as trainers do that handle SIGTERM.
+            if ordered is not None and (loop is LoopState.BEGUN or self._may_have_obeyed()):
                 return ordered
             if loop is not LoopState.BEGUN:
                 return self._drained([], None) if self._left_with_others() else self._succeeded(handoff)

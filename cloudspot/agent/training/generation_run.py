@@ -199,7 +199,8 @@ class GenerationRun:
             prefix=self._fork_server.prefix,
         )
         if record.restore_from is None:
-            _log.info("generation %d starts at step 0", record.number)
+            why = ", as no checkpoint was committed before" if record.number > 1 else ""
+            _log.info("generation %d starts at step 0%s", record.number, why)
         else:
             _log.info("generation %d resumes from checkpoint %s", record.number, record.restore_from)
         memory.generation = record.number

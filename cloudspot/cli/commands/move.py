@@ -11,7 +11,7 @@ import click
 
 from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.unattended import tell_of_drivers
+from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
@@ -23,7 +23,7 @@ from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, has_moved, is_given_up, plan_move
 from cloudspot.errors import CapacityError, CloudspotError, SpecError
 from cloudspot.jobfile.amounts import money_text
-from cloudspot.jobstore.access.store_clock import store_time
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.jobs.resumption import CHANGED
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.model import Market, Offer
@@ -89,7 +89,7 @@ def move(
     controller = job.controller(known=history)
     launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
-        _look(controller)
+        _look(job, controller)
         tell_of_drivers(job)
         return
     ctx.exit(_follow(job, controller, launch, target))
@@ -141,10 +141,10 @@ def _warn_of_end(history: History) -> None:
         )
 
 
-def _look(controller: Controller) -> History | None:
+def _look(job: Job, controller: Controller) -> History | None:
     tick = controller.run_pass()
     for event in in_order_of_time(tick.events):
-        echo_line(event_line(event))
+        echo_line(event_line(event, clock_of(job.store).now()))
     return tick.history
 
 
@@ -152,7 +152,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
     """Drive the job until it has moved, or cannot; return the exit status."""
     told = ""
     while True:
-        history = _look(controller)
+        history = _look(job, controller)
         if history is not None and len(history.launches) >= launch.launch:
             if has_moved(history, launch.launch):
                 output.echo(f"job {job.id} has moved to {launch.offer.key}; the machines from before end now")

@@ -196,7 +196,7 @@ class _Rounds:
         self._complaints.pop(done.job_id, None)
         self._seen.add(done.job_id)
         for event in told:
-            echo_line(event_line(event, who=done.job_id))
+            echo_line(event_line(event, clock_of(self._store).now(), who=done.job_id))
         if summary is not None:
             _print_state(summary)
 
@@ -268,7 +268,8 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
     The summary cannot tell: it may say ``succeeded`` before anything has ended the journal.
     """
     try:
-        records = [meta.key for meta in store.list_objects(keys.journal_prefix(job_id))]
+        listed = (meta.key for meta in store.list_objects(keys.journal_prefix(job_id)))
+        records = [key for key in listed if keys.journal.match(key) is not None]
         if not records:
             return False
         last = codec.decode_journal(store.get(records[-1]), key=records[-1])

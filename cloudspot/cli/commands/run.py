@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from cloudspot.cli.commands.plan import print_plan
-from cloudspot.cli.following.detached import launch
+from cloudspot.cli.following.detached import launch, tell_of_drivers
 from cloudspot.cli.following.follow import follow
-from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparing.inputs import check_places, find_inputs, inputs_text
 from cloudspot.cli.preparing.preparedjob import prepare_job, warn_of_losses

@@ -1,16 +1,19 @@
-"""Launches a job that nobody is going to follow."""
+"""A job that nobody is going to follow: its launch, and who drives it then."""
 
 from __future__ import annotations
 
 import time
 
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
 from cloudspot.controller.actions import Create
 from cloudspot.controller.loop import Tick
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import Provider
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.jobs.standing_drivers import list_drivers
 from cloudspot.jobstore.journal.history import History
 from cloudspot.model import InstanceState
 
@@ -30,7 +33,7 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
         tick = controller.run_pass()
         if not as_json:
             for event in in_order_of_time(tick.events):
-                echo_line(event_line(event))
+                echo_line(event_line(event, clock_of(job.store).now()))
         if _has_machines(tick) or (tick.history is not None and tick.history.finished is not None):
             break
     finished = None if tick.history is None else tick.history.finished
@@ -44,6 +47,34 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
         output.warn(f"job {job.id} has no machine yet")
     tell_of_drivers(job)
     return exit_codes.SUCCEEDED
+
+
+def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
+    """Print who drives the job besides this command; warn that nobody does, and what would.
+
+    ``when`` and ``until`` say of what time that is told.
+    """
+    provider = job.provider
+    try:
+        # Nobody else's cron can drive what runs on this computer.
+        is_here = provider.is_this_computer
+        found = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
+    except CloudspotError as error:
+        output.warn(f"nobody can tell whether anything drives the job: {error}")
+        return
+    if found:
+        soonest = min(found, key=lambda one: one.every or 0.0)
+        every = output.duration_text(soonest.every or 0.0)
+        # As the warning: what commands print on standard output may be JSON.
+        output.echo(f"{soonest.who} drives all jobs of this store, about every {every}", error=True)
+        return
+    command = job.command("reconcile --watch --job")
+    if type(provider).function_host is not Provider.function_host:
+        command += f"; or for good: {job.store_command(f'driver deploy --provider {provider.name}')}"
+    nothing = "nothing relaunches the job after a reclaim or holds its limits"
+    if job.spec.nodes.drive and not is_here:
+        nothing = "only its nodes relaunch the job, at their end, and nothing holds its limits"
+    output.warn(f"{when}, {nothing}{until}, unless something runs: {command}")
 
 
 def _has_machines(tick: Tick) -> bool:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cloudspot.cli import exit_codes
+from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.following.interrupts import Detached, Interrupts
 from cloudspot.cli.following.livefeed import Feed
 from cloudspot.cli.following.terminal import can_hold_a_panel
-from cloudspot.cli.following.unattended import tell_of_drivers
 from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
@@ -223,7 +223,7 @@ class _Follower:
         if self._past and not self._is_resumed and tick.history is not None:
             # Of the past, only the main events and the end of the log are shown.
             events = tuple(event for event in events if event.kind not in _MINOR)
-        lines = [event_line(event) for event in in_order_of_time(events)]
+        lines = [event_line(event, self._now()) for event in in_order_of_time(events)]
         if self._past and tick.history is not None:
             if not self._is_resumed:
                 self._screen.print(lines)
@@ -241,7 +241,7 @@ class _Follower:
             self._has_told_of_absence = True
             machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
             text = f"making sure that {machines} {has} ended, which takes half a minute as a rule"
-            self._screen.print([event_line(Event(EventKind.WAITING, text, self._now()))])
+            self._screen.print([event_line(Event(EventKind.WAITING, text), self._now())])
         self._check()
 
     def sleep(self, seconds: float) -> None:

@@ -16,11 +16,9 @@ from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.code.bundle import code_files
 from cloudspot.jobstore.inputs.inputs import open_input
-from cloudspot.model import Offer
+from cloudspot.model import GIB, Offer
 from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
 from cloudspot.retrying import retry
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
         there = f"resources.disk is {output.size_text(spec.resources.disk)}"
         output.warn(f"data: the inputs have {output.size_text(num_bytes)}, and {there}; ask for more")
     has_own_disk = provider.is_this_computer or spec.providers.get(provider.name, {}).get("disk")
-    if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * _GIB:
+    if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * GIB:
         output.warn(
             f"data: the inputs have {output.size_text(num_bytes)}, and resources.disk is not given; give it, "
             "unless the machines have disks of their own for that"
@@ -121,7 +119,7 @@ def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterato
         if any(not one.spec.wait for one in staged):
             text += f" and {output.size_text(later)} meanwhile"
         if per_gib:
-            text += f", for up to {money_text(num_bytes / _GIB * per_gib, dearest.currency)} {away}"
+            text += f", for up to {money_text(num_bytes / GIB * per_gib, dearest.currency)} {away}"
         texts.append(text)
     if per_gib and len(staged) < len(found):
         texts.append(

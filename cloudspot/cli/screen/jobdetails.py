@@ -150,9 +150,12 @@ def _echo_generations(value: Mapping[str, Any], most: int) -> None:
         for one in kept
     ]
     _echo(("GENERATION", "NODES", "FROM", "TO", "LOST", "TRAINED", "WHY"), rows)
-    lost = sum(one["steps_lost"] or 0 for one in folded)
-    least = "" if all(one["steps_lost_is_exact"] for one in folded) else "at least "
-    _echo_folded(folded, "generations", [one["why"] for one in folded], f"{least}{lost} steps lost")
+    together = {
+        "steps_lost": sum(one["steps_lost"] or 0 for one in folded),
+        "steps_lost_is_exact": all(one["steps_lost_is_exact"] for one in folded),
+    }
+    lost = f"steps lost: {steps_lost_text(together)}"
+    _echo_folded(folded, "generations", [one["why"] for one in folded], lost)
 
 
 def _training_time(one: Mapping[str, Any]) -> str:

@@ -77,9 +77,10 @@ def echo_title(value: Mapping[str, Any]) -> None:
 
 def steps_lost_text(value: Mapping[str, Any]) -> str:
     """Return how many steps were made again, as far as that is known."""
-    if value["steps_lost"] is None:
+    num_steps, is_exact = value["steps_lost"], value["steps_lost_is_exact"]
+    if num_steps is None or (num_steps == 0 and not is_exact):
         return "unknown"
-    return f"{'' if value['steps_lost_is_exact'] else 'at least '}{value['steps_lost']}"
+    return f"{'' if is_exact else 'at least '}{num_steps}"
 
 
 def weights_text(final: Mapping[str, Any]) -> str:
@@ -91,7 +92,8 @@ def weights_text(final: Mapping[str, Any]) -> str:
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines that matter first; ``value`` is what ``show --json`` prints."""
-    lost = "lost unknown" if value["steps_lost"] is None else f"{steps_lost_text(value)} lost"
+    lost = steps_lost_text(value)
+    lost = "lost unknown" if lost == "unknown" else f"{lost} lost"
     return [
         ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
         ("cost", _cost_text(value["cost"])),
@@ -174,7 +176,8 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
         return "none"
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
-    return f"step {commit['step']}, {size}{verified}"
+    evidence = f", {commit['evidence']}" if commit["evidence"] else ""
+    return f"step {commit['step']}, {size}{verified}{evidence}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

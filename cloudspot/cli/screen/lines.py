@@ -52,9 +52,9 @@ def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
     return Line(record.time, who, printable(record.text))
 
 
-def event_line(event: Event, *, who: str = WHO) -> Line:
-    """Return an event as a line; an event without a time gets the present one."""
-    return Line(event.at or datetime.now(timezone.utc), who, event.text, _style(event))
+def event_line(event: Event, now: datetime, *, who: str = WHO) -> Line:
+    """Return an event as a line; an event without a time gets ``now``, by the store's clock as all others."""
+    return Line(event.at or now, who, event.text, _style(event))
 
 
 def in_order_of_time(events: Sequence[Event]) -> list[Event]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from cloudspot.jobstore.access.store_clock import STAMP_SECONDS
 from cloudspot.jobstore.layout.records import Lasting
 
 MAX_PASS_GAP_SECONDS = 600.0
 """The most that counts between two passes: nobody has watched the rest of a longer gap."""
-STAMP_SECONDS = 1.0
-"""Stores tell time in whole seconds: what happened before a stamp may be up to this much later than it."""
 STILL_SECONDS = 120.0
 """A heartbeat whose own time is this far from ours is worth a note; no clock decides more than that."""
 

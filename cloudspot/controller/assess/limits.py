@@ -17,8 +17,8 @@ from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Heartbeat, StopReason
-from cloudspot.model import Instance, InstanceState, Offer
-from cloudspot.story.ledger import GIB, Ledger, cost_until, spent_in
+from cloudspot.model import GIB, Instance, Offer
+from cloudspot.story.ledger import Ledger, cost_until, spent_in
 from cloudspot.story.outcomes import last_sign, own_beat
 from cloudspot.story.stretches import OVER
 
@@ -31,7 +31,6 @@ DEFAULT_SAVE_SECONDS = 120.0
 DEFAULT_END_SECONDS = 120.0
 """From a node's last word to the end of its machine, before one was measured."""
 DEFAULT_STOP_SECONDS = LOOK_SECONDS + DEFAULT_BOUNDARY_SECONDS + DEFAULT_SAVE_SECONDS + DEFAULT_END_SECONDS
-_UP = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def _unseen_cost(
     """
     owners = {slot.instance_id for slot in launch.claimed.values()}
     seen = [
-        one for one in instances if one.launch == launch.number and one.id not in owners and one.state in _UP
+        one for one in instances if one.launch == launch.number and one.id not in owners and one.state.is_up
     ]
     num_unseen = max(0, len(launch.open_ranks) - len(seen))
     age = max(0.0, (now - launch.intent.at).total_seconds())

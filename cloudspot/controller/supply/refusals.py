@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import VoidOutcome
 from cloudspot.model import Offer
+from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import end_so_far, void_outcome
 
 CAPACITY_COOL_SECONDS = 60.0
@@ -57,11 +58,12 @@ def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOut
         newest = newest or found
     if newest is None:
         return None
-    growth = 2 ** min(refusals - 1, 16)
     outcome, at = newest
     if outcome == "quota":
-        return outcome, at + timedelta(seconds=min(QUOTA_COOL_SECONDS * growth, MAX_QUOTA_COOL_SECONDS))
-    return outcome, at + timedelta(seconds=min(CAPACITY_COOL_SECONDS * growth, MAX_CAPACITY_COOL_SECONDS))
+        wait = doubled(QUOTA_COOL_SECONDS, refusals - 1, most=MAX_QUOTA_COOL_SECONDS)
+    else:
+        wait = doubled(CAPACITY_COOL_SECONDS, refusals - 1, most=MAX_CAPACITY_COOL_SECONDS)
+    return outcome, at + timedelta(seconds=wait)
 
 
 def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from cloudspot.controller.actions import Postpone
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
+from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import End, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0
@@ -91,7 +92,7 @@ def _delay(history: History, losses: list[_Loss], failures: list[_Loss]) -> tupl
 
 
 def _grown(count: int) -> float:
-    return float(min(FIRST_DELAY_SECONDS * 2 ** min(count - 1, 16), MAX_DELAY_SECONDS))
+    return doubled(FIRST_DELAY_SECONDS, count - 1, most=MAX_DELAY_SECONDS)
 
 
 def _in_a_row(history: History, losses: list[_Loss], kind: Callable[[_Loss], bool]) -> list[_Loss]:

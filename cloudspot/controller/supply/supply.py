@@ -12,6 +12,7 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import Market, Offer
+from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2
@@ -191,7 +192,7 @@ def _is_cooling(history: History, why: str, now: datetime) -> bool:
         count, newest = count + 1, newest or found[1]
     if newest is None:
         return False
-    wait: float = min(CAPACITY_COOL_SECONDS * 2 ** min(count - 1, 16), MAX_CAPACITY_COOL_SECONDS)
+    wait = doubled(CAPACITY_COOL_SECONDS, count - 1, most=MAX_CAPACITY_COOL_SECONDS)
     return (now - newest).total_seconds() < wait
 
 

@@ -9,8 +9,7 @@ from cloudspot.controller.assess.measured import MAX_INTERVALS
 from cloudspot.controller.supply.expected_losses import hours_until_loss
 from cloudspot.jobstore.journal.history import History
 from cloudspot.market.knowledge import Knowledge
-from cloudspot.model import Offer
-from cloudspot.story.ledger import GIB
+from cloudspot.model import GIB, Offer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from cloudspot.errors import CloudspotError
-
-_GIB = 1 << 30
+from cloudspot.model import GIB
 
 
 def check_fits(directory: Path, num_bytes: int) -> None:
@@ -19,8 +18,8 @@ def check_fits(directory: Path, num_bytes: int) -> None:
     total = shutil.disk_usage(directory).total
     if num_bytes > total:
         raise CloudspotError(
-            f"no space on the disk of {directory}: {num_bytes / _GIB:.1f} GiB are said to come, and the "
-            f"whole disk has {total / _GIB:.1f} GiB; for a machine, ask for more with resources.disk"
+            f"no space on the disk of {directory}: {num_bytes / GIB:.1f} GiB are said to come, and the "
+            f"whole disk has {total / GIB:.1f} GiB; for a machine, ask for more with resources.disk"
         )
 
 
@@ -34,6 +33,6 @@ def check_room(directory: Path, num_bytes: int, *, spare_share: float = 0.0) -> 
     free = max(0, disk.free - int(spare_share * disk.total))
     if num_bytes > free:
         raise CloudspotError(
-            f"no space left on the disk of {directory}: {num_bytes / _GIB:.1f} GiB are to come, and "
-            f"{free / _GIB:.1f} GiB are free; for a machine, ask for more with resources.disk"
+            f"no space left on the disk of {directory}: {num_bytes / GIB:.1f} GiB are to come, and "
+            f"{free / GIB:.1f} GiB are free; for a machine, ask for more with resources.disk"
         )

@@ -45,7 +45,7 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
         for number, chunk in enumerate(part.chunks):
             home = chunk.home
             at = (part.save, part.rank, number) if home is None else (home.save, home.rank, home.number)
-            key = keys.chunk(job_id, *at, is_compressed=chunk.stored is not None)
+            key = (keys.chunk if chunk.stored is None else keys.compressed_chunk)(job_id, *at)
             found.append(StoredChunk(key, chunk, part, start))
             start += chunk.size
     return found

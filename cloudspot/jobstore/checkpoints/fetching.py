@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.host.names import SymlinkError, make_parents
+from cloudspot.host.names import SymlinkError, make_parents, printable
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
@@ -32,6 +33,8 @@ from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
+_MAX_LINK_BYTES = 4096
+"""Linux takes no longer path."""
 _AGE_NANOSECONDS = 1_000_000
 """By how much each file of a restored directory is newer than the one before it."""
 
@@ -71,6 +74,7 @@ def fetch(
     directory: Path,
     *,
     present: Collection[int] = (),
+    accept: Callable[[Path], None] = lambda _root: None,
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> int:
@@ -78,8 +82,10 @@ def fetch(
 
     A session's goes into ``directory``, which is made if needed: ``part-<rank>.bin`` for each rank, and
     ``restore.json`` last. A script's own becomes the directory it was, below ``directory`` (the working
-    directory), and appears there only when it is whole. Existing files of other names are left alone, and no
-    symlink is followed. ``progress`` is told the bytes as they come.
+    directory), and appears there only when it is whole; its files that are in no directory of their own
+    replace what is there. ``accept`` is given the directory that holds it before that, and may raise.
+    Existing files of other names are left alone, and no symlink is followed. ``progress`` is told the bytes
+    as they come.
 
     Of a session's, the ranks in ``present`` have their files in ``directory`` already, which nobody else may
     write to: chunks that verify there are not read from the store. Returns the bytes of these.
@@ -103,7 +109,7 @@ def fetch(
             each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
             write_whole(directory / RESTORE_MANIFEST, json.dumps(_description(manifest)).encode())
         else:
-            _fetch_directories(manifest, chunks, directory, carrier, num_threads)
+            _fetch_directories(manifest, chunks, directory, carrier, accept, num_threads)
     return carrier.present_bytes
 
 
@@ -256,29 +262,72 @@ def _description(manifest: Manifest) -> dict[str, object]:
 
 
 def _fetch_directories(
-    manifest: Manifest, chunks: Sequence[StoredChunk], directory: Path, carrier: _Carrier, num_threads: int
+    manifest: Manifest,
+    chunks: Sequence[StoredChunk],
+    directory: Path,
+    carrier: _Carrier,
+    accept: Callable[[Path], None],
+    num_threads: int,
 ) -> None:
-    names = sorted({part.directory or "" for part in manifest.parts})
-    targets = {name: _free_path(directory, name) for name in names}
-    with ExitStack() as stack:
-        staging = {name: stack.enter_context(partial_directory(directory)) for name in names}
-        roots = {part.rank: staging[part.directory or ""] for part in manifest.parts}
+    names = {part.directory or "" for part in manifest.parts} - {"."}
+    for name in names:
+        _check_free(directory, name)
+    with partial_directory(directory) as staging:
+        roots = {part.rank: _root_of(staging, part) for part in manifest.parts}
         for part in manifest.parts:
             for file in part.files:
                 # It must be new: the disk may take two names for one, as where it ignores case.
-                path = make_parents(roots[part.rank], file.path)
+                path = make_parents(roots[part.rank], file.name)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
         each(lambda s: carrier.carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
         for part in manifest.parts:
             first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
             for number, file in enumerate(part.files):
-                path = roots[part.rank] / file.path
+                path = roots[part.rank] / file.name
                 path.chmod(file.mode & 0o777)
                 # Some trainers, as Lightning does, go on from the file that was written last.
                 written_at = first + number * _AGE_NANOSECONDS
                 os.utime(path, ns=(written_at, written_at))
-        for name, path in staging.items():
-            path.rename(targets[name])
+            for file in part.files:
+                if file.is_link:
+                    _make_link(roots[part.rank], file, part)
+        accept(staging)
+        _place(staging, directory)
+
+
+def _root_of(staging: Path, part: Part) -> Path:
+    """Return where the files of a part go, which exists then."""
+    return staging if part.directory == "." else make_parents(staging, f"{part.directory}/file").parent
+
+
+def _make_link(root: Path, file: File, part: Part) -> None:
+    """Make a link that leads to a file of its checkpoint, or to a directory of such, and refuse any other."""
+    path = root / file.name
+    target = os.fsdecode(path.read_bytes()) if file.size <= _MAX_LINK_BYTES else ""
+    lands = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), target))
+    is_within = any(f"{one.name}/".startswith(f"{lands}/") for one in part.files)
+    if not target or "\0" in target or posixpath.isabs(target) or not is_within:
+        raise CorruptData(f"the link {file.path!r} leads to {printable(target)!r}, out of its checkpoint")
+    path.unlink()
+    path.symlink_to(target)
+
+
+def _place(source: Path, target: Path) -> None:
+    """Move what is in one directory to another, what names a checkpoint last.
+
+    A directory that is not there yet appears at once; a file that is there is replaced.
+    """
+    for entry in sorted(source.iterdir(), key=lambda path: (not path.is_dir() or path.is_symlink(), path)):
+        place = target / entry.name
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        if is_directory and place.is_symlink():
+            raise CorruptData(
+                f"checkpoint directory {printable(entry.name)!r}: {SymlinkError(place).strerror}"
+            )
+        if is_directory and place.is_dir():
+            _place(entry, place)
+        else:
+            entry.rename(place)
 
 
 def _check_room(directory: Path, manifest: Manifest, num_bytes: int) -> None:
@@ -327,15 +376,14 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
         position += length
 
 
-def _free_path(directory: Path, name: str) -> Path:
-    """Return the path of a checkpoint directory that is not there yet, and make the directories above it."""
+def _check_free(directory: Path, name: str) -> None:
+    """Check that a checkpoint directory is not there yet, and make the directories above it."""
     try:
         path = make_parents(directory, name)
     except SymlinkError as error:
         raise CorruptData(f"checkpoint directory {name!r}: {error.strerror}") from error
     if os.path.lexists(path):
         raise CloudspotError(f"checkpoint directory {path} exists already; remove it first")
-    return path
 
 
 def _remove(path: Path) -> None:

@@ -162,10 +162,10 @@ def _shard_problems(name: str, items: Sequence[Item]) -> Iterator[str]:
 
 
 def _file_problems(part: Part) -> Iterator[str]:
-    if part.directory is None or not is_safe_name(part.directory):
+    if part.directory is None or not (part.directory == "." or is_safe_name(part.directory)):
         yield f"its directory {(part.directory or '')[:200]!r} is not a safe relative path"
     for file in part.files:
-        if not is_safe_name(file.path):
+        if not is_safe_name(file.name):
             yield f"its file {file.path[:200]!r} is not a safe relative path"
         if file.size < 0 or file.mode < 0:
             yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"
@@ -177,7 +177,7 @@ def _file_problems(part: Part) -> Iterator[str]:
 def _collisions(parts: Sequence[Part]) -> Iterator[str]:
     """Yield paths that cannot exist side by side: one twice, or one below a file."""
     directories = {part.directory or "" for part in parts}
-    files = [f"{part.directory}/{file.path}" for part in parts for file in part.files]
+    files = [f"{part.directory}/{file.name}" for part in parts for file in part.files]
     taken = set(files)
     if len(taken) != len(files):
         yield "it holds a file twice"
@@ -186,7 +186,7 @@ def _collisions(parts: Sequence[Part]) -> Iterator[str]:
             if parent in taken:
                 yield f"it holds {parent[:200]!r} as a file and as a directory"
     for directory in directories:
-        for parent in parents(directory):
+        for parent in (*parents(directory), *(["."] if directory != "." else [])):
             if parent in directories:
                 yield f"its directory {directory[:200]!r} lies in another"
 

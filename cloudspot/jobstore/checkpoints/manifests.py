@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -27,8 +26,6 @@ from cloudspot.jobstore.layout.records import (
     SaveId,
     new_nonce,
 )
-
-_RANK = re.compile(r"\d{4}", re.ASCII)
 
 
 class Superseded(CloudspotError):
@@ -121,6 +118,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         kind=manifest.kind,
         size=manifest.size,
         shared=manifest.shared,
+        evidence=manifest.parts[0].evidence,
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),
@@ -159,7 +157,7 @@ def write_manifest(
     """
     store = patient(store)
     known = {} if known is None else known
-    names = _list_parts(store, job_id, save)
+    names = [keys.part(job_id, save, rank) for rank in _list_parts(store, job_id, save)]
     found = {name: known[name] for name in names if name in known}
     try:
         if not found:
@@ -254,17 +252,17 @@ def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
     A rank that was relieved brings none.
     """
     save = max(stored_saves(patient(store), job_id, checkpoint), default=None)
-    names = [] if save is None else _list_parts(patient(store), job_id, save)
-    if not names:
+    ranks = [] if save is None else _list_parts(patient(store), job_id, save)
+    if save is None or not ranks:
         return None
-    (part,) = _read_parts(patient(store), names[:1]).values()
-    return frozenset(part.ranks) - {int(name.rpartition("/")[2]) for name in names}
+    part = read_record(patient(store), keys.part(job_id, save, ranks[0]), Part)
+    return frozenset(part.ranks).difference(ranks)
 
 
-def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[str]:
-    prefix = keys.parts_prefix(job_id, save)
-    listed = [meta.key for meta in store.list_objects(prefix)]
-    return [key for key in listed if _RANK.fullmatch(key.removeprefix(prefix))]
+def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[int]:
+    """Return the ranks whose part records are there, ascending."""
+    listed = [keys.part.match(meta.key) for meta in store.list_objects(keys.parts_prefix(job_id, save))]
+    return [match[2] for match in listed if match is not None]
 
 
 def _read_parts(store: ObjectStore, names: Sequence[str]) -> dict[str, Part]:

@@ -138,6 +138,7 @@ def upload_directory(
     chunk_bytes: int = CHUNK_BYTES,
     num_threads: int = NUM_THREADS,
     in_background: bool = False,
+    evidence: str | None = None,
 ) -> Part:
     """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
 
@@ -162,6 +163,7 @@ def upload_directory(
         chunks=(),
         files=tuple(files),
         directory=directory,
+        evidence=evidence,
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
@@ -268,7 +270,7 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
     for file in files:
         low, high = max(start, position), min(end, position + file.size)
         if low < high:
-            yield file.path, low - position, high - low
+            yield file.name, low - position, high - low
         position += file.size
 
 
@@ -309,7 +311,8 @@ def _upload(
         compressed = compress(data, has_time) if compresses else None
         compressed_at = time.monotonic()
         body = data if compressed is None else compressed
-        chunk_key = keys.chunk(job_id, part.save, part.rank, number, is_compressed=compressed is not None)
+        form = keys.chunk if compressed is None else keys.compressed_chunk
+        chunk_key = form(job_id, part.save, part.rank, number)
         store.put(chunk_key, body)
         put_seconds = time.monotonic() - compressed_at
         costs.append(Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -35,9 +34,6 @@ from cloudspot.model import ObjectMeta
 ORPHAN_GRACE_SECONDS = 600.0
 """Chunks without a manifest outlive the commit that made them useless by this much, by the store's clock: a
 commit of theirs that is on its way must not name what is gone."""
-_CHECKPOINT = re.compile(r"(\d{6}|[1-9]\d{6,8})-(\d{12}|[1-9]\d{12,17})", re.ASCII)
-_SAVE = re.compile(rf"{_CHECKPOINT.pattern}-(\d{{6}}|[1-9]\d{{6,8}})", re.ASCII)
-_MARK = re.compile(rf"{_SAVE.pattern}/bases/\d{{4,}}/{_CHECKPOINT.pattern}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ def collect(
     for checkpoint in damaged:
         if checkpoint in doomed or checkpoint not in manifests:
             store.delete(keys.damage(job_id, checkpoint))
-    contents = {_contents_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
+    contents = {keys.saves_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
         useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
         contents |= _orphans(store, job_id, manifests, commits, newest, useless_before)
@@ -207,12 +203,10 @@ def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[Checkp
 
     Older ones are not committed any more: their marks mean nothing.
     """
-    prefix = keys.checkpoints_prefix(job_id)
-    after = _contents_prefix(job_id, newest) + "~"
-    matches = (
-        _MARK.fullmatch(meta.key.removeprefix(prefix)) for meta in store.list_objects(prefix, after=after)
-    )
-    return {CheckpointId(int(match[4]), int(match[5])) for match in matches if match is not None}
+    after = keys.saves_prefix(job_id, newest) + "~"
+    listed = store.list_objects(keys.checkpoints_prefix(job_id), after=after)
+    matches = (keys.base_mark.match(meta.key) for meta in listed)
+    return {match[3] for match in matches if match is not None}
 
 
 def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozenset[str] | None:
@@ -247,7 +241,8 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> b
     beats = [
         meta
         for meta in store.list_objects(keys.nodes_prefix(job_id))
-        if meta.key.endswith("/heartbeat") and (moment - meta.modified_at).total_seconds() < BEATING_SECONDS
+        if keys.heartbeat.match(meta.key) is not None
+        and (moment - meta.modified_at).total_seconds() < BEATING_SECONDS
     ]
     return any(each(may, beats))
 
@@ -256,33 +251,24 @@ def _list_manifests(
     store: ObjectStore, job_id: str
 ) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId]]:
     """Return the manifests that stand, and the checkpoints of which damage was noted."""
-    prefix = keys.manifests_prefix(job_id)
     manifests, damaged = {}, set()
-    for meta in store.list_objects(prefix):
-        name = meta.key.removeprefix(prefix)
-        match = _CHECKPOINT.fullmatch(name.removesuffix(".damaged"))
-        if match is not None:
-            checkpoint = CheckpointId(int(match[1]), int(match[2]))
-            if name.endswith(".damaged"):
-                damaged.add(checkpoint)
-            else:
-                manifests[checkpoint] = meta
+    for meta in store.list_objects(keys.manifests_prefix(job_id)):
+        if (match := keys.manifest.match(meta.key)) is not None:
+            manifests[CheckpointId(*match[1:])] = meta
+        elif (match := keys.damage.match(meta.key)) is not None:
+            damaged.add(match[1])
     return manifests, damaged
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
     """Yield the saves (of one checkpoint) that have parts or chunks, ascending, with one request for each."""
-    every = keys.checkpoints_prefix(job_id)
-    prefix = every if checkpoint is None else _contents_prefix(job_id, checkpoint)
+    prefix = keys.checkpoints_prefix(job_id)
+    if checkpoint is not None:
+        prefix = keys.saves_prefix(job_id, checkpoint)
     for name in first_names(store, prefix):
-        match = _SAVE.fullmatch(prefix.removeprefix(every) + name.removesuffix("/"))
+        match = keys.save_prefix.match(prefix + name)
         if match is not None:
-            yield SaveId(int(match[1]), int(match[2]), int(match[3]))
-
-
-def _contents_prefix(job_id: str, checkpoint: CheckpointId) -> str:
-    """Return the prefix of all saves of a checkpoint."""
-    return f"{keys.checkpoints_prefix(job_id)}{checkpoint.generation:06d}-{checkpoint.step:012d}-"
+            yield match[1]
 
 
 def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -> bool:
@@ -292,5 +278,5 @@ def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for is_part in (True, False):
-        each(store.delete, [key for key in found if ("/parts/" in key) is is_part])
+        each(store.delete, [key for key in found if (keys.part.match(key) is not None) is is_part])
     return bool(found)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudspot.errors import CloudspotError
-from cloudspot.host.cores import usable_cores
+from cloudspot.host.capacity import usable_cores
 from cloudspot.host.low_priority import lower_session_priority
 
 _log = logging.getLogger(__name__)

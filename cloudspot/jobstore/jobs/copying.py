@@ -44,7 +44,6 @@ from cloudspot.jobstore.checkpoints.manifests import read_manifest
 from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
 from cloudspot.jobstore.jobs.job_lists import note_recent, resumed_writer
 from cloudspot.jobstore.jobs.reader import HistoryReader
-from cloudspot.jobstore.jobs.shared_objects import REAPER
 from cloudspot.jobstore.jobs.submission import code_key
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import keys
@@ -158,7 +157,7 @@ def plan_copy(
     found[code] = meta.size
     copies = keys.journal_copies_prefix(job_id)
     checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
-    elsewhere = (*checkpoints, keys.own_agent(job_id, ""), copies)
+    elsewhere = (*checkpoints, keys.own_agents_prefix(job_id), copies)
     left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
     artifacts = keys.artifacts_prefix(job_id)
     copied = {
@@ -169,7 +168,7 @@ def plan_copy(
             is_artifact=key.startswith(artifacts),
         )
         for key, size in sorted(found.items())
-        if not keys.is_secret(key) and key not in left_out and not key.startswith(elsewhere)
+        if keys.secrets.match(key) is None and key not in left_out and not key.startswith(elsewhere)
     }
     spec = copied.pop(keys.spec(job_id))
     journal = [key for key in copied if key.startswith(keys.journal_prefix(job_id))]
@@ -434,7 +433,7 @@ def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
     first, count = history.first_submission.writer, history.submission.resumption
     writers = [first, *(resumed_writer(first, number) for number in range(1, count + 1))]
     marks = {keys.live(job_id, writer) for writer in writers}
-    listed = {meta.key for meta in source.list_objects(keys.live(job_id, ""))}
+    listed = {meta.key for meta in source.list_objects(keys.live_marks_prefix(job_id))}
     if history.finished is not None and marks & listed:
         raise CloudspotError(
             f"job {job_id!r} in {source.url} has ended, but not all that it used is released; run "
@@ -470,7 +469,7 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
     for meta in target.list_page(prefix, limit=1).objects:
         by = meta.key.removeprefix(prefix)
         who, again = f"the removal of job {by!r}", "repeat it"
-        if by.startswith(REAPER):
+        if by.startswith(keys.REAPER):
             who, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
             f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; let it end, "

@@ -28,9 +28,8 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
 
     A job whose submission was cut short is listed too; reading it raises JobNotFound.
     """
-    prefix = keys.index_prefix()
-    names = (meta.key.removeprefix(prefix) for meta in patient(store).list_objects(prefix))
-    return tuple(name for name in names if keys.JOB_ID.fullmatch(name))
+    found = (keys.index.match(meta.key) for meta in patient(store).list_objects(keys.index_prefix()))
+    return tuple(match[0] for match in found if match is not None)
 
 
 def resumed_writer(first: str, resumption: int) -> str:
@@ -50,19 +49,17 @@ def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
 
 def list_live(store: ObjectStore) -> dict[str, datetime]:
     """Return the ids of the jobs that are marked live, sorted, and since when, by the store's clock."""
-    prefix = keys.live_prefix()
     found: dict[str, datetime] = {}
-    for meta in patient(store).list_objects(prefix):
-        job_id, dot, _ = meta.key.removeprefix(prefix).partition(".")
-        if dot and keys.JOB_ID.fullmatch(job_id):
-            found[job_id] = max(meta.modified_at, found.get(job_id, meta.modified_at))
+    for meta in patient(store).list_objects(keys.live_prefix()):
+        match = keys.live.match(meta.key)
+        if match is not None:
+            found[match[0]] = max(meta.modified_at, found.get(match[0], meta.modified_at))
     return found
 
 
 def is_marked_live(store: ObjectStore, job_id: str) -> bool:
     """Return whether the job is marked live; one request."""
-    prefix = keys.live_prefix() + f"{job_id}."
-    return bool(patient(store).list_page(prefix, limit=1).objects)
+    return bool(patient(store).list_page(keys.live_marks_prefix(job_id), limit=1).objects)
 
 
 def note_recent(store: ObjectStore, submission: Submission) -> None:
@@ -81,24 +78,25 @@ def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
     It is one request. Times are those that the submitters stated.
     """
     page = patient(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
-    names = [meta.key.removeprefix(keys.recent_prefix()).partition("-")[2] for meta in page.objects]
-    return tuple(name for name in names if keys.JOB_ID.fullmatch(name)), page.next_after is None
+    found = [keys.recent.match(meta.key) for meta in page.objects]
+    return tuple(match[1] for match in found if match is not None), page.next_after is None
 
 
 def forget_job(store: ObjectStore, job_id: str) -> None:
     """Delete all marks of a job whose submission is gone, and all that the other list has of it."""
     store = patient(store)
-    for meta in list(store.list_objects(keys.live_prefix() + f"{job_id}.")):
+    for meta in list(store.list_objects(keys.live_marks_prefix(job_id))):
         store.delete(meta.key)
     for meta in list(store.list_objects(keys.recent_prefix())):
-        if meta.key.removeprefix(keys.recent_prefix()).partition("-")[2] == job_id:
+        match = keys.recent.match(meta.key)
+        if match is not None and match[1] == job_id:
             store.delete(meta.key)
 
 
 def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
     """Delete the marks of a job that is not in the store, unless its id is reserved for a submission."""
     store = patient(store)
-    marks = [meta.key for meta in store.list_objects(keys.live_prefix() + f"{job_id}.")]
+    marks = [meta.key for meta in store.list_objects(keys.live_marks_prefix(job_id))]
     # In this order: a submission reserves its id before it puts its mark, so these marks have no job.
     if find_meta(store, keys.index(job_id)) is None:
         for key in marks:
@@ -106,4 +104,4 @@ def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
 
 
 def _recent_key(submission: Submission) -> str:
-    return keys.recent(submission.job_id, milliseconds=submission.milliseconds)
+    return keys.recent(submission.milliseconds, submission.job_id)

@@ -6,7 +6,6 @@ costs its advice alone, and a store without any serves as well.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from cloudspot.errors import CorruptData, ObjectMissing
@@ -24,7 +23,6 @@ MAX_KEPT = 200
 """Older ones are deleted by whoever adds one."""
 MAX_BYTES = 1 << 18
 """No writer of ours writes more, so a longer object is not read."""
-_NAME = re.compile(r"[0-9]{13}-[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def write_market_seen(store: ObjectStore, submission: Submission, provider: str,
     ``submission`` is the job's first one, so that a job that was resumed has one record all the same.
     """
     store = patient(store)
-    key = keys.market_seen(provider, submission.writer, milliseconds=submission.milliseconds)
+    key = keys.market_seen(provider, submission.milliseconds, submission.writer)
     store.put(key, codec.encode(seen))
     for meta in _list(store, provider)[MAX_KEPT:]:
         store.delete(meta.key)
@@ -69,6 +67,5 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
 
 def _list(store: ObjectStore, provider: str) -> list[ObjectMeta]:
     """Return the newest records, the newest first, as many as one request lists."""
-    prefix = keys.market_prefix(provider)
-    listed = store.list_page(prefix).objects
-    return [meta for meta in listed if _NAME.fullmatch(meta.key.removeprefix(prefix))]
+    listed = store.list_page(keys.market_prefix(provider)).objects
+    return [meta for meta in listed if keys.market_seen.match(meta.key) is not None]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -16,51 +16,42 @@ from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.access.patience import patient
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import read_first_submission, read_submission_of, submission_key
-from cloudspot.jobstore.journal.consistency import check_certificate, check_place
 from cloudspot.jobstore.journal.history import History, LaunchHistory, decode_job_file, turns_of
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import (
-    Certificate,
     Commit,
-    Exit,
     Finished,
-    Heartbeat,
     Intent,
     JournalRecord,
     Moved,
-    Notice,
     Repriced,
     Resumed,
-    Slot,
     StopRequest,
     Submission,
     Summary,
     Turn,
 )
 from cloudspot.jobstore.nodes.heartbeat_size import change_count
+from cloudspot.jobstore.nodes.node_records import TYPES, find_node_record
 from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import ObjectMeta
 
-_LAUNCH = r"(?P<launch>\d{6}|[1-9]\d{6,8})"
-_SLOT = re.compile(rf"launches/{_LAUNCH}/nodes/(?P<rank>\d{{4}})", re.ASCII)
-_MACHINE = re.compile(rf"launches/{_LAUNCH}/machines/[\w~%-]+", re.ASCII)
-_NODE = re.compile(rf"nodes/{_LAUNCH}/(?P<rank>\d{{4}})/(?P<word>heartbeat|notice|exit\.json)", re.ASCII)
-_KINDS: dict[str, Any] = {"heartbeat": Heartbeat, "notice": Notice, "exit.json": Exit}
 MAX_REREADS = 8
 """How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
 
 
 class _Place(NamedTuple):
-    """Where a node's record is, and where it goes when it is read."""
+    """Where a record of ``TYPES`` is."""
 
-    records: dict[int, Any]
-    """By rank."""
+    form: keys.Form
     launch: int
-    rank: int
+    name: Any
+    """A rank, or a machine's id."""
     key: str
-    kind: Any
+    version: tuple[datetime, int]
+    """When it was put, and its size."""
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
@@ -122,10 +113,9 @@ class HistoryReader:
         self._submissions: list[tuple[Submission, str]] = []
         """The first, and those with which the job was resumed, each with its hash."""
         self._stop: StopRequest | None = None
-        self._slots: dict[int, dict[int, Slot]] = {}  # launch -> rank -> record; so are the others
-        self._nodes: dict[str, dict[int, dict[int, Any]]] = {kind: {} for kind in _KINDS}
-        self._certificates: dict[int, dict[str, Certificate]] = {}
-        """By launch and key."""
+        self._records: dict[keys.Form, defaultdict[int, dict[Any, Any]]]
+        self._records = {form: defaultdict(dict) for form in TYPES}
+        """By form and launch; then by rank, certificates by machine."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
         """By launch and rank: when the newest heartbeat was put, and its size."""
         self._history: History | None = None
@@ -202,7 +192,7 @@ class HistoryReader:
         unsettled = {
             launch.number: launch.intent.num_nodes for launch in known.launches[self._first_unsettled - 1 :]
         }
-        if any(len(self._slots.get(number, {})) < num_nodes for number, num_nodes in unsettled.items()):
+        if any(len(self._records[keys.slot][number]) < num_nodes for number, num_nodes in unsettled.items()):
             return None
         listed = list(self._list_nodes())
         new, beating = self._sort(listed, unsettled)
@@ -210,7 +200,7 @@ class HistoryReader:
         if new or (self._stop is None and any(meta.key == stop for meta in listed)):
             return None
         num_read = min(MAX_REREADS, max(len(beating) // 4, int(rereads)))
-        self._read_places([place for _, place in beating[:num_read]], listed)
+        self._read_places(beating[:num_read])
         if self._is_behind(known.commits, len(known.generations)):
             return None
         changed = [known.launches[number - 1] for number in sorted(unsettled)]
@@ -266,13 +256,12 @@ class HistoryReader:
             return
         for one in found.launches:
             launch = one.launch
-            self._slots[launch] = one.slots
-            self._nodes["heartbeat"][launch] = one.heartbeats
-            self._nodes["notice"][launch] = one.notices
-            self._nodes["exit.json"][launch] = one.exits
-            self._certificates[launch] = {
-                keys.certificate(self._job_id, launch, proof.instance_id): proof for proof in one.certificates
-            }
+            self._records[keys.slot][launch] = one.slots
+            self._records[keys.heartbeat][launch] = one.heartbeats
+            self._records[keys.notice][launch] = one.notices
+            self._records[keys.exit_record][launch] = one.exits
+            proofs = {proof.instance_id: proof for proof in one.certificates}
+            self._records[keys.certificate][launch] = proofs
         self.num_copied = len(found.launches)
         self._first_unsettled = self.num_copied + 1
 
@@ -286,12 +275,11 @@ class HistoryReader:
         if not unsettled:
             return None
         # "machines" comes before "nodes".
-        before = keys.certificate(self._job_id, first, "")
+        before = keys.certificates_prefix(self._job_id, first)
         new = list(self._store.list_objects(keys.launches_prefix(self._job_id), after=before))
         new += self._list_nodes()
         places, beating = self._sort(new, {intent.launch: intent.num_nodes for intent in unsettled})
-        self._read_places([*places, *(place for _, place in beating[:MAX_REREADS])], new)
-        self._certify(new, {intent.launch for intent in unsettled})
+        self._read_places([*places, *beating[:MAX_REREADS]])
         return {meta.key for meta in new}
 
     def _list_nodes(self) -> Iterable[ObjectMeta]:
@@ -304,8 +292,8 @@ class HistoryReader:
         newest = max((one.id for one in commits), default=None)
         words = [
             one
-            for kind in ("heartbeat", "exit.json")
-            for launch, records in self._nodes[kind].items()
+            for form in (keys.heartbeat, keys.exit_record)
+            for launch, records in self._records[form].items()
             if launch >= self._first_unsettled
             for one in records.values()
         ]
@@ -316,81 +304,50 @@ class HistoryReader:
         )
 
     def _sort(
-        self, found: Sequence[ObjectMeta], num_nodes: Mapping[int, int]
-    ) -> tuple[list[_Place], list[tuple[tuple[datetime, int], _Place]]]:
+        self, found: Iterable[ObjectMeta], num_nodes: Mapping[int, int]
+    ) -> tuple[list[_Place], list[_Place]]:
         """Return where to read what is new, and where newer heartbeats of nodes that have not changed are.
 
-        With each of these is the version that was read last; those that were read longest ago come first.
+        Of the latter, those that were read longest ago come first.
         """
         new: list[_Place] = []
-        beating: list[tuple[tuple[datetime, int], _Place]] = []
-        prefix = keys.job_prefix(self._job_id)
+        beating: list[_Place] = []
         for meta in found:
-            name = meta.key.removeprefix(prefix)
-            match = _SLOT.fullmatch(name) or _NODE.fullmatch(name)
-            if match is None or int(match["rank"]) >= num_nodes.get(int(match["launch"]), 0):
+            form, (_, launch, name) = keys.recognize(meta.key, TYPES) or (None, (None, 0, 0))
+            most = num_nodes.get(launch, 0)
+            if form is None or most == 0 or (form is not keys.certificate and name >= most):
                 continue  # Not ours, or of a launch that began since the journal was read.
-            launch, rank, word = int(match["launch"]), int(match["rank"]), match.groupdict().get("word")
-            kind: Any = Slot if word is None else _KINDS[word]
-            records = (self._slots if word is None else self._nodes[word]).setdefault(launch, {})
-            place = _Place(records, launch, rank, meta.key, kind)
-            if kind is Heartbeat:
-                version = meta.modified_at, meta.size
-                self._beats_listed.setdefault(launch, {})[rank] = version
+            place = _Place(form, launch, name, meta.key, (meta.modified_at, meta.size))
+            if form is keys.heartbeat:
+                self._beats_listed.setdefault(launch, {})[name] = place.version
                 read = self._beats_read.get(meta.key)
-                if read is None or change_count(read[1]) != change_count(version[1]):
+                if read is None or change_count(read[1]) != change_count(meta.size):
                     new.append(place)
-                elif read != version:
-                    beating.append((read, place))
-            elif rank not in records:
+                elif read != place.version:
+                    beating.append(place)
+            elif name not in self._records[form][launch]:
                 new.append(place)
-        return new, sorted(beating, key=lambda one: one[0])
+        return new, sorted(beating, key=lambda place: self._beats_read[place.key])
 
-    def _read_places(self, places: Sequence[_Place], found: Sequence[ObjectMeta]) -> None:
-        """Read these records, of which the listing has ``found`` the versions."""
-        versions = {meta.key: (meta.modified_at, meta.size) for meta in found}
-        for place, record in zip(places, each(self._read_place, places), strict=True):
+    def _read_places(self, places: Sequence[_Place]) -> None:
+        def read(place: _Place) -> Any:
+            return find_node_record(self._store, place.form, self._job_id, place.launch, place.name)
+
+        for place, record in zip(places, each(read, places), strict=True):
             if record is not None:
-                place.records[place.rank] = record
-                if place.kind is Heartbeat:
-                    self._beats_read[place.key] = versions[place.key]
-
-    def _certify(self, found: Sequence[ObjectMeta], launches: Collection[int]) -> None:
-        """Read the certificates that were listed, each once."""
-        prefix = keys.job_prefix(self._job_id)
-        new: list[tuple[int, str]] = []
-        for meta in found:
-            match = _MACHINE.fullmatch(meta.key.removeprefix(prefix))
-            if match is not None and int(match["launch"]) in launches:
-                launch = int(match["launch"])
-                if meta.key not in self._certificates.setdefault(launch, {}):
-                    new.append((launch, meta.key))
-
-        def read(place: tuple[int, str]) -> Certificate | None:
-            certificate = find_record(self._store, place[1], Certificate)
-            if certificate is not None:
-                check_certificate(certificate, self._job_id, place[1])
-            return certificate
-
-        for (launch, key), record in zip(new, each(read, new), strict=True):
-            if record is not None:
-                self._certificates[launch][key] = record
-
-    def _read_place(self, place: _Place) -> Any:
-        record = find_record(self._store, place.key, place.kind)
-        check_place(record, place.launch, place.rank, place.key)
-        return record
+                self._records[place.form][place.launch][place.name] = record
+                if place.form is keys.heartbeat:
+                    self._beats_read[place.key] = place.version
 
     def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
         launch = intent.launch
-        certificates = self._certificates.get(launch, {}).values()
         return LaunchHistory(
             intent=intent,
-            slots=dict(self._slots.get(launch, {})),
-            exits=dict(self._nodes["exit.json"].get(launch, {})),
-            notices=dict(self._nodes["notice"].get(launch, {})),
-            heartbeats=dict(self._nodes["heartbeat"].get(launch, {})),
-            certificates={one.instance_id: one for one in certificates},
+            slots=dict(self._records[keys.slot][launch]),
+            exits=dict(self._records[keys.exit_record][launch]),
+            notices=dict(self._records[keys.notice][launch]),
+            heartbeats=dict(self._records[keys.heartbeat][launch]),
+            certificates=dict(self._records[keys.certificate][launch]),
             beats_listed=dict(self._beats_listed.get(launch, {})),
             prices=tuple(prices),
         )

@@ -8,7 +8,6 @@ sees the submission. A deletion that is cut short leaves its mark; that costs ot
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterable
 
@@ -23,9 +22,6 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
-REAPER = "reap."
-"""How the names of a reaper's marks begin; no job's id has a dot."""
-_REAPERS_NAME = re.compile(re.escape(REAPER) + "[0-9a-f]{8}")
 
 Need = Callable[[ObjectStore, str, frozenset[str]], frozenset[str]]
 """Tells which of the keys a job needs, or may need."""
@@ -81,7 +77,7 @@ def _needed(store: ObjectStore, job_id: str, shared: frozenset[str], *, is_for_l
         # Under way, cut short, or half removed; the last has no use for them.
         return shared if _is_reserved(store, job_id) else frozenset()
     needed = shared_keys(submission)
-    agents = frozenset(key for key in needed & shared if key.startswith(keys.agent("")))
+    agents = frozenset(key for key in needed & shared if keys.agent.match(key) is not None)
     # The mark was there before the submission that was read: one that is missing now was taken back.
     is_over = (
         not is_for_later and agents and not is_marked_live(store, job_id) and has_finished(store, job_id)
@@ -104,7 +100,7 @@ def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[Ob
     Whatever else is below their prefixes is somebody else's.
     """
     found, marks = [], []
-    for prefix in (keys.agent(""), keys.code("")):
+    for prefix in (keys.agents_prefix(), keys.code_prefix()):
         for meta in store.list_objects(prefix):
             if keys.is_shared(meta.key):
                 found.append(meta)
@@ -115,10 +111,10 @@ def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[Ob
 
 def new_reaper() -> str:
     """Return a name for the marks of one deletion of a reaper's."""
-    return REAPER + secrets.token_hex(4)
+    return keys.REAPER + secrets.token_hex(4)
 
 
 def is_reapers_mark(key: str) -> bool:
     """Return whether the key is that of such a mark."""
-    shared, _, by = key.partition(keys.removals_prefix(""))
-    return keys.is_shared(shared) and _REAPERS_NAME.fullmatch(by) is not None
+    match = keys.removal.match(key)
+    return match is not None and match[1].startswith(keys.REAPER)

@@ -64,12 +64,17 @@ def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[Stan
         except (CorruptData, ObjectMissing):
             return None
 
-    listed = store.list_page(keys.drivers_prefix()).objects
+    listed = _list(store)
     return tuple(
         one
         for meta, one in zip(listed, each(read, listed), strict=True)
         if one is not None and provider in one.providers and _is_expected(one, meta.modified_at, now)
     )
+
+
+def _list(store: ObjectStore) -> list[ObjectMeta]:
+    listed = store.list_page(keys.drivers_prefix()).objects
+    return [meta for meta in listed if keys.driver.match(meta.key) is not None]
 
 
 def _is_expected(driver: StandingDriver, came_at: datetime, now: datetime) -> bool:
@@ -83,6 +88,6 @@ def _forget_old(store: ObjectStore, now: datetime) -> None:
 
     ``now`` may be by a wrong clock. A driver that is forgotten too early notes itself at its next pass.
     """
-    for meta in store.list_page(keys.drivers_prefix()).objects:
+    for meta in _list(store):
         if now - meta.modified_at > FORGOTTEN_AFTER:
             store.delete(meta.key)

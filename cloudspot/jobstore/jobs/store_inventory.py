@@ -109,7 +109,7 @@ class SharedObjectInventory(Inventory):
             raise CloudspotError(f"{asset.id}: a job has come to need it")
 
     def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
-        kind = "staged agent" if meta.key.startswith(keys.agent("")) else "code bundle"
+        kind = "staged agent" if meta.key.startswith(keys.agents_prefix()) else "code bundle"
         return Asset(
             kind=_MARK if is_reapers_mark(meta.key) else kind,
             id=meta.key,

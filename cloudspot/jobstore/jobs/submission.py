@@ -21,7 +21,6 @@ from cloudspot.jobstore.access.store_clock import clock_of, utc_now
 from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.jobstore.access.stored_records import create_record, find_bytes, find_meta, find_record
 from cloudspot.jobstore.code.bundle import (
-    MAX_BYTES,
     Bundle,
     OpenProgress,
     make_bundle,
@@ -73,7 +72,6 @@ def submit(
     environ: Mapping[str, str],
     job_id: str,
     agent: AgentArchive | None = None,
-    max_bundle_bytes: int = MAX_BYTES,
     adopt: Callable[[Submission, str], None] = lambda _submission, _sha256: None,
     open_progress: OpenProgress = no_progress,
     bakes: bool = False,
@@ -86,9 +84,7 @@ def submit(
         BundleError: the code cannot be bundled.
     """
     check_secrets(spec.secret_names, environ)
-    bundle = make_bundle(
-        workdir, entrypoint=spec.run.entrypoint, max_bytes=max_bundle_bytes, open_progress=open_progress
-    )
+    bundle = make_bundle(workdir, entrypoint=spec.run.entrypoint, open_progress=open_progress)
     submission = new_submission(
         spec, provider=provider, bundle=bundle, job_id=job_id, agent=agent, bakes=bakes
     )

@@ -129,21 +129,13 @@ class JournalOrder:
             self._has_ended = True
 
 
-def check_certificate(record: Certificate, job_id: str, key: str) -> None:
-    """Check that a certificate names the machine under whose key it is.
+def check_place(record: object, launch: int, name: int | str, key: str) -> None:
+    """Check that a record names the node, by its rank, or the machine under whose key it is.
 
     Raises:
         CorruptData: the message names ``key``.
     """
-    if keys.certificate(job_id, record.launch, record.instance_id) != key:
+    if isinstance(record, Certificate) and (record.launch, record.instance_id) != (launch, name):
         raise CorruptData(f"{key} holds the certificate of {record.instance_id} of launch {record.launch}")
-
-
-def check_place(record: object, launch: int, rank: int, key: str) -> None:
-    """Check that a node's record names the node under whose key it is.
-
-    Raises:
-        CorruptData: the message names ``key``.
-    """
-    if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, rank):
+    if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, name):
         raise CorruptData(f"{key} holds a record of node {record.rank} of launch {record.launch}")

@@ -6,7 +6,6 @@ number until it is missing: a single cheap request where nothing is new.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ COPY_EVERY = 4
 """After so many records there is one more copy: nodes write it behind their commits, and controllers."""
 _RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
 """The numbers of records that a copy may hold. A run begins at a multiple of its own length."""
-_COPY = re.compile(r"(\d{8,12})-(\d{8,12})", re.ASCII)
 
 
 class Journal:
@@ -163,15 +161,16 @@ class Journal:
     def _list_copies(self, *, after: int) -> Iterator[range]:
         """Yield the runs with copies that reach further than record number ``after``."""
         prefix = keys.journal_copies_prefix(self._job_id)
-        for meta in self._store.list_objects(prefix, after=f"{prefix}{after:08d}~"):
-            match = _COPY.fullmatch(meta.key.removeprefix(prefix))
+        for meta in self._store.list_objects(prefix, after=keys.journal_copy(self._job_id, after + 1, 0)):
+            match = keys.journal_copy.match(meta.key)
             if match is not None:
-                run = range(int(match[2]) - 1, int(match[1]))
+                _, last, first = match
+                run = range(first - 1, last)
                 if len(run) in _RUNS and run.start % len(run) == 0:
                     yield run
 
     def _copy_key(self, run: range) -> str:
-        return keys.journal_copy(self._job_id, run.start + 1, run.stop)
+        return keys.journal_copy(self._job_id, run.stop, run.start + 1)
 
     def _find(self, number: int) -> JournalRecord | None:
         key = keys.journal(self._job_id, number)

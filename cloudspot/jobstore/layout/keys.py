@@ -1,307 +1,338 @@
-"""Every object key that cloudspot uses."""
+"""Every object key that cloudspot uses: one table, which writes the keys and recognizes them."""
 
 from __future__ import annotations
 
+import os
 import re
-from urllib.parse import quote
+from collections.abc import Callable, Iterable
+from datetime import date
+from typing import Any, Generic, NamedTuple, ParamSpec, get_args
+from urllib.parse import quote, unquote, unquote_to_bytes
 
+import msgspec
+
+from cloudspot.decoding import (
+    KeyWord,
+    OrdinalOrZero,
+    Rank,
+    Sha256,
+    SharedKey,
+    StreamName,
+    Tally,
+)
 from cloudspot.jobstore.layout.records import CheckpointId, SaveId
 
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
-_SECRETS = re.compile(r"jobs/[^/]+/secrets(\.[0-9]+)?")
-_OF_JOB = re.compile(
-    rf"""jobs/({JOB_ID.pattern})/(?:
-        spec | code | image | summary | settled | suspicions | secrets(?:\.\d+)?
-        | inputs/[a-z][a-z0-9_-]*(?:\.\d+)? | (?:submissions|agents)/[0-9a-f]{{64}}
-        | journal/\d{{8,}} | journal-copies/\d{{8,12}}-\d{{8,12}} | journal-copy | told/[^/]+
-        | launches/\d{{6,}}/(?:nodes/\d{{4,}}|machines/[^/]+)
-        | nodes/(?:stop(?:\.\d+)?|\d{{6,}}/\d{{4,}}/(?:heartbeat|notice|exit\.json))
-        | manifests/\d{{6,}}-\d{{12,}}(?:\.damaged)?
-        | checkpoints/\d{{6,}}-\d{{12,}}-\d{{6,}}/(?:
-            parts/\d{{4,}} | chunks/\d{{4,}}/\d{{6,}}(?:\.z)? | bases/\d{{4,}}/\d{{6,}}-\d{{12,}}
-        )
-        | logs/\d+-\d+/\d{{4}}-\d\d-\d\d/\d{{12,}} | artifacts/[\w.~%/-]+
-    )""",
-    re.ASCII | re.VERBOSE,
-)
-_SHARED = re.compile(r"(?:agents|code)/[0-9a-f]{64}")
+REAPER = "reap."
+"""How the names of a reaper's marks begin; no job's id has a dot."""
+_MAX_MILLISECONDS = 10**13
 
+Values = ParamSpec("Values")
+
+
+class _Field(NamedTuple):
+    """A part of a key that differs from object to object."""
+
+    pattern: str
+    """Matches the texts that ``write`` returns."""
+    write: Callable[[Any], str] = str
+    read: Callable[[str], Any] = str
+    """The inverse of ``write``; raises ValueError for a text that ``write`` does not return after all."""
+
+
+class Key(Generic[Values]):
+    """The form of some keys: writes a key from the values of its fields, and reads the values from a key.
+
+    It reads no key that it would not write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
+    """
+
+    def __init__(self, form: str) -> None:
+        texts = re.split(r"\{(\w+)\}", form)
+        self.form = form
+        self.fields = tuple(texts[1::2])
+        self._texts = texts[::2]
+        self._kinds = [_FIELDS[name] for name in self.fields]
+        self._reads = [(i, kind.read) for i, kind in enumerate(self._kinds) if kind.read is not str]
+        patterns = ["", *(f"({kind.pattern})" for kind in self._kinds)]
+        parts = zip(patterns, self._texts, strict=True)
+        self._pattern = re.compile("".join(field + re.escape(text) for field, text in parts))
+
+    def __call__(self, *values: Values.args, **_named: Values.kwargs) -> str:
+        """Return the key with these values, in the order of the fields."""
+        written = [kind.write(value) for kind, value in zip(self._kinds, values, strict=True)]
+        return "".join(map(str.__add__, self._texts, [*written, ""]))
+
+    def match(self, key: str) -> tuple[Any, ...] | None:
+        """Return the values of the key's fields; None: it is not of this form."""
+        found = self._pattern.fullmatch(key)
+        if found is None:
+            return None
+        values: list[Any] = list(found.groups())
+        try:
+            for i, read in self._reads:
+                values[i] = read(values[i])
+        except ValueError:
+            return None
+        return tuple(values)
+
+
+def _number(num_digits: int, type_: Any) -> _Field:
+    """Return the field of a number of that type, padded with zeros so that the keys sort."""
+    bounds = get_args(type_)[1]
+    most = bounds.lt - 1 if bounds.le is None else bounds.le
+    further = len(str(most)) - num_digits
+    longer = rf"|[1-9][0-9]{{{num_digits},{num_digits + further - 1}}}" if further > 0 else ""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number > most:
+            raise ValueError(f"{text} is larger than {most}")
+        return number
+
+    return _Field(rf"(?:[0-9]{{{num_digits}}}{longer})", f"{{:0{num_digits}d}}".format, read)
+
+
+def _text(type_: Any) -> _Field:
+    """Return the field of a text of that type."""
+    return _Field(get_args(type_)[1].pattern.removeprefix("^").removesuffix("$"))
+
+
+def _joined(form: Callable[..., Any], *parts: _Field) -> _Field:
+    """Return the field of a value that is made of several numbers, joined by ``-``."""
+
+    def write(value: Any) -> str:
+        numbers = msgspec.structs.astuple(value)
+        return "-".join(part.write(number) for part, number in zip(parts, numbers, strict=True))
+
+    def read(text: str) -> Any:
+        return form(*(part.read(number) for part, number in zip(parts, text.split("-"), strict=True)))
+
+    return _Field("-".join(part.pattern for part in parts), write, read)
+
+
+def _encoded(pattern: str, write: Callable[[str], str], decode: Callable[[str], str]) -> _Field:
+    """Return the field of a text that is percent-encoded, which could be done in several ways."""
+
+    def read(text: str) -> str:
+        value = decode(text)
+        if write(value) != text:
+            raise ValueError(f"{text} is encoded in another way")
+        return value
+
+    return _Field(pattern, write, read)
+
+
+def _read_date(text: str) -> str:
+    return date.fromisoformat(text).isoformat()
+
+
+_ordinal, _step = _number(6, OrdinalOrZero), _number(12, Tally)
+_FIELDS = {
+    "job": _Field(JOB_ID.pattern),
+    "writer": _Field(r"[A-Za-z0-9_-]+"),  # A nonce; a resumption's has a number behind it.
+    "nonce": _text(KeyWord),
+    "sha256": _text(Sha256),
+    "shared": _text(SharedKey),
+    "remover": _Field(rf"{JOB_ID.pattern}|{re.escape(REAPER)}[0-9a-f]{{8}}"),
+    "provider": _Field(r"[^/]+"),
+    "driver": _Field(r"[A-Za-z0-9-]{1,64}"),
+    "event": _Field(r"[^/]+"),
+    "input": _Field(r"[a-z][a-z0-9_-]*"),
+    "newest_first": _Field(
+        r"[0-9]{13}",
+        lambda milliseconds: f"{max(0, _MAX_MILLISECONDS - milliseconds):013d}",
+        lambda text: _MAX_MILLISECONDS - int(text),
+    ),
+    "resumption": _Field(
+        r"(?:\.[1-9][0-9]{0,8})?",
+        lambda resumption: f".{resumption}" if resumption else "",
+        lambda text: int(text[1:] or "0"),
+    ),
+    "record": _number(8, Tally),
+    "launch": _ordinal,
+    "generation": _ordinal,
+    "step": _step,
+    "rank": _number(4, Rank),
+    "number": _number(6, Tally),
+    "line": _number(12, Tally),
+    "checkpoint": _joined(CheckpointId, _ordinal, _step),
+    "save": _joined(SaveId, _ordinal, _step, _ordinal),
+    "machine": _encoded(
+        r"[A-Za-z0-9_~%-]+",
+        lambda instance_id: quote(instance_id, safe="").replace(".", "%2E"),  # "." and ".." are no names
+        unquote,
+    ),
+    "stream": _text(StreamName),
+    "date": _Field(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str, _read_date),
+    "artifact": _encoded(
+        r"[A-Za-z0-9_.~%/-]+",
+        lambda name: quote(os.fsencode(name)),
+        lambda text: os.fsdecode(unquote_to_bytes(text)),
+    ),
+}
+
+# --- lists of the store --------------------------------------------------------------------------
 
 STORE_ID = "store-id"
 """The mark of a store in a directory: a random id, which an empty mount point or another disk lacks."""
-
-
-def index_prefix() -> str:
-    """Return the prefix of the list of jobs: one small object for each."""
-    return "index/"
-
-
-def index(job_id: str) -> str:
-    """Return the key of the job's entry in the list of jobs; create-only, it also reserves the id.
-
-    The removal of a job replaces it with a note, and deletes it last.
-    """
-    return f"index/{job_id}"
-
-
-def live_prefix() -> str:
-    """Return the prefix of the marks of jobs that may be live: one empty object for each."""
-    return "live/"
-
-
-def live(job_id: str, writer: str) -> str:
-    """Return the key of a job's mark; ``writer`` is its submission's nonce."""
-    return f"live/{job_id}.{writer}"
-
-
-def recent_prefix() -> str:
-    """Return the prefix of the list of jobs by their age: one empty object for each, the newest first."""
-    return "recent/"
-
-
-def recent(job_id: str, *, milliseconds: int) -> str:
-    """Return the key of a job's entry in that list; ``milliseconds`` is when it was submitted, since 1970."""
-    return f"recent/{max(0, 10**13 - milliseconds):013d}-{job_id}"
-
-
-def market_prefix(provider: str) -> str:
-    """Return the prefix of what jobs that have ended saw of a provider's spot market, the newest first."""
-    return f"market/{provider}/"
-
-
-def market_seen(provider: str, nonce: str, *, milliseconds: int) -> str:
-    """Return the key of what one job saw: its first submission's nonce and time, as in ``recent``.
-
-    It does not name the job, which may be removed long before.
-    """
-    return f"{market_prefix(provider)}{max(0, 10**13 - milliseconds):013d}-{nonce}"
-
-
-def drivers_prefix() -> str:
-    """Return the prefix of what drives the store's jobs by itself: one small object for each."""
-    return "drivers/"
-
-
-def driver(name: str) -> str:
-    """Return the key of one of those; overwritten."""
-    return drivers_prefix() + name
-
-
-def job_prefix(job_id: str) -> str:
-    """Return the prefix of everything that belongs to the job."""
-    return f"jobs/{job_id}/"
-
-
-def spec(job_id: str) -> str:
-    """Return the key of the job's first submission; create-only."""
-    return f"jobs/{job_id}/spec"
-
-
-def setup_ready(job_id: str) -> str:
-    """Return the key by which a machine says that an image can be made of it; overwritten."""
-    return f"jobs/{job_id}/image"
-
-
-def submissions_prefix(job_id: str) -> str:
-    """Return the prefix of the submissions with which the job was resumed, or was to be."""
-    return f"jobs/{job_id}/submissions/"
-
-
-def submission(job_id: str, sha256: str) -> str:
-    """Return the key of one of those, by ``submission.hash_of`` it; create-only."""
-    return submissions_prefix(job_id) + sha256
-
-
-def secrets(job_id: str, resumption: int) -> str:
-    """Return the key of the job's secrets; deleted when the job ends.
-
-    Each resumption (0: none yet) has its own, so that a driver that is late deletes none that are needed.
-    """
-    return f"jobs/{job_id}/secrets" + (f".{resumption}" if resumption else "")
-
-
-def input_version(job_id: str, name: str, resumption: int) -> str:
-    """Return the key of what the first node has staged of an input; create-only, as in ``secrets``."""
-    return f"jobs/{job_id}/inputs/{name}" + (f".{resumption}" if resumption else "")
-
-
-def is_secret(key: str) -> bool:
-    """Return whether the key is that of some job's secrets."""
-    return _SECRETS.fullmatch(key) is not None
-
-
-def summary(job_id: str) -> str:
-    """Return the key of the advisory summary that ``ps`` reads; overwritten."""
-    return f"jobs/{job_id}/summary"
-
-
-def suspicions(job_id: str) -> str:
-    """Return the key of what passing drivers saw silent or missing; overwritten, or absent."""
-    return f"jobs/{job_id}/suspicions"
-
-
-def settled_launches(job_id: str) -> str:
-    """Return the key of the copy of what nodes can no longer change; overwritten, or absent."""
-    return f"jobs/{job_id}/settled"
-
-
-def stop(job_id: str, resumption: int) -> str:
-    """Return the key of the request to stop; create-only. Each resumption (0: none yet) has its own.
-
-    It is among what the nodes say, so that whoever lists that sees it without a request of its own.
-    """
-    return f"{nodes_prefix(job_id)}stop" + (f".{resumption}" if resumption else "")
-
-
-def journal_prefix(job_id: str) -> str:
-    """Return the prefix of the journal."""
-    return f"jobs/{job_id}/journal/"
-
-
-def journal(job_id: str, number: int) -> str:
-    """Return the key of journal record ``number``, counted from 1; create-only."""
-    return f"jobs/{job_id}/journal/{number:08d}"
-
-
-def journal_copies_prefix(job_id: str) -> str:
-    """Return the prefix of the copies of runs of the journal's records."""
-    return f"jobs/{job_id}/journal-copies/"
-
-
-def journal_copy(job_id: str, first: int, last: int) -> str:
-    """Return the key of the copy of the records with the numbers ``first`` to ``last`` (inclusive)."""
-    return f"jobs/{job_id}/journal-copies/{last:08d}-{first:08d}"
-
-
-def told_prefix(job_id: str) -> str:
-    """Return the prefix of the marks of the events that people were told."""
-    return f"jobs/{job_id}/told/"
-
-
-def told(job_id: str, event: str) -> str:
-    """Return the key of one such mark; create-only: who creates it sends the message."""
-    return told_prefix(job_id) + event
-
-
-def launches_prefix(job_id: str) -> str:
-    """Return the prefix of the launches: their seats, and the certificates of their machines."""
-    return f"jobs/{job_id}/launches/"
-
-
-def slots_prefix(job_id: str, launch: int) -> str:
-    """Return the prefix of the slots of a launch."""
-    return f"jobs/{job_id}/launches/{launch:06d}/nodes/"
-
-
-def slot(job_id: str, launch: int, rank: int) -> str:
-    """Return the key of one slot; create-only: the first writer owns the rank of that launch."""
-    return f"jobs/{job_id}/launches/{launch:06d}/nodes/{rank:04d}"
-
-
-def certificate(job_id: str, launch: int, instance_id: str) -> str:
-    """Return the key of the proof that a machine has ended; create-only. The id is percent-encoded."""
-    name = quote(instance_id, safe="").replace(".", "%2E")  # "." and ".." are no names
-    return f"jobs/{job_id}/launches/{launch:06d}/machines/{name}"
-
-
-def nodes_prefix(job_id: str) -> str:
-    """Return the prefix of what the nodes report."""
-    return f"jobs/{job_id}/nodes/"
-
-
-def launch_nodes_prefix(job_id: str, launch: int) -> str:
-    """Return the prefix of what the nodes of one launch report."""
-    return f"jobs/{job_id}/nodes/{launch:06d}/"
-
-
-def heartbeat(job_id: str, launch: int, rank: int) -> str:
-    """Return the key of a node's heartbeat; overwritten."""
-    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/heartbeat"
-
-
-def notice(job_id: str, launch: int, rank: int) -> str:
-    """Return the key of the notice that a node received; create-only."""
-    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/notice"
-
-
-def exit_record(job_id: str, launch: int, rank: int) -> str:
-    """Return the key of a node's exit record; create-only, and proof that it runs no user code."""
-    return f"jobs/{job_id}/nodes/{launch:06d}/{rank:04d}/exit.json"
-
-
-def checkpoints_prefix(job_id: str) -> str:
-    """Return the prefix of all checkpoints."""
-    return f"jobs/{job_id}/checkpoints/"
-
-
-def manifests_prefix(job_id: str) -> str:
-    """Return the prefix of the manifests; apart from the chunks, to keep a listing short."""
-    return f"jobs/{job_id}/manifests/"
-
-
-def manifest(job_id: str, generation: int, step: int) -> str:
-    """Return the key of a checkpoint's manifest; create-only, and deleted first."""
-    return f"jobs/{job_id}/manifests/{generation:06d}-{step:012d}"
-
-
-def damage(job_id: str, checkpoint: CheckpointId) -> str:
-    """Return the key of the note that a chunk of a checkpoint was found damaged; create-only."""
-    return manifest(job_id, checkpoint.generation, checkpoint.step) + ".damaged"
-
-
-def save_prefix(job_id: str, save: SaveId) -> str:
-    """Return the prefix of one save's parts and chunks."""
-    return f"jobs/{job_id}/checkpoints/{save.generation:06d}-{save.step:012d}-{save.round:06d}/"
-
-
-def parts_prefix(job_id: str, save: SaveId) -> str:
-    """Return the prefix of one save's part records."""
-    return save_prefix(job_id, save) + "parts/"
-
-
-def part(job_id: str, save: SaveId, rank: int) -> str:
-    """Return the key of a part record: what global rank ``rank`` has uploaded; create-only."""
-    return parts_prefix(job_id, save) + f"{rank:04d}"
-
-
-def chunk(job_id: str, save: SaveId, rank: int, number: int, *, is_compressed: bool = False) -> str:
-    """Return the key of chunk ``number`` of a rank's part, counted from 0.
-
-    A compressed chunk has a key of its own, so no late put can leave an object of another kind than a part's
-    record says.
-    """
-    suffix = ".z" if is_compressed else ""
-    return save_prefix(job_id, save) + f"chunks/{rank:04d}/{number:06d}{suffix}"
-
-
-def base_mark(job_id: str, save: SaveId, rank: int, base: CheckpointId) -> str:
-    """Return the key of the mark that a rank's part of a save may name chunks of the checkpoint ``base``."""
-    return save_prefix(job_id, save) + f"bases/{rank:04d}/{base.generation:06d}-{base.step:012d}"
-
-
-def logs_prefix(job_id: str) -> str:
-    """Return the prefix of the job's logs in the object store."""
-    return f"jobs/{job_id}/logs/"
-
-
-def log_segment(job_id: str, stream: str, date: str, first_seq: int) -> str:
-    """Return the key of a log segment: stream, UTC date ``YYYY-MM-DD``, its first line's number."""
-    return f"jobs/{job_id}/logs/{stream}/{date}/{first_seq:012d}"
-
-
-def artifacts_prefix(job_id: str) -> str:
-    """Return the prefix of the job's artifacts."""
-    return f"jobs/{job_id}/artifacts/"
+index_prefix = Key[[]]("index/")
+"""The list of jobs: one small object for each."""
+index = Key[[str]]("index/{job}")
+"""A job's entry in that list; create-only, it also reserves the id. The removal of a job replaces it with a
+note, and deletes it last."""
+live_prefix = Key[[]]("live/")
+"""The marks of jobs that may be live: one empty object for each."""
+live_marks_prefix = Key[[str]]("live/{job}.")
+"""The marks of one job."""
+live = Key[[str, str]]("live/{job}.{writer}")
+"""A job's mark; the writer is its submission's nonce."""
+recent_prefix = Key[[]]("recent/")
+"""The list of jobs by their age: one empty object for each, the newest first."""
+recent = Key[[int, str]]("recent/{newest_first}-{job}")
+"""A job's entry in that list; the time is when it was submitted, in milliseconds since 1970."""
+market_prefix = Key[[str]]("market/{provider}/")
+"""What jobs that have ended saw of a provider's spot market, the newest first."""
+market_seen = Key[[str, int, str]]("market/{provider}/{newest_first}-{nonce}")
+"""What one job saw: its first submission's time, as in ``recent``, and nonce. It does not name the job, which
+may be removed long before."""
+drivers_prefix = Key[[]]("drivers/")
+"""What drives the store's jobs by itself: one small object for each."""
+driver = Key[[str]]("drivers/{driver}")
+"""One of those; overwritten."""
+agents_prefix = Key[[]]("agents/")
+agent = Key[[str]]("agents/{sha256}")
+"""The wheels that stock images install as their agent; shared by jobs, create-only."""
+code_prefix = Key[[]]("code/")
+code = Key[[str]]("code/{sha256}")
+"""A code bundle, by the SHA-256 of its bytes in hex; shared by jobs, create-only."""
+removals_prefix = Key[[str]]("{shared}.removals/")
+"""The marks of those who may be deleting an object that jobs share."""
+removal = Key[[str, str]]("{shared}.removals/{remover}")
+"""One such mark: a removal, or a reaper, has it from its first look to its end."""
+probe = Key[[str]]("probe/{nonce}")
+"""The store's probe; deleted at once."""
+
+# --- a job ----------------------------------------------------------------------------------------
+
+job_prefix = Key[[str]]("jobs/{job}/")
+"""Everything that belongs to the job."""
+spec = Key[[str]]("jobs/{job}/spec")
+"""The job's first submission; create-only."""
+submissions_prefix = Key[[str]]("jobs/{job}/submissions/")
+submission = Key[[str, str]]("jobs/{job}/submissions/{sha256}")
+"""A submission with which the job was resumed, or was to be, by ``submission.hash_of`` it; create-only."""
+own_code = Key[[str]]("jobs/{job}/code")
+"""A code bundle that a job has for itself."""
+own_agents_prefix = Key[[str]]("jobs/{job}/agents/")
+own_agent = Key[[str, str]]("jobs/{job}/agents/{sha256}")
+"""The agent's wheels where a job has them for itself."""
+secrets = Key[[str, int]]("jobs/{job}/secrets{resumption}")
+"""The job's secrets; deleted when the job ends. Each resumption (0: none yet) has its own, so that a driver
+that is late deletes none that are needed."""
+input_version = Key[[str, str, int]]("jobs/{job}/inputs/{input}{resumption}")
+"""The version of an input that the first node has staged; create-only, as in ``secrets``."""
+setup_ready = Key[[str]]("jobs/{job}/image")
+"""A machine's word that an image can be made of it; overwritten."""
+summary = Key[[str]]("jobs/{job}/summary")
+"""The advisory summary that ``ps`` reads; overwritten."""
+suspicions = Key[[str]]("jobs/{job}/suspicions")
+"""What passing drivers saw silent or missing; overwritten, or absent."""
+settled_launches = Key[[str]]("jobs/{job}/settled")
+"""The copy of what nodes can no longer change; overwritten, or absent."""
+journal_prefix = Key[[str]]("jobs/{job}/journal/")
+journal = Key[[str, int]]("jobs/{job}/journal/{record}")
+"""A record of the journal, by its number, counted from 1; create-only."""
+journal_copies_prefix = Key[[str]]("jobs/{job}/journal-copies/")
+journal_copy = Key[[str, int, int]]("jobs/{job}/journal-copies/{record}-{record}")
+"""The copy of a run of records: the number of its last one, then that of its first."""
+told_prefix = Key[[str]]("jobs/{job}/told/")
+"""The marks of the events that people were told."""
+told = Key[[str, str]]("jobs/{job}/told/{event}")
+"""One such mark; create-only: who creates it sends the message."""
+artifacts_prefix = Key[[str]]("jobs/{job}/artifacts/")
+artifact = Key[[str, str]]("jobs/{job}/artifacts/{artifact}")
+"""A file of the job's by its path; overwritten. The path may be any that a file system allows."""
+
+# --- its nodes ------------------------------------------------------------------------------------
+
+launches_prefix = Key[[str]]("jobs/{job}/launches/")
+"""The launches: their seats, and the certificates of their machines."""
+slots_prefix = Key[[str, int]]("jobs/{job}/launches/{launch}/nodes/")
+slot = Key[[str, int, int]]("jobs/{job}/launches/{launch}/nodes/{rank}")
+"""A seat of a launch; create-only: the first writer owns the rank of that launch."""
+certificates_prefix = Key[[str, int]]("jobs/{job}/launches/{launch}/machines/")
+certificate = Key[[str, int, str]]("jobs/{job}/launches/{launch}/machines/{machine}")
+"""The proof that a machine has ended; create-only. The machine's id is percent-encoded."""
+nodes_prefix = Key[[str]]("jobs/{job}/nodes/")
+"""The nodes' reports."""
+launch_nodes_prefix = Key[[str, int]]("jobs/{job}/nodes/{launch}/")
+heartbeat = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/heartbeat")
+"""A node's heartbeat; overwritten."""
+notice = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/notice")
+"""The notice that a node received; create-only."""
+exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
+"""A node's exit record; create-only, and proof that it runs no user code."""
+stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
+"""The request to stop; create-only. Each resumption (0: none yet) has its own. It is among what the nodes
+report, so that whoever lists that sees it without a request of its own."""
+REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
+"""The forms of a node's reports."""
+logs_prefix = Key[[str]]("jobs/{job}/logs/")
+"""The job's logs in the object store."""
+log_stream_prefix = Key[[str, str]]("jobs/{job}/logs/{stream}/")
+log_day_prefix = Key[[str, str, str]]("jobs/{job}/logs/{stream}/{date}/")
+log_segment = Key[[str, str, str, int]]("jobs/{job}/logs/{stream}/{date}/{line}")
+"""A segment of a log: its stream, UTC date ``YYYY-MM-DD``, and the number of its first line."""
+
+# --- its checkpoints ------------------------------------------------------------------------------
+
+manifests_prefix = Key[[str]]("jobs/{job}/manifests/")
+"""The manifests; apart from the chunks, to keep a listing short."""
+manifest = Key[[str, int, int]]("jobs/{job}/manifests/{generation}-{step}")
+"""A checkpoint's manifest; create-only, and deleted first."""
+damage = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.damaged")
+"""The note that a chunk of a checkpoint was found damaged; create-only."""
+checkpoints_prefix = Key[[str]]("jobs/{job}/checkpoints/")
+"""The parts and chunks of all checkpoints."""
+saves_prefix = Key[[str, CheckpointId]]("jobs/{job}/checkpoints/{checkpoint}-")
+"""All saves of one checkpoint."""
+save_prefix = Key[[str, SaveId]]("jobs/{job}/checkpoints/{save}/")
+parts_prefix = Key[[str, SaveId]]("jobs/{job}/checkpoints/{save}/parts/")
+part = Key[[str, SaveId, int]]("jobs/{job}/checkpoints/{save}/parts/{rank}")
+"""A part record: what a global rank has uploaded; create-only."""
+chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}")
+"""A chunk of a rank's part, by its number, counted from 0."""
+compressed_chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}.z")
+"""One that is compressed. It has a key of its own, so no late put can leave an object of another kind than a
+part's record says."""
+base_mark = Key[[str, SaveId, int, CheckpointId]]("jobs/{job}/checkpoints/{save}/bases/{rank}/{checkpoint}")
+"""The mark that a rank's part of a save may name chunks of that checkpoint."""
+
+Form = Key[...]
+_OF_JOB: list[Form] = [
+    key
+    for key in list(vars().values())
+    if isinstance(key, Key) and key.form.startswith(job_prefix.form) and key.form[-1] not in "/-"
+]
+
+
+def recognize(key: str, forms: Iterable[Form]) -> tuple[Form, tuple[Any, ...]] | None:
+    """Return which of the forms a key has, and the values of its fields; None: it has none of them."""
+    for form in forms:
+        values = form.match(key)
+        if values is not None:
+            return form, values
+    return None
 
 
 def job_of(key: str) -> str | None:
-    """Return the id of the job whose key it is; None: no function of this module returns such a key.
+    """Return the id of the job whose key it is; None: no form of this table fits it.
 
     A store may be the root of a bucket in which others have a ``jobs/`` of their own.
     """
-    found = _OF_JOB.fullmatch(key)
-    return found[1] if found else None
+    found = recognize(key, _OF_JOB)
+    return None if found is None else str(found[1][0])
 
 
 def is_shared(key: str) -> bool:
@@ -309,39 +340,4 @@ def is_shared(key: str) -> bool:
 
     A store may be the root of a bucket in which others have an ``agents/`` or a ``code/`` of their own.
     """
-    return _SHARED.fullmatch(key) is not None
-
-
-def agent(sha256: str) -> str:
-    """Return the key of the wheels that stock images install as their agent; shared by jobs, create-only."""
-    return f"agents/{sha256}"
-
-
-def own_agent(job_id: str, sha256: str) -> str:
-    """Return the key of the same where a job has them for itself."""
-    return f"jobs/{job_id}/agents/{sha256}"
-
-
-def own_code(job_id: str) -> str:
-    """Return the key of a code bundle that a job has for itself."""
-    return f"jobs/{job_id}/code"
-
-
-def removals_prefix(shared: str) -> str:
-    """Return the prefix of the marks of those who may be deleting what jobs share under ``shared``."""
-    return f"{shared}.removals/"
-
-
-def removal(shared: str, job_id: str) -> str:
-    """Return the key of one such mark: the removal of the job has it from its first look to its end."""
-    return removals_prefix(shared) + job_id
-
-
-def code(sha256: str) -> str:
-    """Return the key of a code bundle, by the SHA-256 of its bytes in hex; create-only."""
-    return f"code/{sha256}"
-
-
-def probe(nonce: str) -> str:
-    """Return a key for the store's probe; deleted at once."""
-    return f"probe/{nonce}"
+    return agent.match(key) is not None or code.match(key) is not None

@@ -12,6 +12,7 @@ numbers out of their bounds, words that no fold knows.
 
 from __future__ import annotations
 
+import os
 import secrets
 from datetime import date, datetime
 from typing import Annotated, Any, Literal, NamedTuple
@@ -37,6 +38,7 @@ from cloudspot.decoding import (
     SharedKey,
     Tally,
 )
+from cloudspot.host.names import printable
 from cloudspot.model import EndReason, LaunchRequest, Market, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
@@ -313,6 +315,8 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """When the training had handed over the first part; what it did later is repeated after a restart."""
     shared: Tally = 0
     """Bytes of it that earlier checkpoints hold too, and that were not sent again."""
+    evidence: str | None = None
+    """How a script's own checkpoint was known to be complete: see ``Part``."""
 
     @property
     def id(self) -> CheckpointId:
@@ -602,13 +606,29 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``size`` and the checksum are always of the bytes themselves."""
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of a directory checkpoint; the part holds the files' bytes in list order, the oldest first."""
 
     path: str
     """Relative, ``/``-separated."""
     size: Tally
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+    raw_path: bytes | None = None
+    """The path, in base64, if it is not UTF-8; ``path`` then only shows it."""
+    is_link: bool = False
+    """Whether it is a symbolic link, of which the bytes are the target."""
+
+    @property
+    def name(self) -> str:
+        """Return the path as the system's functions take it."""
+        return self.path if self.raw_path is None else os.fsdecode(self.raw_path)
+
+
+def file_of(name: str, size: int, *, mode: int, is_link: bool = False) -> File:
+    """Describe a file whose name may be any that the system has."""
+    shown = printable(name)
+    raw = None if shown == name else os.fsencode(name)
+    return File(path=shown, size=size, mode=mode, raw_path=raw, is_link=is_link)
 
 
 class Part(Dated, frozen=True, kw_only=True):
@@ -631,7 +651,10 @@ class Part(Dated, frozen=True, kw_only=True):
     text, since Python's json writes infinity, which strict JSON does not have."""
     files: tuple[File, ...] = ()
     directory: str | None = None
-    """``directory``: the checkpoint directory, relative to the working directory."""
+    """``directory``: to what the paths of ``files`` are relative: the working directory (``.``), or, below
+    it, the one checkpoint directory of which this is a part."""
+    evidence: str | None = None
+    """``directory``: how the checkpoint was known to be complete; None: by a version that does not say."""
     sealed_at: datetime
     writer: str
 

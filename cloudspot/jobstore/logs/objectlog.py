@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from datetime import date as calendar_date
 from datetime import timezone
@@ -10,7 +9,7 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from cloudspot.errors import CorruptData
-from cloudspot.interfaces import LogSink, ObjectStore, check_stream, is_stream
+from cloudspot.interfaces import LogSink, ObjectStore, check_stream
 from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.access.patience import patient
@@ -18,7 +17,6 @@ from cloudspot.jobstore.access.stored_records import find_bytes, first_names
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import LogPiece, LogRecord
 
-_SEGMENT = re.compile(r"(\d{4}-\d{2}-\d{2})/(\d{12,18})", re.ASCII)
 _WHOLE_LISTING = 1000
 """Up to this many segments are listed anew each time, in one request."""
 _NUM_LATE_DATES = 2
@@ -32,6 +30,7 @@ class _Segment(NamedTuple):
     """A segment as a listing shows it; sorts by the number of its first line."""
 
     first: int
+    date: str
     key: str
     size: int
 
@@ -106,16 +105,15 @@ class ObjectStoreLogSink(LogSink):
 
     def pieces(self) -> Sequence[LogPiece]:
         """Return each day of a stream as one piece; see LogSink. Fetches no segment."""
-        prefix = keys.logs_prefix(self._job_id)
         found = []
         for stream in self.streams():
-            start = f"{prefix}{stream}/"
-            segments = self._list(start, start, None)
-            for name, day in groupby(segments, lambda segment: segment.key.rpartition("/")[0] + "/"):
-                date = calendar_date.fromisoformat(name.removeprefix(start).rstrip("/"))
+            segments = self._list(keys.log_stream_prefix(self._job_id, stream), None)
+            for date, day in groupby(segments, lambda segment: segment.date):
+                name = keys.log_day_prefix(self._job_id, stream, date)
                 size = sum(segment.size for segment in day)
+                moment = calendar_date.fromisoformat(date)
                 found.append(
-                    LogPiece(stream=stream, name=name, first_day=date, last_day=date, num_bytes=size)
+                    LogPiece(stream=stream, name=name, first_day=moment, last_day=moment, num_bytes=size)
                 )
         return found
 
@@ -141,25 +139,25 @@ class ObjectStoreLogSink(LogSink):
 
     def _segments(self, stream: str) -> list[_Segment]:
         """Return the stream's segments by the number of their first line: a clock may have gone back."""
-        prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
+        prefix = keys.log_stream_prefix(self._job_id, stream)
         known = self._listed.get(stream, ())
         if len(known) < _WHOLE_LISTING:
-            found = {*self._list(prefix, prefix, None)}
+            found = {*self._list(prefix, None)}
         else:
-            found = {*known, *self._list(prefix, prefix, max(segment.key for segment in known))}
-            dates = sorted({segment.key.rpartition("/")[0] for segment in known})
+            found = {*known, *self._list(prefix, max(segment.key for segment in known))}
+            dates = sorted({segment.date for segment in known})
             for date in dates[-_NUM_LATE_DATES:]:
-                newest = max(segment.key for segment in known if segment.key.startswith(f"{date}/"))
-                found.update(self._list(prefix, f"{date}/", newest))
+                newest = max(segment.key for segment in known if segment.date == date)
+                found.update(self._list(keys.log_day_prefix(self._job_id, stream, date), newest))
         self._listed[stream] = tuple(sorted(found))
         return list(self._listed[stream])
 
-    def _list(self, stream_prefix: str, prefix: str, after: str | None) -> Iterator[_Segment]:
-        """Yield a stream's segments whose keys start with ``prefix`` and come after ``after``."""
+    def _list(self, prefix: str, after: str | None) -> Iterator[_Segment]:
+        """Yield the segments whose keys start with ``prefix`` and come after ``after``."""
         for meta in self._store.list_objects(prefix, after=after):
-            match = _SEGMENT.fullmatch(meta.key.removeprefix(stream_prefix))
-            if match is not None and _is_date(match[1]):
-                yield _Segment(int(match[2]), meta.key, meta.size)
+            match = keys.log_segment.match(meta.key)
+            if match is not None:
+                yield _Segment(match[3], match[2], meta.key, meta.size)
 
     def _read_segment(self, key: str) -> list[LogRecord]:
         data = find_bytes(self._store, key)
@@ -170,18 +168,11 @@ class ObjectStoreLogSink(LogSink):
         return records
 
 
-def _is_date(text: str) -> bool:
-    try:
-        calendar_date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _parse(data: bytes, key: str) -> list[LogRecord]:
     records = [codec.decode(line, LogRecord, key=key) for line in data.splitlines()]
+    match = keys.log_segment.match(key)
     for record in records:
-        if record.stream != key.split("/")[-3]:
+        if match is None or record.stream != match[1]:
             raise CorruptData(f"{key} holds a line of the stream {record.stream}")
     return records
 
@@ -191,5 +182,6 @@ def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
 
     Costs a request for each.
     """
-    names = first_names(store, keys.logs_prefix(job_id))
-    return tuple(sorted(name[:-1] for name in names if name.endswith("/") and is_stream(name[:-1])))
+    prefix = keys.logs_prefix(job_id)
+    found = (keys.log_stream_prefix.match(prefix + name) for name in first_names(store, prefix))
+    return tuple(sorted(match[1] for match in found if match is not None))

@@ -9,7 +9,6 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote, unquote_to_bytes
 
 from cloudspot.errors import CloudspotError, ObjectMissing
 from cloudspot.host.names import is_safe_name, make_parents
@@ -24,16 +23,6 @@ NUM_THREADS = 4
 NUM_TRIES = 3
 """How often a file is read again that the job replaces meanwhile."""
 _BLOCK = 8 << 20
-
-
-def quoted_name(name: str) -> str:
-    """Return a file's name, which may be any bytes, as the ASCII end of a key."""
-    return quote(os.fsencode(name))
-
-
-def unquoted_name(quoted: str) -> str:
-    """Return the file's name that ``quoted_name`` was given."""
-    return os.fsdecode(unquote_to_bytes(quoted))
 
 
 @dataclass(frozen=True)
@@ -60,10 +49,10 @@ class Artifact:
 
 def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
     """Return the job's artifacts, sorted by name."""
-    prefix = keys.artifacts_prefix(job_id)
     found = [
-        Artifact(unquoted_name(meta.key.removeprefix(prefix)), meta.key, meta.size, meta.modified_at)
-        for meta in patient(store).list_objects(prefix)
+        Artifact(match[1], meta.key, meta.size, meta.modified_at)
+        for meta in patient(store).list_objects(keys.artifacts_prefix(job_id))
+        if (match := keys.artifact.match(meta.key)) is not None
     ]
     return tuple(sorted(found, key=lambda artifact: artifact.name))
 

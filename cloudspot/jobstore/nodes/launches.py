@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -17,8 +16,6 @@ from cloudspot.jobstore.access.stored_records import create_record, read_record
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Slot, new_nonce
 from cloudspot.model import NodeIdentity
-
-_RANK = re.compile(r"\d{4}", re.ASCII)
 
 
 def claim_slot(
@@ -99,10 +96,8 @@ def read_slots(
     ``known`` are those that an earlier call returned: they never change and are not read again.
     """
     store = patient(store)
-    prefix = keys.slots_prefix(job_id, launch)
-    listed = [meta.key for meta in store.list_objects(prefix)]
-    ranks = [int(name) for name in (key.removeprefix(prefix) for key in listed) if _RANK.fullmatch(name)]
-    new = [rank for rank in ranks if rank not in known]
+    listed = [keys.slot.match(meta.key) for meta in store.list_objects(keys.slots_prefix(job_id, launch))]
+    new = [match[2] for match in listed if match is not None and match[2] not in known]
     new_keys = [keys.slot(job_id, launch, rank) for rank in new]
     slots = each(lambda key: read_record(store, key, Slot), new_keys)
     return {**known, **dict(zip(new, slots, strict=True))}

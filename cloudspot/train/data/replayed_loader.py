@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cloudspot.train.data import sample_order
+from cloudspot.train.data import epoch_state, sample_order
 from cloudspot.train.errors import SessionError
 from cloudspot.train.state import randomness
 
@@ -37,6 +37,8 @@ class ReplayedLoader:
         self._start: dict[str, Any] = {}
         self._moments: list[tuple[int, dict[str, Any]]] = []
         self._resumed: dict[str, Any] | None = None
+        self._num_begun = 0  # epochs
+        self._first_then: str | None = None  # the fingerprint of the resumed epoch's first batch
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # before __init__, as copy and pickle ask
@@ -59,9 +61,18 @@ class ReplayedLoader:
             "moments": list(self._moments),
         }
 
+    def state_between(self) -> dict[str, Any]:
+        """Return the position before the first batch of the next epoch."""
+        return {"own": epoch_state.own_states(self._loader), "begun": self._num_begun, "used": None}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next iteration at a position; it leaves the random generators as they are."""
-        self._resumed = state
+        self._num_begun = state.get("begun", 0)
+        if state["used"] is None:
+            epoch_state.load_own_states(self._loader, state["own"])
+            epoch_state.warn_of_counting(self._loader, self._num_begun)
+        else:
+            self._resumed = state
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
@@ -73,11 +84,20 @@ class ReplayedLoader:
             "random": randomness.capture(),
             "generators": generator_states(self._loader),
             "keeps_workers": sample_order.keeps_workers(self._loader),
+            "batch_size": batch_size_of(self._loader),
+            **self.state_between(),
         }
+        self._num_begun += 1
         self._moments = []
         yield from self._fetch(iter(self._loader))
 
     def _resume(self, resumed: dict[str, Any]) -> Iterator[Any]:
+        size = batch_size_of(self._loader)
+        if resumed.get("batch_size", size) != size:
+            raise SessionError(
+                f"the checkpoint was saved in the middle of an epoch with batches of {resumed['batch_size']}"
+                f" samples, and now the loader's have {size}: set the batch size that a search has found"
+            )
         with _randomness_kept():
             if resumed["keeps_workers"]:
                 rank = int(os.environ.get("RANK", "0"))
@@ -85,7 +105,10 @@ class ReplayedLoader:
                 iter(self._loader)  # start the workers, so that the epoch draws no seed for them
             randomness.restore(resumed["random"])
             restore_generators(self._loader, resumed["generators"])
-            self._start = {name: resumed[name] for name in ("random", "generators", "keeps_workers")}
+            epoch_state.load_own_states(self._loader, resumed.get("own", []))
+            self._num_begun += 1
+            self._first_then = resumed.get("first")
+            self._start = {name: each for name, each in resumed.items() if name not in {"used", "moments"}}
             self._num_fetched, self._moments = 0, []
             iterator = iter(self._loader)
             for _ in range(resumed["used"]):
@@ -125,6 +148,10 @@ class ReplayedLoader:
         batch = next(iterator, _END)
         if batch is not _END:
             self._num_fetched = number
+        if number == 1:
+            self._start["first"] = epoch_state.fingerprint(batch)
+            then, self._first_then = self._first_then, None
+            epoch_state.warn_of_other_batches(self._loader, then, self._start["first"])
         return batch
 
 
@@ -191,9 +218,15 @@ class _InitialSeed:
         self._sampler.initial_seed = state
 
 
+def batch_size_of(loader: Any) -> int | None:
+    """Return how many samples a loader's batches have, None if it does not know."""
+    found = getattr(loader, "batch_size", None)
+    return found if found is not None else getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+
+
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader and its samplers the epoch, those of them that ask for it."""
-    for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+    """Tell a loader, its dataset and its samplers the epoch, those of them that ask for it."""
+    for owner in (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))):
         tell = getattr(owner, "set_epoch", None)
         if tell is not None:
             tell(epoch)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from cloudspot.train.data import sample_order
+from cloudspot.train.data import epoch_state, sample_order
 from cloudspot.train.data.replayed_loader import (
     ReplayedLoader,
     fetches_ahead,
@@ -41,7 +42,10 @@ class Feed:
         ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
         ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
         """
+        self._given = loader
         self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
+        self._ended: dict[str, Any] | None = None
+        """How the epoch before has left a loader that knows its position."""
         self._epochs = epochs
         self._world_size = world_size
         self._rank = rank
@@ -49,7 +53,7 @@ class Feed:
         self._length = _length(loader)
         self._stateful = is_stateful(self._loader)
         self._iterator: Iterator[Any] | None = None
-        self._start: dict[str, Any] | None = None
+        self._start: dict[str, Any] = {}
         self._peeked: tuple[Any] | None = None
         self._before_peek: dict[str, Any] = {}
         self.epoch = first
@@ -94,6 +98,12 @@ class Feed:
         """The state of the random generators before the next batch was fetched, if it was."""
         return None if self._peeked is None else self._before_peek["random"]
 
+    def extend(self, loader: Any, *, first: int, epochs: int) -> bool:
+        """Iterate further epochs; return False, and do nothing, if they have another loader."""
+        if loader is self._given:
+            self.epoch, self._epochs, self._length = first, epochs, _length(loader)
+        return loader is self._given
+
     def end_epoch(self) -> None:
         """Leave out what is left of the epoch, if it has begun."""
         if self._iterator is not None or self._peeked is not None:
@@ -107,7 +117,10 @@ class Feed:
                 self._mark_start()
                 self._iterator = self._open()
             if self._peek():
+                assert self._peeked is not None
                 batch, self._peeked = self._peeked, None
+                if self._batch == 0 and not self._stateful:
+                    self._start["first"] = epoch_state.fingerprint(batch[0])
                 self._batch += 1
                 return batch
         return None
@@ -134,6 +147,14 @@ class Feed:
             rank_position["loader"] = self._loader.state_dict() if known is None else known["loader"]
         elif batch > 0:
             rank_position["start"] = self._start
+        elif isinstance(self._loader, ReplayedLoader):
+            rank_position["ended"] = {"loader": self._loader.state_between(), "iterates": False}
+        elif self._stateful:
+            rank_position["ended"] = (
+                self._ended if self._iterator is None else self._end(is_over=epoch < self._epochs)
+            )
+        else:
+            rank_position["own"] = epoch_state.own_states(self._loader)
         kept = self._kept_workers if batch > 0 else sample_order.keeps_workers(self._loader)
         rank_position["keeps_workers"] = kept
         batch_size = getattr(self._loader, "batch_size", None)
@@ -149,10 +170,19 @@ class Feed:
                 self._peeked = (batch,)
                 break
             else:
-                self._step_to_next_epoch()
+                self._step_to_next_epoch(is_over=True)
         return self._peeked is not None
 
-    def _step_to_next_epoch(self) -> None:
+    def _end(self, *, is_over: bool = False) -> dict[str, Any] | None:
+        """Return the loader's state at the end of an epoch, and how it goes on from there."""
+        known = self._before_peek.get("loader") if is_over else None
+        state = self._loader.state_dict() if known is None else known
+        return {"loader": state, "iterates": True, "is_over": is_over}
+
+    def _step_to_next_epoch(self, *, is_over: bool = False) -> None:
+        if self._stateful and not isinstance(self._loader, ReplayedLoader):
+            self._ended = self._end(is_over=is_over)
+        self._before_peek = {}
         self._iterator = None
         self.epoch += 1
         self._batch = self._base = 0
@@ -183,7 +213,11 @@ class Feed:
         if rank_position is not None and rank_position.get("keeps_workers"):
             sample_order.warn_of_workers(sample_order.KEPT_WORKERS, rank=self._rank)
             iter(self._loader)  # start the workers, so that the epoch draws no seed for them
+        if self._batch == 0 and rank_position is not None:
+            self._resume_between(rank_position)
         if self._batch > 0 and self.epoch < self._epochs:
+            if rank_position is None:
+                epoch_state.warn_of_counting(self._loader, self.epoch)
             if rank_position is not None and "loader" in rank_position:
                 self._restart_stateful(rank_position)
             else:
@@ -192,6 +226,21 @@ class Feed:
                     self._warn_of_draws(drawn & {*randomness.drawn_since(random, self._devices)})
         if rank_position is not None:
             restore_generators(self._loader, rank_position["generators"])
+
+    def _resume_between(self, rank_position: dict[str, Any]) -> None:
+        """Resume before the first batch of an epoch, which an undisturbed loader would begin after others."""
+        epoch_state.load_own_states(self._loader, rank_position.get("own", []))
+        self._ended = ended = rank_position.get("ended")
+        if ended is not None:
+            self._loader.load_state_dict(ended["loader"])
+            if ended["iterates"]:
+                set_epoch(self._loader, self.epoch - 1)
+                rest = iter(self._loader)
+                # A StatefulDataLoader begins its next epoch where the script has left the last one.
+                if ended["is_over"] or not is_of_torchdata(self._loader):
+                    collections.deque(rest, maxlen=0)
+        if not self._stateful or is_of_torchdata(self._loader):
+            epoch_state.warn_of_counting(self._loader, self.epoch)
 
     def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
         """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
@@ -242,6 +291,8 @@ class Feed:
             )
         if getattr(self._loader, "num_workers", 0):
             sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)
+        if is_of_torchdata(self._loader):
+            epoch_state.warn_of_counting(self._loader, self.epoch)
         self._loader.load_state_dict(rank_position["loader"])
         self._iterator = self._open()
 
@@ -251,14 +302,20 @@ class Feed:
             start = rank_position["start"]
             randomness.restore(start, self._devices)
             restore_generators(self._loader, start["generators"])
+            epoch_state.load_own_states(self._loader, start.get("own", []))
             self._start = start
         else:
             self._mark_start()
+        first = self._start.get("first")
         self._iterator = self._open()
         begun: dict[str, Any] | None = None
         for index in range(self._batch):
             # Load what was consumed, for datasets that have state of their own.
-            if next(self._iterator, self) is self:
+            batch = next(self._iterator, self)
+            if index == 0 and batch is not self:
+                self._start["first"] = epoch_state.fingerprint(batch)
+                epoch_state.warn_of_other_batches(self._loader, first, self._start["first"])
+            if batch is self:
                 raise SessionError(
                     f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
                     " consumed before the checkpoint: is it the same dataset?"
@@ -280,6 +337,7 @@ class Feed:
     def _mark_start(self) -> None:
         self._start = randomness.capture(self._devices)
         self._start["generators"] = generator_states(self._loader)
+        self._start["own"] = [] if self._stateful else epoch_state.own_states(self._loader)
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
@@ -361,6 +419,11 @@ class _Fetches:
         self._loader.has_fetched = True
         self._loader.num_uses += 1
         return next(self._batches)
+
+
+def is_of_torchdata(loader: Any) -> bool:
+    """Return whether a loader asks its dataset and samplers for their states, or skips what was used."""
+    return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def is_stateful(loader: Any) -> bool:

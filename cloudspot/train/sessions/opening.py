@@ -40,7 +40,10 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
     if directory is not None:
         with _open_lock:
             if directory in _open_handoffs:
-                raise SessionError("this process has a session already: open it once and pass it on")
+                raise SessionError(
+                    "this process has a session already: open it once, when the batch size is known, and pass"
+                    " it on; another training, as a trial of a search, is a job of its own"
+                )
             _open_handoffs.add(directory)
     restore = os.environ.get(handoff.RESTORE)
     restored = Checkpoint(Path(restore)) if restore else None

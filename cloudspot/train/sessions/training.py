@@ -252,7 +252,9 @@ class Session:
         epochs_loop.has_batches = True
         self._warn_of_schedule(epochs_loop)
         epoch = epochs_loop.number
-        feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
+        feed = self._feed
+        if feed is None or not feed.extend(loader, first=epoch, epochs=epoch + 1):
+            feed = self._feed = self._feed_of(loader, epochs=epoch + 1, first=epoch)
         if epochs_loop.is_resuming and self._restored is not None:
             self._restored.resume_feed(feed)
             self._restore_randomness()
@@ -338,6 +340,13 @@ class Session:
             return Description(shared, rank_state)
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
         return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
+
+    def begin_again(self) -> bool:
+        """Let a framework begin a loop in place of one that has failed; return whether that is possible.
+
+        It is if neither the session was resumed nor a step was made: otherwise checkpoints are of that loop.
+        """
+        return self._restored is None and self._loop.begin_again()
 
     # --- resuming -------------------------------------------------------------------------------
 

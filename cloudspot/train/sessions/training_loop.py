@@ -57,6 +57,12 @@ class TrainingLoop:
             raise SessionError("the session's loop has begun already: one session drives one loop, once")
         self.has_begun = True
 
+    def begin_again(self) -> bool:
+        """Let the script begin its loop once more, unless a step was made; return whether that is so."""
+        if self.step == self._start and not self._gradients.has_stepped:
+            self.has_begun = False
+        return not self.has_begun
+
     def begin(self, length: int, *, left: dict[str, Json] | None) -> bool:
         """Tell the agent that the loop begins; return whether the script has left it already.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cloudspot.host.free_memory import free_memory_bytes
+from cloudspot.host.capacity import free_memory_bytes
 from cloudspot.host.private_directories import make_private
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -50,6 +50,23 @@ def unwrap(module: Any) -> Any:
             module = module._modules["_orig_mod"]  # noqa: SLF001 - has no public name for it
         else:
             return module
+
+
+def plain_naming(module: Any) -> Callable[[str], str]:
+    """Return a function from a name in an unwrapped module's state to the one without wrappers inside of it.
+
+    A checkpoint has plain names: it is the same whether parts of a model are compiled or not.
+    """
+    modules = module.named_modules(remove_duplicate=False)
+    wrappers = [f"{path}." for path, each in modules if unwrap(each) is not each]
+
+    def plain(name: str) -> str:
+        for path in reversed(wrappers):  # from the inside out
+            if name.startswith(path):
+                name = path + name.removeprefix(path).partition(".")[2]
+        return name
+
+    return plain
 
 
 def check_tracked(objects: Mapping[str, Any]) -> None:
@@ -114,9 +131,11 @@ def take(objects: Mapping[str, Any]) -> State:
         inner = unwrap(tracked)
         is_model = isinstance(inner, torch.nn.Module)
         ties = sharding.tied(inner) if is_model else {}
-        tied = {f"{name}/{escape(key)}": first for key, first in ties.items()}
+        plain = plain_naming(inner) if is_model else str
+        state = {plain(key) if is_model else key: value for key, value in inner.state_dict().items()}
+        tied = {f"{name}/{escape(plain(key))}": plain(first) for key, first in ties.items()}
         known = len(tensors)
-        trees[name] = flatten(name, dict(inner.state_dict()), tensors, tied=tied)
+        trees[name] = flatten(name, state, tensors, tied=tied)
         if not is_model:
             # A module has its own memory, to which its state is copied; another object may keep what it is
             # given. An optimizer moves its state to its parameters by itself.
@@ -128,10 +147,12 @@ def take(objects: Mapping[str, Any]) -> State:
             models.append(name)
             # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
             pinned.update(
-                f"{name}/{escape(buffer)}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
+                f"{name}/{escape(plain(buffer))}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
             frozen.update(
-                f"{name}/{escape(key)}" for key, one in inner.named_parameters() if not one.requires_grad
+                f"{name}/{escape(plain(key))}"
+                for key, one in inner.named_parameters()
+                if not one.requires_grad
             )
     items = []
     for name, tensor in tensors.items():
@@ -199,7 +220,9 @@ def weights_sha256(model: Any) -> str | None:
     None: the model is sharded. This rank does not hold all of it, and putting it together is a collective.
     """
     digest = hashlib.sha256()
-    state = unwrap(model).state_dict()
+    inner = unwrap(model)
+    plain = plain_naming(inner)
+    state = {plain(name): each for name, each in inner.state_dict().items()}
     for name in sorted(state):
         tensor = state[name]
         if not isinstance(tensor, torch.Tensor):
@@ -314,7 +337,8 @@ class Checkpoint:
             inner = unwrap(tracked)
             fresh = inner.state_dict()
             if isinstance(inner, torch.nn.Module):
-                _check_model(name, fresh, rebuild(name, trees[name], lambda item, _: self._described(item)))
+                known = {key: fresh[own] for key, own in _names(trees[name], inner, fresh).items()}
+                _check_model(name, known, rebuild(name, trees[name], lambda item, _: self._described(item)))
             loads.append((name, inner, fresh))
         states = []
         with torch.no_grad():
@@ -342,16 +366,18 @@ class Checkpoint:
         It has its values when the ``reads`` that this adds were fetched and made.
         """
         if isinstance(inner, torch.nn.Module):
+            names = _names(tree, inner, fresh)
 
             def place(item: Any, keys: Keys) -> Any:
-                like = _at(fresh, keys)
+                like = _at(fresh, (names[keys[0]], *keys[1:]))
                 if sharding.is_dtensor(like):
                     # The state is the parameter, so this is the only copy, and there is none of all ranks.
                     return self._read_into(item, like, reads)
                 # A view of the file, if it can be: the copy into the parameter is the only one.
                 return self._lend(item, reads)
 
-            return _with_metadata(rebuild(name, tree, place), fresh)
+            state = {names[key]: value for key, value in rebuild(name, tree, place).items()}
+            return _with_metadata(state, fresh)
         parameters = [each for group in getattr(inner, "param_groups", ()) for each in group["params"]]
 
         def place_copy(item: Any, keys: Keys) -> Any:
@@ -480,6 +506,14 @@ def _has_device(name: str) -> bool:
         return str(torch.empty(0, device=name).device) != "meta"
     except (RuntimeError, AssertionError):  # not built for it, or none is there
         return False
+
+
+def _names(tree: Json, module: Any, fresh: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in a module's ``fresh`` state by those that the checkpoint has for them."""
+    if isinstance(tree, dict) and tree.keys() == fresh.keys():
+        return {name: name for name in fresh}  # an earlier version did not write plain names
+    plain = plain_naming(module)
+    return {plain(name): name for name in fresh}
 
 
 def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:

@@ -164,7 +164,7 @@ class OssLogSink(LogSink):
     def _find_end(self, stream: str) -> _End | None:
         """Return where the machine's log of the stream ends; the first call announces it to readers."""
         instance = self._instance()
-        marker = f"{keys.logs_prefix(self._job_id)}{stream}/{instance}"
+        marker = keys.log_stream_prefix(self._job_id, stream) + instance
         files = self._files_of(instance, stream)
         if not files:
             self._store.put(marker, b"")
@@ -235,7 +235,7 @@ class OssLogSink(LogSink):
         """Return the objects of a stream, in the order of their first lines."""
         instances = self._instances.get(stream, ())
         if not instances:
-            prefix = f"{keys.logs_prefix(self._job_id)}{stream}/"
+            prefix = keys.log_stream_prefix(self._job_id, stream)
             instances = tuple(meta.key[len(prefix) :] for meta in self._store.list_objects(prefix))
             self._instances[stream] = instances
         return sorted(file for instance in instances for file in self._files_of(instance, stream))

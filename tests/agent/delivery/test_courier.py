@@ -16,7 +16,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.launching.preparation import fetch_code
-from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.low_priority import NICENESS
 from cloudspot.jobstore.checkpoints import fetching, manifests, parts, retention, shared_chunks
 from cloudspot.jobstore.layout import keys
@@ -618,6 +618,11 @@ def directory(node, name, text="weights"):
     return path
 
 
+def look_again(life):
+    """Let the next look come at once."""
+    life.courier._directories._looked_at = float("-inf")
+
+
 def steps(bench):
     return [checkpoint.step for checkpoint in bench.commits()]
 
@@ -646,7 +651,7 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
     life.courier._directories.carry(life.courier._commit)
     run_rank_0(life, 1)
     life.courier._directories.carry(life.courier._commit)
-    life.courier._directories._scanned_at = 0.0
+    look_again(life)
     life.courier._directories.carry(life.courier._commit)
     assert steps(bench) == [10]
 
@@ -654,13 +659,13 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ({}, "it never was quiet for 10 s; name a complete_file, or save to a new directory each time"),
+        ({}, "it never was quiet for 10 s; name a complete_file, or exclude what changes"),
         ({"complete_file": "done"}, "done is never the newest file there"),
         ({"incomplete_file": "saving"}, "saving is always there"),
     ],
 )
 def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node, monkeypatch, table, why):
-    for module in ("checkpoint_directories", "directory_uploads"):
+    for module in ("checkpoint_watch", "directory_uploads"):
         monkeypatch.setattr(f"cloudspot.agent.delivery.{module}.RESTLESS_SECONDS", 60.0)
     now = 1000.0
     monkeypatch.setattr("cloudspot.agent.delivery.directory_uploads.time.monotonic", lambda: now)
@@ -675,6 +680,7 @@ def test_a_directory_that_is_never_complete_is_a_warning_until_it_is(bench, node
     assert life.context.status.warnings == ()
     now += 60.0
     (path / "model").write_text("other weights")
+    look_again(life)
     uploads.unsent()
     warning = f"output/last was not complete for 1 minutes, so it is not uploaded: {why}"
     assert life.context.status.warnings == (warning,)
@@ -693,7 +699,8 @@ def test_a_script_that_ends_well_has_completed_what_it_wrote_unless_it_was_told_
     life = bench.life(checkpoint={"directory": "output/*"})
     run_rank_0(life, 1)
     uploads = life.courier._directories
-    uploads._directories.begin_script()
+    uploads.begin(Restored(None))
+    uploads.end_of_script()
     uploads.adopt()
     directory(node, "checkpoint-10")
     uploads.end_of_script(exited_0=exited_0, is_leaving=is_leaving)
@@ -717,7 +724,8 @@ def test_a_directory_yields_to_a_script_that_trains_and_to_none_that_was_asked_t
     life = bench.life(checkpoint=PATTERN)
     run_rank_0(life, 1)
     uploads = life.courier._directories
-    uploads._directories.begin_script()
+    uploads.begin(Restored(None))
+    uploads.end_of_script()
     if is_running:
         uploads.adopt()
     if is_asked:
@@ -726,6 +734,7 @@ def test_a_directory_yields_to_a_script_that_trains_and_to_none_that_was_asked_t
     utime(path / "model", (1000, 1000))
     utime(path / "done", (1001, 1001))
     usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    look_again(life)
     uploads.carry(life.courier._commit)
     assert {*found} == {max(usual, NICENESS) if is_running and not is_asked else usual}
 
@@ -739,7 +748,7 @@ def test_a_directory_that_is_rewritten_is_committed_again(bench, carry, node):
         life.courier.settle()
     assert steps(bench) == [1, 2, 3]
     manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 3))
-    assert manifest.parts[0].directory == "output/last"
+    assert {file.path for file in manifest.parts[0].files} == {"output/last/model", "output/last/done"}
     data = bench.store.get(keys.chunk("digits-1", SaveId(1, 3, 0), 0, 0))
     assert data == b"weights 2"
 
@@ -802,8 +811,8 @@ def test_a_directory_that_changes_while_it_is_uploaded_leaves_no_part(bench, nod
             model.write_text("other weights")
 
     monkeypatch.setattr(bench.store, "put", put_and_tear)
-    with pytest.raises(TransientError, match="checkpoint-10 changed while it was uploaded"):
-        life.courier._directories.carry(life.courier._commit)
+    life.courier._directories.carry(life.courier._commit)
+    assert steps(bench) == []
     with pytest.raises(ObjectMissing):
         bench.store.get(keys.part("digits-1", SaveId(1, 10, 0), 0))
 
@@ -824,6 +833,7 @@ def test_what_was_restored_is_not_uploaded_again(bench, carry, node):
     life.courier._directories.begin(Restored(bench.id(1, 10), directory_name="output/checkpoint-10"))
     assert life.courier._directories.unsent() == []
     directory(node, "checkpoint-20")
+    look_again(life)
     assert [found.step for found in life.courier._directories.unsent()] == [20]
 
 
@@ -857,6 +867,7 @@ def test_a_newcomer_commits_nothing_that_it_has_restored_before_its_script_runs(
     life.context.status.ranks = (0,)
     assert life.courier._directories.unsent() == []
     run_rank_0(life, 1)
+    look_again(life)
     assert [one.step for one in life.courier._directories.unsent()] == [10]
 
 
@@ -868,26 +879,25 @@ def test_a_directory_that_is_passed_over_for_its_name_is_a_warning(bench, carry,
         directory(node, "step_100_loss_0.53")
         time.sleep(0.02)
         directory(node, "step_200_loss_0.48")
+        look_again(life)
         assert [one.name for one in uploads.unsent()] == ["output/step_100_loss_0.53"]
         (warning,) = life.context.status.warnings
         assert warning.startswith(
             "output/step_200_loss_0.48 was completed after output/step_100_loss_0.53 and"
         )
         directory(node, "step_300")
+        look_again(life)
         assert [one.name for one in uploads.unsent()] == ["output/step_300"]
         assert life.context.status.warnings == ()
 
 
-def test_directories_without_a_step_are_committed_in_the_order_in_which_they_were_written(bench, node):
+def test_of_directories_without_a_step_the_one_that_was_written_last_is_committed(bench, node):
     life = bench.life(checkpoint=PATTERN)
     run_rank_0(life, 1)
     for name in ("epoch=9.ckpt", "epoch=10.ckpt"):
         directory(node, name)
         time.sleep(0.02)
-    assert [one.name for one in life.courier._directories.unsent()] == [
-        "output/epoch=9.ckpt",
-        "output/epoch=10.ckpt",
-    ]
+    assert [one.name for one in life.courier._directories.unsent()] == ["output/epoch=10.ckpt"]
 
 
 @pytest.mark.parametrize("was_told", [False, True])

@@ -23,7 +23,7 @@ from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import Controller
-from cloudspot.errors import TransientError
+from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import request_stop
@@ -279,8 +279,8 @@ def test_nothing_is_listed_of_the_launches_whose_nodes_are_all_left_out(make_nod
     nodes.peers[1]._pass()
     prefix = keys.nodes_prefix("digits-1")
     assert [after for listed_prefix, after in listed if listed_prefix == prefix] == [
-        f"{prefix}000001",
-        f"{prefix}000003",
+        f"{prefix}000001/",
+        f"{prefix}000003/",
     ]
     assert nodes.peers[1].others == {Seat(3, 0)}
 
@@ -413,3 +413,22 @@ def test_a_restarted_agent_counts_its_changes_on(make_nodes):
     HeartbeatWriter(nodes.contexts[1]).beat()
     nodes.peers[0]._pass()
     assert nodes.peers[0].beats()[Seat(1, 1)].state == "restoring"
+
+
+def test_a_record_under_another_nodes_key_is_not_taken_for_that_nodes(make_nodes):
+    """Drivers refused it, while the other nodes took the node for ended."""
+    nodes = make_nodes(2)
+    record = nodes.records.exit("failed", rank=0)
+    nodes.store.put(keys.exit_record("digits-1", 1, 1), codec.encode(record))
+    with pytest.raises(CorruptData, match=r"0001/exit\.json holds a record of node 0 of launch 1"):
+        nodes.peers[0]._pass()
+    assert not nodes.peers[0].is_gone(Seat(1, 1))
+
+
+@pytest.mark.parametrize("name", ["exit.json", "notice"])
+def test_an_odd_key_is_no_nodes(make_nodes, name):
+    """The others looked for node 1.1's record, found none, and heard of nobody as long as the key was there."""
+    nodes = make_nodes(2)
+    nodes.store.put(keys.nodes_prefix("digits-1") + f"000001/00001/{name}", b"{}")
+    nodes.peers[0]._pass()
+    assert nodes.peers[0].exit_record(Seat(1, 1)) is None

@@ -63,7 +63,7 @@ def test_a_start_is_as_long_as_in_the_newest_job_of_the_name(experienced):
 
 
 def test_a_record_that_is_malformed_costs_one_warning(experienced):
-    key = keys.market_seen("local", "w", milliseconds=1)
+    key = keys.market_seen("local", 1, "w")
     experienced.store.put(key, b"{}")
     result = experienced.run("offers", str(experienced.job_file))
     assert result.stderr == f"warning: {key}: malformed, and not counted; delete what no job wrote\n"

@@ -207,7 +207,7 @@ def put_summary(jobs, job_id, *, minutes=0.0, **fields):
     }
     jobs.store.put(keys.index(job_id), b"")
     submitted = values["submitted_at"].timestamp()
-    jobs.store.put(keys.recent(job_id, milliseconds=int(submitted * 1000)), b"")
+    jobs.store.put(keys.recent(int(submitted * 1000), job_id), b"")
     write_summary(jobs.store, Summary(**values))
 
 

@@ -98,6 +98,8 @@ def test_a_job_that_finished_long_ago_is_left_alone(jobs, hours, is_over):
     jobs.reclaimed_and_finished("done-1")
     now = datetime.now(timezone.utc) + timedelta(hours=hours)
     assert is_long_over(jobs.store, "done-1", now) is is_over
+    jobs.store.put(keys.journal_prefix("done-1") + "notes", b"{")  # no record, whoever put it there
+    assert is_long_over(jobs.store, "done-1", now) is is_over
 
 
 def test_a_job_that_is_removed_during_the_look_is_left_to_the_pass(jobs, monkeypatch):

@@ -22,6 +22,7 @@ def test_json_has_the_whole_story(jobs):
         "verified": True,
         "bytes": 1000,
         "shared_bytes": 0,
+        "evidence": None,
     }
     assert value["cost"]["spent"] == 0.06
     assert value["cost"]["on_demand_equivalent"] == 0.2

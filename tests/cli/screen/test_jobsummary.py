@@ -10,9 +10,9 @@ from cloudspot.cli.screen.jobsummary import _next_text, _nodes_text, steps_lost_
 def test_steps_lost_are_told_as_exactly_as_they_are_known():
     told = [
         steps_lost_text({"steps_lost": steps, "steps_lost_is_exact": is_exact})
-        for steps, is_exact in ((7, True), (0, False), (None, False))
+        for steps, is_exact in ((7, True), (0, True), (7, False), (0, False), (None, False))
     ]
-    assert told == ["7", "at least 0", "unknown"]
+    assert told == ["7", "0", "at least 7", "unknown", "unknown"]
 
 
 @pytest.mark.parametrize(

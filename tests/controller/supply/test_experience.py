@@ -153,7 +153,7 @@ def test_a_store_that_does_not_answer_has_seen_nothing(house, error):
 @pytest.mark.full
 def test_malformed_records_are_not_counted_and_told_in_one_line(house):
     house.finish()
-    broken = [keys.market_seen("sim", f"w{number}", milliseconds=number) for number in (1, 2, 3)]
+    broken = [keys.market_seen("sim", number, f"w{number}") for number in (1, 2, 3)]
     for key in broken:
         house.store.put(key, b"{}")
     found = read_experience(house.store, "sim")

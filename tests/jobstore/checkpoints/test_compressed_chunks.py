@@ -173,7 +173,7 @@ def test_an_upload_that_died_leaves_chunks_of_the_other_kind_that_go_with_the_sa
     checkpoints.generation(store, 1)
     for number, size in ((0, 1500), (1, 1500), (2, 700)):
         store.put(keys.chunk("x", SaveId(1, 10, 0), 0, number), b"x" * size)
-    store.put(keys.chunk("x", SaveId(1, 10, 0), 0, 1, is_compressed=True), b"left over")
+    store.put(keys.compressed_chunk("x", SaveId(1, 10, 0), 0, 1), b"left over")
     manifest = put(store, checkpoints, C(1, 10))
     fetching.verify(store, "x", manifest)
     put(store, checkpoints, C(1, 20))
@@ -184,7 +184,7 @@ def test_an_upload_that_died_leaves_chunks_of_the_other_kind_that_go_with_the_sa
 def test_other_bytes_that_hold_the_same_chunk_are_as_good(store, checkpoints, monkeypatch, tmp_path):
     """As of another version of the library, put by an agent before or after the one whose record stands."""
     manifest = put(store, checkpoints, C(1, 10))
-    key = keys.chunk("x", SaveId(1, 10, 0), 0, 0, is_compressed=True)
+    key = keys.compressed_chunk("x", SaveId(1, 10, 0), 0, 0)
     with monkeypatch.context() as patched:
         patched.setattr("cloudspot.jobstore.checkpoints.compression.BLOCK_BYTES", 400)
         other = parts.compress(b"a" * 1500)

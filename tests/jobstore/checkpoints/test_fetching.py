@@ -408,11 +408,47 @@ def test_a_hostile_path_writes_nothing_anywhere(store, checkpoints, tree, tmp_pa
     [part] = commit.parts
     files = tuple(replace(file, path=path) if file.path == "a.bin" else file for file in part.files)
     before = names(tmp_path)
-    for hostile in (replace(part, files=files), replace(part, directory=path)):
+    lost = [replace(part, directory=path)] if path != "." else []  # the working directory itself
+    for hostile in (replace(part, files=files), *lost):
         with pytest.raises(CorruptData, match="not a safe relative path"):
             fetching.fetch(store, "x", replace(commit, parts=(hostile,)), tmp_path / "work")
     assert names(tmp_path) == before
     assert not os.path.lexists("/tmp/cloudspot-escape")
+
+
+def with_link(checkpoints, store, tree, target):
+    """Return a checkpoint of the tree and of a link in it."""
+    (tree / "link").write_bytes(target)
+    commit = checkpoints.directory(store, C, tree, "d")
+    [part] = commit.parts
+    files = tuple(replace(file, is_link=file.path == "link") for file in part.files)
+    return replace(commit, parts=(replace(part, files=files),))
+
+
+def test_a_link_within_a_checkpoint_comes_back_as_a_link(store, checkpoints, tree, tmp_path):
+    commit = with_link(checkpoints, store, tree, b"a.bin")
+    fetching.fetch(store, "x", commit, tmp_path / "work")
+    assert str((tmp_path / "work/d/link").readlink()) == "a.bin"
+
+
+@pytest.mark.parametrize(
+    "target", [b"../escape", b"/etc/passwd", b"", b"a\0b", b"a.bin/../../x", b"a" * 5000]
+)
+def test_a_link_that_leads_out_of_its_checkpoint_is_refused(store, checkpoints, tree, tmp_path, target):
+    """Also what names no path at all: an agent must not end with an error of its own."""
+    commit = with_link(checkpoints, store, tree, target)
+    with pytest.raises(CorruptData, match="out of its checkpoint"):
+        fetching.fetch(store, "x", commit, tmp_path / "work")
+    assert names(tmp_path / "work") == []
+
+
+def test_a_hostile_path_that_is_not_utf_8_writes_nothing(store, checkpoints, tree, tmp_path):
+    commit = checkpoints.directory(store, C, tree, "d")
+    [part] = commit.parts
+    files = tuple(replace(file, raw_path=b"../escape-\xe9") for file in part.files)
+    with pytest.raises(CorruptData, match="not a safe relative path"):
+        fetching.fetch(store, "x", replace(commit, parts=(replace(part, files=files),)), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_file_that_is_also_a_directory_writes_nothing(store, checkpoints, tree, tmp_path):

@@ -176,7 +176,7 @@ def expected_contents(source):
     elsewhere = (keys.checkpoints_prefix(JOB), keys.manifests_prefix(JOB), keys.journal_copies_prefix(JOB))
     names = {key for key in set(whole) - left_out if not key.startswith(elsewhere)} | checkpoint
     found = {key: whole[key] for key in names}
-    return found | {keys.recent(JOB, milliseconds=1767225600000): b""}
+    return found | {keys.recent(1767225600000, JOB): b""}
 
 
 def standing(store):

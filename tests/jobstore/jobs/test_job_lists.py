@@ -7,6 +7,7 @@ import pytest
 from support.records.many_jobs import ManyJobs
 from support.stores.faultstore import FaultPlan, FaultyStore
 from support.stores.memorystore import InMemoryStore
+from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import JobNotFound
@@ -67,7 +68,7 @@ def is_there(store, job_id):
 def test_the_newest_jobs_come_first_and_nothing_else_is_listed(store):
     for number, job_id in enumerate(("b", "a-1", "c")):
         milliseconds = int((AT + timedelta(milliseconds=number)).timestamp() * 1000)
-        store.put(keys.recent(job_id, milliseconds=milliseconds), b"")
+        store.put(keys.recent(milliseconds, job_id), b"")
     store.put("recent/.DS_Store", b"")
     store.put("recent/0000000000001-Not A Job", b"")
     assert list_recent(store) == (("c", "a-1", "b"), True)
@@ -157,9 +158,9 @@ def test_a_removal_that_is_killed_at_any_moment_is_finished_and_leaves_nothing(t
 
 def test_a_driver_that_slept_while_its_job_was_removed_does_not_unmark_the_next_job_of_that_id(store, town):
     job_id = town.add_ended()
-    steps = Controller(store, job_id, town.provider).steps()
-    while next(steps) != "unmark":
-        pass
+    stops = Stops(store, town.provider)
+    steps = stops.steps(Controller(stops.store, job_id, stops.provider).tick)
+    until(steps, "delete live/")
     remove_job(store, job_id)
     town._numbers = iter([1])
     assert town.add_ended() == job_id

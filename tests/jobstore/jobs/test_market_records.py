@@ -65,7 +65,7 @@ def test_a_job_that_was_resumed_replaces_its_record(store):
 
 def test_the_oldest_are_deleted_by_who_adds_one(store):
     for number in range(MAX_KEPT + 3):
-        store.put(keys.market_seen("sim", f"w{number}", milliseconds=submission(number).milliseconds), b"{}")
+        store.put(keys.market_seen("sim", submission(number).milliseconds, f"w{number}"), b"{}")
     write(store, MAX_KEPT + 3)
     assert names(store) == [f"w{number}" for number in range(MAX_KEPT + 3, 3, -1)]
 
@@ -97,7 +97,7 @@ def test_a_record_that_no_writer_of_ours_wrote_is_skipped_and_named(store, data)
     assert data != codec.encode(seen(1))
     write(store, 1)
     write(store, 2)
-    key = keys.market_seen("sim", "w2", milliseconds=submission(2).milliseconds)
+    key = keys.market_seen("sim", submission(2).milliseconds, "w2")
     store.put(key, data)
     found = read_market_seen(store, "sim")
     assert (found.found, found.unreadable) == ((seen(1),), (key,))

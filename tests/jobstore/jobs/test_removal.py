@@ -216,7 +216,7 @@ def test_what_a_controller_writes_in_the_middle_does_not_stay(store, checkpoints
 
     class Meanwhile(FaultyStore):
         def delete(self, key):
-            if key.startswith(keys.code("")):
+            if key.startswith(keys.code_prefix()):
                 store.put(keys.summary("x"), b"{}")
             super().delete(key)
 

@@ -84,6 +84,14 @@ def test_hosts_that_live_for_one_pass_leave_no_heap_of_notes() -> None:
     assert len(list(store.list_objects(keys.drivers_prefix()))) == 2
 
 
+def test_what_others_keep_there_is_left_alone(store: Shelf) -> None:
+    """In the root of a bucket, ``drivers/`` may have objects of others; each was deleted when it was a day old."""
+    store.put(keys.drivers_prefix() + "nvidia-570.run", b"theirs")
+    store.time += timedelta(days=30)
+    note_driver(store, "reconcile on host", store.time, providers=["aws"])
+    assert store.get(keys.drivers_prefix() + "nvidia-570.run") == b"theirs"
+
+
 def test_any_name_has_a_key(store: Shelf) -> None:
     note_driver(store, "réconcile/../" + "x" * 300, START, every=timedelta(minutes=1), providers=["aws"])
     assert len(names(store, START)) == 1

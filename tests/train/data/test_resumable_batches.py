@@ -76,6 +76,68 @@ class StatefulStream(IterableDataset):
         self.position = state["position"]
 
 
+class Counting(IterableDataset):
+    """Is in another order each time that it is iterated."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        yield from np.random.default_rng(self.epoch).permutation(NUM_SAMPLES).astype(float).tolist()
+
+
+class KeepsCount(Counting):
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class IsTold(KeepsCount):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class CountingSampler(Sampler):
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        self.epoch += 1
+        yield from np.random.default_rng(self.epoch).permutation(NUM_SAMPLES).tolist()
+
+
+class SamplerThatKeepsCount(CountingSampler):
+    state_dict, load_state_dict = KeepsCount.state_dict, KeepsCount.load_state_dict
+
+
+class OwnLoader:
+    """Counts its epochs, and knows its position."""
+
+    def __init__(self):
+        self.epoch, self.used, self.resumed = 0, 0, False
+
+    def __iter__(self):
+        if not self.resumed:
+            self.epoch, self.used = self.epoch + 1, 0
+        self.resumed = False
+        order = np.random.default_rng(self.epoch).permutation(NUM_SAMPLES).astype(float)
+        while self.used < 6:
+            self.used += 1
+            yield torch.tensor(order[4 * self.used - 4 : 4 * self.used])
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "used": self.used}
+
+    def load_state_dict(self, state):
+        self.epoch, self.used, self.resumed = state["epoch"], state["used"], True
+
+
 def stateful(dataset, **options):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -105,6 +167,10 @@ LOADERS = {
     "stateful with its own generator": lambda: stateful(
         Augmented(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9)
     ),
+    "keeps count": lambda: DataLoader(KeepsCount(), batch_size=4),
+    "is told": lambda: DataLoader(IsTold(), batch_size=4),
+    "sampler that keeps count": lambda: DataLoader(Plain(), batch_size=4, sampler=SamplerThatKeepsCount()),
+    "own loader": OwnLoader,
     "stateful stream": lambda: stateful(StatefulStream(), batch_size=4),
 }
 # Worker processes draw from generators of their own, so only datasets that draw nothing are told apart here.
@@ -405,6 +471,63 @@ def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
         assert says in "".join(warned)
     else:
         assert (is_exact, warned) == (True, [])
+
+
+UNTOLD = "the first epoch of this process is epoch 1, which {} cannot be told"
+ANOTHER = "the first batch of the epoch is another one. What {} yields"
+
+
+@pytest.mark.parametrize(
+    ("make_loader", "at", "says"),
+    [
+        (lambda: DataLoader(Counting(), batch_size=4), 3, ""),
+        (lambda: DataLoader(Counting(), batch_size=4), 6, UNTOLD.format("Counting")),
+        (lambda: DataLoader(Counting(), batch_size=4), 8, ANOTHER.format("Counting")),
+        (lambda: DataLoader(Plain(), 4, sampler=CountingSampler()), 6, UNTOLD.format("CountingSampler")),
+        (lambda: DataLoader(Plain(), 4, sampler=CountingSampler()), 8, ANOTHER.format("Plain")),
+        (
+            lambda: stateful(Plain(), batch_size=4, sampler=CountingSampler()),
+            8,
+            UNTOLD.format("CountingSampler"),
+        ),
+        (lambda: DataLoader(KeepsCount(), batch_size=4), 8, ""),
+        (lambda: DataLoader(IsTold(), batch_size=4), 6, ""),
+        (OwnLoader, 6, ""),
+        (lambda: DataLoader(Plain(), batch_size=4, shuffle=True), 6, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_loader_that_counts_its_epochs_is_resumed_exactly_or_warned_of_by_name(
+    resumed, make_loader, at, says
+):
+    is_exact, said = resumed(make_loader, at=at)
+    if says:
+        assert [says in line for line in said] == [True]
+    else:
+        assert (is_exact, said) == (True, [])
+
+
+@pytest.mark.parametrize("name", ["keeps count", "is told", "own loader", "sampler that keeps count"])
+@pytest.mark.parametrize("at", [6, 9, 10])
+def test_in_a_loop_over_epochs_too(open_session, courier, until_held, name, at):
+    def training(restore, drain_at=None):
+        run = open_session(courier.begin(restore), model=torch.nn.Linear(1, 1))
+        loader, seen = LOADERS[name](), []
+        with contextlib.suppress(SystemExit):
+            for epoch in run.epochs(3):
+                for batch in run.batches(loader):
+                    seen.append((epoch, batch.tolist()))
+                    if run.step + 1 == drain_at:
+                        courier.drain()
+                        until_held(run)
+                    if (epoch, run.step) == (1, 9):
+                        break
+        return seen
+
+    expected = training(None)
+    assert len({tuple(batch) for _, batch in expected}) == len(expected)
+    assert training(None, at) == expected[:at]
+    assert training(courier.carry()) == expected[at:]
 
 
 def make_stateful():

@@ -130,6 +130,54 @@ def test_wrappers_of_the_model_make_no_difference(tmp_path):
     assert_same(fresh, saved)
 
 
+def partly_wrapped(kind):
+    """The objects with parts of the model wrapped; a part within a part, too, and one that has two names."""
+    objects = make_objects()
+    first, norm, last = objects["model"]
+    model = torch.nn.ModuleDict({"body": torch.nn.Sequential(first, norm), "head": last, "again": last})
+    if kind == "compiled":
+        model["body"][0] = torch.compile(first, backend="eager")
+        model["body"] = torch.compile(model["body"], backend="eager")
+        model["head"] = model["again"] = torch.compile(last, backend="eager")
+    elif kind == "parallel":
+        model["body"] = torch.nn.DataParallel(model["body"])
+    return {**objects, "model": model}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+@pytest.mark.parametrize("there", ["plain", "compiled", "parallel"])
+@pytest.mark.parametrize("here", ["plain", "compiled", "parallel"])
+def test_wrappers_within_the_model_make_no_difference(tmp_path, there, here):
+    saved, fresh = partly_wrapped(there), partly_wrapped(here)
+    for weight in saved["model"].state_dict().values():
+        weight.add_(1)
+    saved["model"]["head"].requires_grad_(requires_grad=False)
+    write(tmp_path, saved)
+    Checkpoint(tmp_path).load(fresh, world=World(0, 1, 0, 1))
+    fresh["model"]["head"].requires_grad_(requires_grad=False)
+    assert_same(fresh, saved)
+    assert checkpoint.take(fresh).items == checkpoint.take(saved).items
+    assert set(checkpoint.take(fresh).objects["model"]) >= {
+        "body.0.weight",
+        "body.1.running_mean",
+        "again.bias",
+    }
+    assert checkpoint.weights_sha256(fresh["model"]) == checkpoint.weights_sha256(saved["model"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+def test_a_checkpoint_of_an_earlier_version_has_the_names_of_wrapped_parts(tmp_path, monkeypatch):
+    saved, fresh = partly_wrapped("compiled"), partly_wrapped("compiled")
+    for weight in saved["model"].state_dict().values():
+        weight.add_(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "plain_naming", lambda _module: str)
+        write(tmp_path, saved)
+    assert "body._orig_mod.1.weight" in (tmp_path / "restore.json").read_text()
+    Checkpoint(tmp_path).load(fresh, world=World(0, 1, 0, 1))
+    assert_same(fresh, saved)
+
+
 def test_buffers_of_the_model_are_pinned_and_parameters_are_not():
     items = {item.name: item.pinned for item in checkpoint.take(make_objects()).items}
     assert items == {

@@ -20,7 +20,7 @@ from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.errors import CloudspotError
 from cloudspot.host.bounded_reads import read_at_most, read_end
-from cloudspot.host.cores import usable_cores
+from cloudspot.host.capacity import usable_cores
 from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server.fork_server import MARK

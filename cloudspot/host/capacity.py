@@ -1,8 +1,18 @@
-"""How much memory is left."""
+"""What this process may use of its machine: how many cores, and how much memory."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+
+
+def usable_cores(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of cores: ``CLOUDSPOT_CORES`` where the system itself would report more."""
+    said = environ.get("CLOUDSPOT_CORES")
+    if said is not None:
+        return int(said)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory_bytes() -> int | None:

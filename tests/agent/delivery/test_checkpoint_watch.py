@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -9,17 +10,13 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cloudspot.agent.delivery.checkpoint_directories import (
-    RESTLESS_SECONDS,
-    CheckpointDirectories,
-    CheckpointDirectory,
-    other_links,
-    stage,
-    step_of,
-)
-from cloudspot.jobfile.spec import CheckpointSpec
+from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out, step_of
+from cloudspot.agent.delivery.checkpoint_states import Look, Memory, State
+from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, CheckpointWatch
+from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 
 
 def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
@@ -29,13 +26,88 @@ def checkpoint(work: Path, step: int, text: str = "weights") -> Path:
     return path
 
 
-def watch(
-    work: Path, complete_file: str | None = None, *, incomplete_file: str | None = None
-) -> CheckpointDirectories:
-    spec = CheckpointSpec(
-        directory="output/checkpoint-*", complete_file=complete_file, incomplete_file=incomplete_file
-    )
-    return CheckpointDirectories(work, spec, memory=work / "before.json")
+class Watched:
+    """The checkpoints below a directory, with the watch of one agent, which begins with what the last one knew."""
+
+    def __init__(
+        self,
+        work: Path,
+        pattern: str = "output/checkpoint-*",
+        *,
+        complete_file: str | None = None,
+        incomplete_file: str | None = None,
+    ) -> None:
+        self.work, self._memory = work, work / "before.json"
+        markers = [name for name in (complete_file, incomplete_file) if name is not None]
+        self._files = CheckpointFiles(work, (pattern,), ("before.json",), markers)
+        known = json.loads(self._memory.read_bytes()) if self._memory.exists() else {}
+        self.watch = CheckpointWatch(complete_file, incomplete_file, msgspec.convert(known, Memory))
+
+    def looks(self) -> list[Look]:
+        looks = None
+        while looks is None:
+            looks = self._files.looks(lambda _: True)  # nobody else writes there
+        return looks
+
+    def _keep(self) -> None:
+        self._memory.write_text(json.dumps(msgspec.to_builtins(self.watch.memory)))
+
+    def ready(self, now: float, *, alive: bool) -> tuple[State, ...]:
+        looks = self.looks()
+        if alive:
+            self.watch.look(looks, now)
+        else:
+            self.watch.end(looks, exited_0=False, is_leaving=True)
+        self._keep()
+        return self.watch.complete(looks)
+
+    def begin_script(self) -> None:
+        self.watch.begin(self.looks())
+        self._keep()
+
+    def finish_script(self) -> None:
+        self.watch.end(self.looks(), exited_0=True, is_leaving=False)
+        self._keep()
+
+    def ask(self) -> None:
+        self.watch.ask(self.looks())
+        self._keep()
+
+    def finish_answer(self, *, exited_0: bool) -> None:
+        self.watch.end(self.looks(), exited_0=exited_0, is_leaving=True)
+
+    def torn(self) -> tuple[Look, ...]:
+        return self.watch.torn(self.looks())
+
+    def is_answer(self, state: State) -> bool:
+        return self.watch.is_answer(state)
+
+    def restless(self, now: float) -> tuple[str, ...]:
+        return self.watch.restless(now)
+
+    @property
+    def was_asked(self) -> bool:
+        return self.watch.was_asked
+
+    @property
+    def save_seconds(self) -> float | None:
+        return self.watch.save_seconds
+
+    def stage(self, state: State) -> SetAside | None:
+        (self.work.parent / "staging").mkdir(exist_ok=True)
+        return set_aside(
+            state,
+            self.work,
+            self.work.parent / "staging" / "1",
+            logs={},
+            links=(),
+            must_copy=False,
+            writers=self._files.writers,
+        )
+
+
+def watch(work: Path, complete_file: str | None = None, *, incomplete_file: str | None = None) -> Watched:
+    return Watched(work, complete_file=complete_file, incomplete_file=incomplete_file)
 
 
 def test_a_directory_is_complete_when_nothing_touched_it_for_ten_seconds(tmp_path: Path) -> None:
@@ -92,7 +164,7 @@ def test_what_is_an_answer_began_after_the_script_was_asked(tmp_path: Path) -> N
     (tmp_path / "output" / "checkpoint-10" / "done").touch()
     assert not directories.was_asked
     directories.ask()
-    checkpoint(tmp_path, 20, "the rest of it")
+    add(tmp_path, 20, "the rest of it")
     (tmp_path / "output" / "checkpoint-20" / "done").touch()
     for again in (directories, watch(tmp_path, "done")):  # of the next agent
         again.ask()  # asking again changes nothing
@@ -109,7 +181,7 @@ def test_what_is_an_answer_began_after_the_script_was_asked(tmp_path: Path) -> N
     assert not directories.was_asked
 
 
-def answer(directories: CheckpointDirectories, *, exited_0: bool) -> list[int | None]:
+def answer(directories: Watched, *, exited_0: bool) -> list[int | None]:
     """Return the steps of the answers that count as complete when the script has ended."""
     directories.finish_answer(exited_0=exited_0)
     ready = directories.ready(1000.0, alive=False)
@@ -121,7 +193,7 @@ def test_a_script_that_left_with_status_0_as_it_was_asked_to_has_completed_its_a
     directories.begin_script()
     checkpoint(tmp_path, 10)
     directories.ask()
-    checkpoint(tmp_path, 10, "and what it was in the middle of")
+    add(tmp_path, 10, "and what it was in the middle of")
     checkpoint(tmp_path, 20)
     assert answer(directories, exited_0=False) == []
     assert answer(directories, exited_0=True) == [20]
@@ -154,6 +226,12 @@ def test_an_answer_that_lacks_a_file_of_the_checkpoint_before_is_not_complete(tm
     assert answer(directories, exited_0=True) == [20, 30]
 
 
+def add(work: Path, step: int, text: str) -> None:
+    """Go on with a file that was being written."""
+    with (work / "output" / f"checkpoint-{step}" / "model.bin").open("a") as file:
+        file.write(text)
+
+
 def put_files(path: Path, names: Sequence[str]) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names):
@@ -169,9 +247,7 @@ def test_an_answer_into_the_directory_that_was_being_written_is_complete_if_its_
     tmp_path: Path,
 ):
     """The Trainer saves the same step once more when it is told of the notice."""
-    directories = CheckpointDirectories(
-        tmp_path, CheckpointSpec(directory="checkpoint-*"), memory=tmp_path / "m.json"
-    )
+    directories = Watched(tmp_path, "checkpoint-*")
     directories.begin_script()
     put_files(tmp_path / "checkpoint-50", OF_THE_TRAINER)
     directories.ready(0, alive=True)
@@ -187,9 +263,7 @@ def test_an_answer_into_the_directory_that_was_being_written_is_complete_if_its_
 
 def test_what_lacks_a_file_of_the_checkpoint_before_has_to_be_quiet_for_longer(tmp_path: Path):
     """Accelerate writes objects that the script has registered last, and they may take their time."""
-    directories = CheckpointDirectories(
-        tmp_path, CheckpointSpec(directory="checkpoint_*"), memory=tmp_path / "m.json"
-    )
+    directories = Watched(tmp_path, "checkpoint_*")
     directories.begin_script()
     put_files(tmp_path / "checkpoint_0", [*OF_ACCELERATE, "custom_checkpoint_0.pkl"])
     directories.ready(0, alive=True)
@@ -292,7 +366,7 @@ def test_what_is_left_of_a_directory_that_is_being_deleted_is_not_complete(tmp_p
     assert directories.ready(201.0, alive=True) == ()
     (path / "done").touch()
     (again,) = directories.ready(202.0, alive=True)
-    assert again.fingerprint != whole[0].fingerprint
+    assert again.version != whole[0].version
 
 
 def test_a_directory_that_came_with_the_code_is_no_work_of_the_script(tmp_path: Path) -> None:
@@ -382,11 +456,11 @@ def test_a_staged_directory_survives_its_deletion_by_the_script(tmp_path: Path) 
     path = checkpoint(tmp_path / "work", 10)
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
-    staged = stage(ready, tmp_path / "staging")
+    staged = directories.stage(ready)
     shutil.rmtree(path)
     assert staged is not None
-    assert (staged[0] / "model.bin").read_text() == "weights"
-    assert [(file.path, file.size) for file in staged[1]] == [("model.bin", 7)]
+    assert (staged.root / "output/checkpoint-10" / "model.bin").read_text() == "weights"
+    assert [(file.path, file.size) for file in staged.files] == [("output/checkpoint-10/model.bin", 7)]
 
 
 def test_files_are_staged_the_oldest_first(tmp_path: Path) -> None:
@@ -398,9 +472,11 @@ def test_files_are_staged_the_oldest_first(tmp_path: Path) -> None:
         os.utime(path / name, (written_at, written_at))
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
-    staged = stage(ready, tmp_path / "staging")
+    staged = directories.stage(ready)
     assert staged is not None
-    assert [file.path for file in staged[1]] == ["model.bin", "last.ckpt", "last-v1.ckpt"]
+    assert [file.path for file in staged.files] == [
+        f"output/checkpoint-10/{name}" for name in ("model.bin", "last.ckpt", "last-v1.ckpt")
+    ]
 
 
 def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path) -> None:
@@ -409,7 +485,7 @@ def test_a_directory_that_changed_since_it_was_seen_is_not_staged(tmp_path: Path
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
     checkpoint(tmp_path / "work", 10, "longer weights")
-    assert stage(ready, tmp_path / "staging") is None
+    assert directories.stage(ready) is None
 
 
 def test_a_link_is_saved_as_the_file_of_the_directory_that_it_leads_to(tmp_path: Path) -> None:
@@ -423,9 +499,9 @@ def test_a_link_is_saved_as_the_file_of_the_directory_that_it_leads_to(tmp_path:
     (tmp_path / "secret").write_text("outside")
     directories.ready(0.0, alive=True)
     (ready,) = directories.ready(20.0, alive=True)
-    assert [name for name, _, _ in ready.fingerprint] == ["last.bin", "model.bin"]
-    assert [link.name for link in other_links(path)] == ["around", "gone", "secret"]
-    root, _files = stage(ready, tmp_path / "staging") or pytest.fail("it was not staged")
+    assert [name.rpartition("/")[2] for name, _ in ready.version] == ["last.bin", "model.bin"]
+    assert links_left_out(work, directories.looks()[0]) == ["around", "gone", "secret"]
+    root = (directories.stage(ready) or pytest.fail("it was not staged")).root / "output/checkpoint-10"
     assert (root / "last.bin").read_text() == "weights"
     assert not (root / "last.bin").is_symlink()
     (path / "other.bin").write_text("other weights")
@@ -530,8 +606,8 @@ def test_a_disk_that_is_full_costs_the_later_agents_knowledge_and_nothing_else(t
 # --- torn -------------------------------------------------------------------------------------------
 
 
-def names(directories: Iterable[CheckpointDirectory]) -> list[str]:
-    return [directory.path.name for directory in directories]
+def names(directories: Iterable[Look]) -> list[str]:
+    return [Path(directory.name).name for directory in directories]
 
 
 def test_what_a_script_left_half_written_is_torn_and_what_it_completed_is_not(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Keeps what is set aside of a checkpoint: the newest complete state, and one that may be complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from cloudspot.agent.delivery.checkpoint_states import State
+
+
+class Kept(Protocol):
+    """What a state held, apart from the script's own files."""
+
+    state: State
+
+    def drop(self) -> None:
+        """Free its room."""
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class CheckpointShelf(Generic[K]):
+    """Says which states are set aside, and which is uploaded next; whoever uses it holds a lock."""
+
+    def __init__(self, take: Callable[[State], K | None], holds: Callable[[K], bool]) -> None:
+        """``take`` sets a state aside if it can; ``holds`` returns whether that is still what it was."""
+        self._take = take
+        self._holds = holds
+        self.ready: K | None = None
+        """The newest complete state that is not in the store."""
+        self._maybe: K | None = None
+        """The newest state that may turn out complete when the next save begins."""
+        self._uploading: K | None = None
+        self._known: set[State] = set()
+        """What is in the store or was given up."""
+        self._last: State | None = None
+        """What this script has had committed last: nothing older is committed after it."""
+        self._doubtful: list[State] = []
+        """What was committed without more evidence than quiet since the last state that has more."""
+
+    def begin(self, known: Iterable[State]) -> None:
+        """Note that a script is about to start, and what of its files the store has."""
+        self._known.update(known)
+        self._last = None
+
+    def look(self, told: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
+        """Set aside what is new in a look; the arguments are the answers of ``CheckpointWatch``."""
+        for state in told:
+            self._promote(state)
+        if complete and self._is_wanted(complete[-1]):
+            self._promote(complete[-1])
+            if self._is_wanted(complete[-1]) and (kept := self._take(complete[-1])) is not None:
+                self._make_ready(kept)
+        is_held = candidate is not None and self._maybe is not None and self._maybe.state == candidate
+        if candidate is not None and not is_held and self._is_wanted(candidate):
+            if self._maybe is not None:
+                self._maybe.drop()
+            self._maybe = self._take(candidate)
+
+    def begin_upload(self) -> K | None:
+        """Return what is uploaded next; call ``end_upload`` after it."""
+        self._uploading, self.ready = self.ready, None
+        return self._uploading
+
+    def end_upload(self, *, is_to_repeat: bool) -> None:
+        """Drop what was uploaded, or let it wait once more if nothing newer does."""
+        kept, self._uploading = self._uploading, None
+        if kept is not None and is_to_repeat and self.ready is None:
+            self.ready = kept
+        elif kept is not None:
+            kept.drop()
+
+    def note_commit(self, state: State) -> None:
+        """Note that a state is in the store, or was given up."""
+        self._known.add(state)
+        self._last = state
+        if state.evidence != "quiet":
+            self._doubtful.clear()
+        else:
+            self._doubtful.append(state)
+
+    def num_doubtful(self, was_confirmed: Callable[[State], bool]) -> int:
+        """Return how many of the newest commits may be torn: so many older ones are kept besides."""
+        confirmed = [number for number, one in enumerate(self._doubtful, 1) if was_confirmed(one)]
+        del self._doubtful[: max(confirmed, default=0)]
+        return len(self._doubtful)
+
+    def _is_wanted(self, state: State) -> bool:
+        """Return whether it waits for no upload yet and is not older than what does, or has been uploaded."""
+        waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
+        newest = waiting if self._last is None else [*waiting, self._last]
+        return state not in (*waiting, *self._known) and all(one.order <= state.order for one in newest)
+
+    def _promote(self, state: State) -> None:
+        """Let what was set aside in case it was complete wait for its upload."""
+        kept = self._maybe
+        if kept is None or kept.state != state:
+            return
+        self._maybe = None
+        if self._is_wanted(state) and self._holds(kept):
+            kept.state = state
+            self._make_ready(kept)
+        else:
+            kept.drop()
+
+    def _make_ready(self, kept: K) -> None:
+        if self.ready is not None:
+            self.ready.drop()
+        self.ready = kept

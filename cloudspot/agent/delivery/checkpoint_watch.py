@@ -1,0 +1,465 @@
+"""Decides, by evidence, which states of a script's own checkpoint files are complete; it reads no disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from cloudspot.agent.delivery.checkpoint_states import (
+    Asked,
+    Evidence,
+    Look,
+    Memory,
+    Settled,
+    Stamp,
+    State,
+    Version,
+    is_log,
+)
+
+SETTLED_SECONDS = 10.0
+"""Files that nobody has written to for this long are complete, until three saves have been seen."""
+KNOWN_SECONDS = 2.0
+"""The same if their content says so, since other ranks may still write; no pause is taken for shorter."""
+RESTLESS_SECONDS = 300.0
+"""The user is told of a checkpoint that has not been complete for this long."""
+ENOUGH_SAVES = 3
+"""After so many, the longest pause within a save says how long files have to be quiet."""
+INCOMPLETE_FILE = "checkpoint-is-incomplete.txt"
+"""Hugging Face's Trainer has it in the directory while it saves because of SIGTERM."""
+
+
+@dataclass
+class _Seen:
+    look: Look
+    active_at: float
+    """When it last changed or was open for writing (monotonic)."""
+    stable: Version | None = None
+    """What it held at two looks, when nobody wrote; kept until the next change."""
+
+
+@dataclass
+class _Save:
+    """The save under way, or the last one."""
+
+    active_at: float
+    pause: float = 0.0
+    """The longest in it, up to the newest change."""
+
+
+class CheckpointWatch:
+    """Follows the checkpoints of one script by looks at them.
+
+    Only what happens while the script lives proves that a checkpoint is complete: after its end a
+    half-written one is quiet, too. Moments are monotonic.
+    """
+
+    def __init__(self, complete_file: str | None, incomplete_file: str | None, memory: Memory) -> None:
+        self._complete_file = complete_file
+        self._incomplete_file = incomplete_file
+        self.memory = memory
+        self.has_news = False
+        """Whether the memory has changed since whoever keeps it has set this to False."""
+        self._seen: dict[str, _Seen] = {}
+        self._logs: set[str] = set()
+        self._born: dict[str, int] = {}
+        """The number of the save in which each file was last begun; 0: before the script."""
+        self._save: _Save | None = None
+        self._number = 0
+        self._rewritten: set[str] = set()
+        """The checkpoints that were begun anew since the script was asked to save."""
+        self._incomplete_since: dict[str, float] = {}
+        self.save_seconds: float | None = None
+        """How long the script took to write the newest checkpoint that it was seen to write."""
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def begin(self, looks: Sequence[Look]) -> None:
+        """Note that a script is about to start: what exists now is not its work."""
+        memory = self.memory
+        if memory.before is None:
+            memory.came_with_code = tuple(root for look in looks for root in look.roots)
+        memory.before, memory.asked = {look.name: look.version for look in looks}, None
+        memory.settled = {
+            name: each for name, each in memory.settled.items() if memory.before.get(name) == each.version
+        }
+        self.has_news = True
+        self._seen.clear()
+        self._logs.clear()
+        self._note_logs(looks)
+        self._seen = {look.name: _Seen(look, float("-inf")) for look in looks if look.files}
+        self._born = dict.fromkeys((path for look in looks for path in look.files), 0)
+        self._incomplete_since.clear()
+        self._save, self._number = None, 0
+
+    def look(self, looks: Sequence[Look], now: float) -> tuple[State, ...]:
+        """Take in what there is while the script lives.
+
+        Returns the states of which only the beginning of the next save has told that they were complete: what
+        they held may be overwritten already.
+        """
+        looks = [look for look in looks if look.files]  # an empty directory is no save that has begun
+        self._note_logs(looks)
+        if not self._seen and self.memory.before is None:
+            self._seen = {look.name: _Seen(look, now) for look in looks}
+        begun = self._changes(looks)
+        told = self._note_saves(looks, begun, now)
+        names = {look.name for look in looks}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        expected = self._kinds_before(looks)
+        for look in looks:
+            evidence = self._evidence(look, now, has_expected=expected <= self._kinds(look))
+            if evidence is not None:
+                self._settle(look, evidence)
+        self._incomplete_since = {
+            look.name: self._incomplete_since.get(look.name, now)
+            for look in looks
+            if self.is_new(look) and not self.is_complete(look) and not self._is_remains(look)
+        }
+        return told
+
+    def end(self, looks: Sequence[Look], *, exited_0: bool, is_leaving: bool) -> None:
+        """Note that the script has ended.
+
+        Status 0 proves all that it has written complete, or, if it was asked to save, what it has begun since
+        then; unless that lacks a file of the checkpoint before, as when the process ends under a thread that
+        saves. It proves nothing if the node ``is_leaving`` and the script was not asked: it may be that of a
+        handler of SIGTERM, in the middle of a save.
+        """
+        self._note_logs(looks)
+        for look in looks:
+            if self._complete_file is not None and self._is_marked(look):
+                self._settle(look, "marker")
+        if self.memory.asked is None:
+            if exited_0 and not is_leaving:
+                for look in looks:
+                    self._settle(look, "exit")
+            return
+        self._changes([look for look in looks if look.files])
+        expected = self._kinds_before([look for look in looks if not self.is_answer(look)])
+        for look in looks:
+            if not self.is_new(look) or not expected <= self._kinds(look):
+                continue
+            says_so = self._says_finished(look)
+            # With status 0, it was being written when the script was asked, perhaps once more afterwards.
+            if says_so and (exited_0 or self.is_answer(look)):
+                self._settle(look, "index")
+            elif exited_0 and self.is_answer(look):
+                self._settle(look, "exit")
+
+    def ask(self, looks: Sequence[Look]) -> None:
+        """Note that the script is asked to save now: what it begins from now on is its answer."""
+        if self.memory.asked is not None:
+            return
+        self.memory.asked = {
+            look.name: Asked(
+                look.version,
+                # What the script has not touched was restored, or came with the code; what its content says
+                # is complete may be too new to be sure of, but is not what the script writes now.
+                self.is_complete(look) or self._says_finished(look) or not self.is_new(look),
+            )
+            for look in looks
+            if look.files
+        }
+        self._rewritten.clear()
+        self.has_news = True
+
+    # --- what is known ------------------------------------------------------------------------------
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the script was asked to save."""
+        return self.memory.asked is not None
+
+    def is_new(self, look: Look | State) -> bool:
+        """Return whether the script has written to the checkpoint."""
+        before = (self.memory.before or {}).get(look.name)
+        return before is None or not self._is_same(before, look.version)
+
+    def is_answer(self, look: Look | State) -> bool:
+        """Return whether the script has begun to write this after it was asked to save."""
+        asked = self.memory.asked
+        if asked is None or not self.is_new(look):
+            return False
+        then = asked.get(look.name)
+        if then is None:
+            return True
+        has_changed = not self._is_same(then.version, look.version)
+        return has_changed and (then.was_complete or look.name in self._rewritten)
+
+    def is_complete(self, look: Look) -> bool:
+        """Return whether what is there was seen to be complete."""
+        settled = self.memory.settled.get(look.name)
+        if settled is None or not self._is_same(settled.version, look.version):
+            return False
+        return self._may_be_complete(look)
+
+    def complete(self, looks: Iterable[Look]) -> tuple[State, ...]:
+        """Return what is complete and was written here, the newest last."""
+        # What no script here has written was restored, or came with the code.
+        found = [
+            State(look.name, look.step, self.own_version(look), self.memory.settled[look.name].evidence)
+            for look in looks
+            if self.is_complete(look)
+        ]
+        return tuple(sorted(found, key=lambda state: state.order))
+
+    def candidate(self) -> State | None:
+        """Return the newest state that may turn out complete when the next save begins."""
+        found = [
+            State(name, seen.look.step, seen.stable)
+            for name, seen in self._seen.items()
+            if seen.stable is not None
+            and self._may_be_complete(seen.look)
+            and not self.is_complete(seen.look)
+        ]
+        return max(found, key=lambda state: state.order, default=None)
+
+    def was_confirmed(self, state: State) -> bool:
+        """Return whether more than quiet has shown that a state was complete."""
+        settled = self.memory.settled.get(state.name)
+        return (
+            settled is not None
+            and settled.evidence != "quiet"
+            and self._is_same(settled.version, state.version)
+        )
+
+    def own_version(self, look: Look) -> Version:
+        """Return the version of a checkpoint without its logs."""
+        return self._strip(look.version)
+
+    def logs_of(self, look: Look) -> Mapping[str, Stamp]:
+        """Return the files of a checkpoint that grow from save to save: they go along, as far as they are."""
+        return {path: stamp for path, stamp in look.files.items() if path in self._logs}
+
+    def torn(self, looks: Sequence[Look], *, only_incomplete: bool = True) -> tuple[Look, ...]:
+        """Return what the script, which has ended, has written to; by default only what is not complete."""
+        if self.memory.before is None:
+            return ()
+        self.end(looks, exited_0=False, is_leaving=True)
+        new = tuple(filter(self.is_new, looks))
+        if not only_incomplete:
+            return new
+        # The script may have thinned out an older one, from which it does not resume.
+        newest = max((each.step or 0 for each in looks if self.is_complete(each)), default=0)
+        return tuple(
+            each
+            for each in new
+            if not self.is_complete(each) and not (self._is_remains(each) and (each.step or 0) < newest)
+        )
+
+    def restless(self, now: float) -> tuple[str, ...]:
+        """Return the names of the checkpoints that the script writes to and has not completed for long."""
+        since = self._incomplete_since.items()
+        return tuple(name for name, moment in since if now - moment >= RESTLESS_SECONDS)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long nobody may have written to a checkpoint, so that it counts as complete."""
+        least = KNOWN_SECONDS if self.memory.num_saves >= ENOUGH_SAVES else SETTLED_SECONDS
+        return max(least, self.memory.pause)
+
+    # --- how ----------------------------------------------------------------------------------------
+
+    def _note_logs(self, looks: Sequence[Look]) -> None:
+        for look in looks:
+            seen = self._seen.get(look.name)
+            new = look.files.keys() - (self._logs if seen is None else seen.look.files.keys())
+            for path in new:
+                if is_log(path) and not self._is_marker(look, path):
+                    self._logs.add(path)
+
+    def _changes(self, looks: Sequence[Look]) -> frozenset[str]:
+        """Note what has changed, and return which checkpoints tell that a save has begun.
+
+        A save writes each file once: one that is written anew, or deleted, belongs to the next.
+        """
+        there = {path for look in looks for path in look.files}
+        inodes = {stamp.inode for look in looks for stamp in look.files.values()}  # of renamed files, too
+        begun = {
+            name
+            for name, seen in self._seen.items()
+            for path, stamp in seen.look.files.items()
+            if path not in there and stamp.inode not in inodes and self._born.get(path) == self._number > 0
+        }
+        for look in looks:
+            seen = self._seen.get(look.name)
+            old = {} if seen is None else seen.look.files
+            for path in look.appended - self._logs:
+                if self._born.get(path, self._number) < self._number:
+                    self._logs.add(path)  # no save goes on with a file of the one before
+            for path, stamp in look.files.items():
+                if old.get(path) == stamp or (path in look.appended and path in old):
+                    continue
+                if path in old:
+                    if not is_log(path):
+                        self._logs.discard(path)
+                    if path not in self._logs and old[path].inode == stamp.inode:
+                        self.memory.rewrites = True
+                    if self._born.get(path) == self._number > 0 and path not in self._logs:
+                        begun.add(look.name)
+                elif seen is None and self._number > 0 and path not in self._logs:
+                    begun.add(look.name)  # a checkpoint that was not there before
+        if self.was_asked:
+            self._rewritten |= begun
+        return frozenset(begun)
+
+    def _note_saves(self, looks: Sequence[Look], begun: Collection[str], now: float) -> tuple[State, ...]:
+        """Follow the saves and the pauses in them; return what the beginning of one has shown to be whole."""
+        told: list[State] = []
+        changed = [look for look in looks if self._has_changed(look)]
+        active = [look for look in looks if look.written_to - self._logs]
+        if begun and self._save is not None:
+            for name, seen in self._seen.items():
+                if seen.stable is None or not self._may_be_complete(seen.look) or not self.is_new(seen.look):
+                    continue
+                told.append(State(name, seen.look.step, seen.stable, "next"))
+                self._settle(seen.look, "next", seen.stable)
+            self.memory.pause = max(self.memory.pause, self._save.pause)
+            self.memory.num_saves += 1
+            self.has_news = True
+            self._save = None
+        if changed:
+            if self._save is None:
+                self._save = _Save(now)
+                self._number += 1
+            self._save.pause = max(self._save.pause, now - self._save.active_at)
+        if self._save is not None and (changed or active):
+            self._save.active_at = now
+        for look in looks:
+            known = self._seen.get(look.name)
+            if known is None or look in changed:
+                self._note_born(look, None if known is None else known.look)
+                self._seen[look.name] = _Seen(look, now)
+            else:
+                known.look = look
+                if look in active:
+                    known.active_at = now
+                elif known.stable is None and look.files:
+                    known.stable = self.own_version(look)
+        return tuple(told)
+
+    def _note_born(self, look: Look, old: Look | None) -> None:
+        for path, stamp in look.files.items():
+            if (
+                old is None
+                or path not in old.files
+                or (old.files[path] != stamp and path not in look.appended)
+            ):
+                self._born[path] = self._number
+
+    def _has_changed(self, look: Look) -> bool:
+        seen = self._seen.get(look.name)
+        return seen is None or not self._is_same(seen.look.version, look.version)
+
+    def _evidence(self, look: Look, now: float, *, has_expected: bool) -> Evidence | None:
+        """Return why what is there is complete, or None."""
+        seen = self._seen[look.name]
+        if not self._may_be_complete(look) or look.written_to - self._logs:
+            return None
+        quiet = now - seen.active_at
+        if self._complete_file is not None and self._is_marked(look) and has_expected:
+            return "marker"
+        if quiet >= KNOWN_SECONDS and self._says_finished(look) and has_expected:
+            return "marker" if self._incomplete_file is not None else "index"
+        return "quiet" if quiet >= self.quiet_seconds and quiet > self.memory.pause else None
+
+    def _may_be_complete(self, look: Look) -> bool:
+        """Return whether nothing says that what is there is not complete."""
+        if not self.own_version(look) or self._lies_incomplete(look) or self._is_remains(look):
+            return False
+        return self._complete_file is None or self._has(look, self._complete_file)
+
+    def _is_marked(self, look: Look) -> bool:
+        """Return whether its complete file is at least as new as every other file.
+
+        An older one is an earlier save's, where files are rewritten, or other ranks came later. A checkpoint
+        that has no other file has no marker.
+        """
+        own = {path: stamp for path, stamp in look.files.items() if path not in look.pointers | self._logs}
+        markers = [path for path in own if self._is_marker(look, path)]
+        if (
+            not markers
+            or len(own) == len(markers)
+            or not self._may_be_complete(look)
+            or look.written_to & own.keys()
+        ):
+            return False
+        newest = max(stamp.written_at for path, stamp in own.items() if path not in markers)
+        return max(own[path].written_at for path in markers) >= newest
+
+    def _says_finished(self, look: Look) -> bool:
+        """Return whether a checkpoint says by its content, or by what is gone, that it is complete."""
+        if self._complete_file is not None:
+            return False
+        if self._incomplete_file is not None:
+            return bool(look.files) and not self._has(look, self._incomplete_file)
+        return look.is_finished
+
+    def _lies_incomplete(self, look: Look) -> bool:
+        marker = self._incomplete_file or (INCOMPLETE_FILE if self._complete_file is None else None)
+        return marker is not None and self._has(look, marker)
+
+    def _has(self, look: Look, name: str) -> bool:
+        return any(place + name in look.files for place in look.places)
+
+    def _is_marker(self, look: Look, path: str) -> bool:
+        name = self._complete_file
+        return name is not None and any(path == place + name for place in look.places)
+
+    def _is_remains(self, look: Look) -> bool:
+        """Return whether it is what is left of a complete one that a script has begun to delete."""
+        settled, before = self.memory.settled.get(look.name), (self.memory.before or {}).get(look.name)
+        own = set(self.own_version(look))
+        known = [self._strip(version) for version in (settled and settled.version, before) if version]
+        return any(own < set(version) for version in known)
+
+    def _kinds_before(self, looks: Sequence[Look]) -> frozenset[str]:
+        """Return what files the newest of these has that is complete, for the next one to have, too."""
+        complete = [
+            look for look in looks if look.files and (self.is_complete(look) or not self.is_new(look))
+        ]
+        newest = max(complete, key=lambda look: max(s.written_at for s in look.files.values()), default=None)
+        return frozenset() if newest is None else self._kinds(newest)
+
+    def _kinds(self, look: Look) -> frozenset[str]:
+        """Return the names of the files without the numbers in them, which may be steps."""
+        own = look.files.keys() - self._logs
+        return frozenset(_without_numbers(path.removeprefix(look.name + "/")) for path in own)
+
+    def _settle(self, look: Look, evidence: Evidence, version: Version | None = None) -> None:
+        """Remember that a state is complete, as far as the script wrote it."""
+        version = self.own_version(look) if version is None else version
+        known = self.memory.settled.get(look.name)
+        if known is not None and self._is_same(known.version, version):
+            if known.evidence == "quiet" and evidence != "quiet":
+                self.memory.settled[look.name] = Settled(known.version, evidence)
+                self.has_news = True
+            return
+        if not self.is_new(look) or not self._may_be_complete(look):
+            return
+        self.save_seconds = self._seconds_to_write(look.name, version)
+        self.memory.settled[look.name] = Settled(version, evidence)
+        self.has_news = True
+
+    def _seconds_to_write(self, name: str, version: Version) -> float:
+        """Return the time from the first to the last change of what is new in a checkpoint."""
+        settled, before = self.memory.settled.get(name), (self.memory.before or {}).get(name)
+        known = {*(settled.version if settled else ()), *(before or ())}
+        times = [entry[1].written_at for entry in self._strip(version) if entry not in known]
+        return (max(times) - min(times)) / 1e9 if times else 0.0
+
+    def _is_same(self, one: Version, other: Version) -> bool:
+        return one == other or self._strip(one) == self._strip(other)
+
+    def _strip(self, version: Version) -> Version:
+        if not self._logs:
+            return version
+        return tuple(entry for entry in version if entry[0] not in self._logs)
+
+
+@cache
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "", path)

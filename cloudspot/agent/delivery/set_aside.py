@@ -1,0 +1,212 @@
+"""Sets aside the files of a checkpoint that was seen complete, so that the script can go on writing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from cloudspot.agent.delivery.checkpoint_states import Stamp, State
+from cloudspot.jobstore.layout.records import File, file_of
+
+ROOM = 3
+"""A copy is made only if the disk has room for so many: the script's next save needs one besides it, too."""
+_FICLONE = 0x40049409
+"""From linux/fs.h: share the blocks of another file, copy on write."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+Way = Literal["clone", "link", "copy", "direct"]
+"""``link`` protects a file from being deleted or replaced, ``direct`` from nothing."""
+
+
+class _Stamp(NamedTuple):
+    size: int
+    written_at: int
+    inode: int
+    changed_at: int
+    num_links: int
+
+    def is_still(self, other: _Stamp) -> bool:
+        """Return whether nobody wrote to the file: to delete one of its names changes it as well."""
+        is_explained = self.changed_at == other.changed_at or self.num_links != other.num_links
+        return self[:3] == other[:3] and is_explained
+
+
+class SetAside:
+    """The files of a state below a directory of the agent's own."""
+
+    def __init__(
+        self,
+        state: State,
+        root: Path,
+        files: tuple[File, ...],
+        ways: Mapping[str, Way],
+        *,
+        is_own: bool = True,
+    ) -> None:
+        """``is_own``: the root is no directory of the script's."""
+        self.state = state
+        self.is_own = is_own
+        self.root = root
+        self.files = files
+        self._sources: dict[Path, _Stamp] = {}
+        self.ways = frozenset(ways.values())
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether nothing that the script does can change it any more."""
+        return self.ways <= {"clone", "copy"}
+
+    def note(self, source: Path, stamp: Stamp) -> None:
+        """Note what has to stay as it is for as long as this is not safe.
+
+        Raises:
+            OSError: it is not the file with this stamp any more.
+        """
+        self._sources[source] = found = _stamp(source)
+        if found[:3] != stamp:
+            raise FileNotFoundError(source)
+
+    def holds(self, writers: Callable[[Collection[int]], Collection[int]]) -> bool:
+        """Return whether the files still hold what was seen complete, and nobody writes to them."""
+        if self.is_safe:
+            return True
+        try:
+            if any(not _stamp(source).is_still(stamp) for source, stamp in self._sources.items()):
+                return False
+        except OSError:  # deleted meanwhile
+            return False
+        return not writers({stamp.inode for stamp in self._sources.values()})
+
+    def drop(self) -> None:
+        """Remove it: else what the script deletes would stay on the disk."""
+        if self.is_own:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def set_aside(
+    state: State,
+    work: Path,
+    root: Path,
+    *,
+    logs: Mapping[str, Stamp],
+    links: Collection[str],
+    must_copy: bool,
+    writers: Callable[[Collection[int]], Collection[int]],
+) -> SetAside | None:
+    """Set aside a state; return None if it is not there any more, or somebody writes to it.
+
+    ``logs`` grow on: they are copied as far as they were. ``links`` are pointers, of which the text is taken.
+    With ``must_copy`` the script writes to its files in place, from which a hard link does not protect.
+    """
+    shutil.rmtree(root, ignore_errors=True)
+    ways: dict[str, Way] = {}
+    files: list[File] = []
+    size = sum(stamp.size for _, stamp in state.version)
+    may_copy = shutil.disk_usage(root.parent).free >= ROOM * size
+    try:
+        # The oldest first: in that order they are restored.
+        for path, stamp in sorted((*state.version, *logs.items()), key=lambda entry: entry[1].written_at):
+            source, target = work / path, root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            mode = source.stat(follow_symlinks=path not in links).st_mode & 0o777
+            if path in links:
+                target.write_bytes(os.fsencode(source.readlink()))
+                files.append(file_of(path, target.stat().st_size, mode=0o600, is_link=True))
+                continue
+            files.append(file_of(path, stamp.size, mode=mode))
+            if path in logs:
+                _copy(source, target, stamp.size)
+                continue
+            source = Path(os.path.realpath(source))
+            before = _stamp(source)
+            ways[path] = _take(source, target, stamp.size, must_copy=must_copy, may_copy=may_copy)
+            after = _stamp(target if ways[path] == "link" else source)
+            if after[:3] != stamp or not after.is_still(before):
+                raise FileNotFoundError(path)
+        found = SetAside(state, root, tuple(files), ways)
+        for path, stamp in state.version:
+            if path in ways:  # only now: a file that has two names here was linked twice
+                source = root / path if ways[path] == "link" else Path(os.path.realpath(work / path))
+                found.note(source, stamp)
+        if writers({stamp.inode for _, stamp in state.version}):
+            raise FileNotFoundError(state.name)
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        if error.errno in _FULL:
+            return _where_it_is(state, work, {path for path, _ in state.version} - {*links}, logs, writers)
+        return None  # changed or gone
+    return found
+
+
+def _where_it_is(
+    state: State,
+    work: Path,
+    own: Collection[str],
+    logs: Mapping[str, Stamp],
+    writers: Callable[[Collection[int]], Collection[int]],
+) -> SetAside | None:
+    """Return a state as it lies there, if it still does, without links: there is no room for anything."""
+    stamps = {**{path: stamp for path, stamp in state.version if path in own}, **logs}
+    try:
+        files = tuple(
+            file_of(path, stamp.size, mode=(work / path).stat().st_mode & 0o777)
+            for path, stamp in sorted(stamps.items(), key=lambda entry: entry[1].written_at)
+        )
+        found = SetAside(state, work, files, dict.fromkeys(own, "direct"), is_own=False)
+        for path in own:
+            found.note(work / path, stamps[path])
+    except OSError:
+        return None
+    return found if found.holds(writers) else None
+
+
+def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: bool) -> Way:
+    """Raises OSError: the file is gone, or the disk has no room for what has to be copied."""
+    if _clone(source, target):
+        return "clone"
+    if not must_copy:
+        with suppress(OSError):  # another file system, or one without hard links
+            os.link(source, target)
+            return "link"
+    if not may_copy:
+        raise OSError(errno.ENOSPC, "no room for a copy beside the next save", str(target))
+    _copy(source, target, size)
+    shutil.copystat(source, target)
+    return "copy"
+
+
+def _clone(source: Path, target: Path) -> bool:
+    """Return whether the file system could let the two share their blocks."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    with source.open("rb") as from_file, target.open("xb") as to_file:
+        try:
+            fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
+        except OSError:
+            target.unlink()
+            return False
+    return True
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    """Copy so much of a file."""
+    with source.open("rb") as from_file, target.open("xb") as to_file:
+        left = size
+        while left > 0:
+            data = from_file.read(min(left, 8 << 20))
+            if not data:
+                raise FileNotFoundError(source)
+            to_file.write(data)
+            left -= len(data)
+
+
+def _stamp(path: Path) -> _Stamp:
+    status = path.stat()
+    return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, status.st_nlink)

@@ -1,0 +1,113 @@
+"""Rules of the job file beyond its types: each is stated once, for the reader and for the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+
+
+def text_like(
+    pattern: str, wrong: str | Callable[[str], str], *, known: tuple[str, ...] = ()
+) -> msgspec.Meta:
+    """Require of a string that all of it fits the pattern, which has to mean the same in JavaScript.
+
+    Args:
+        pattern: a regular expression.
+        wrong: what the message says; ``{}`` in it stands for the string.
+        known: strings that editors propose.
+    """
+    return msgspec.Meta(
+        pattern=f"^(?:{pattern})$",
+        extra={"wrong": wrong if callable(wrong) else lambda value: wrong.replace("{}", value)},
+        extra_json_schema={"enum": list(known)} if known else None,
+    )
+
+
+ONCE: Final = msgspec.Meta(extra={"once": True}, extra_json_schema={"uniqueItems": True})
+"""Require of a list that it names nothing twice."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of two fields has to be there, or may be."""
+
+    fields: tuple[str, str]
+    wrong: str
+    """What the message says; ``{}`` in it stands for ``both are`` or ``neither is``."""
+    is_needed: bool = True
+
+    def problem(self, table: Any, name: str) -> tuple[str, str] | None:
+        """Return which field of the table ``name`` is wrong (empty: the table) and how; None: none is."""
+        num_there = sum(getattr(table, field) is not None for field in self.fields)
+        if num_there == 1 or (num_there == 0 and not self.is_needed):
+            return None
+        return "", self.wrong.replace("{}", "both are" if num_there else "neither is")
+
+    def schema(self) -> Mapping[str, Any]:
+        """Return the rule as JSON Schema."""
+        if not self.is_needed:
+            return {"not": {"required": list(self.fields)}}
+        return {"oneOf": [{"required": [field]} for field in self.fields]}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A field has an effect only beside another one."""
+
+    field: str
+    needed: str
+    value: str | None = None
+    """The value with which it does; None: any."""
+    called: str = ""
+    """What messages call ``needed``, if not by its name."""
+
+    def problem(self, table: Any, name: str) -> tuple[str, str] | None:
+        """Return which field of the table ``name`` is wrong (empty: the table) and how; None: none is."""
+        found = getattr(table, self.field)
+        concerns = bool(found) if self.value is None else found == self.value
+        if not concerns or getattr(table, self.needed) is not None:
+            return None
+        return self.field, f"has no effect without {self.called or f'{name}.{self.needed}'}"
+
+    def schema(self) -> Mapping[str, Any]:
+        """Return the rule as JSON Schema."""
+        if self.value is None:
+            return {"dependencies": {self.field: [self.needed]}}
+        given = {"properties": {self.field: {"const": self.value}}, "required": [self.field]}
+        return {"if": given, "then": {"required": [self.needed]}}
+
+
+TableRule = OneOf | Needs
+"""A rule about which fields of a table go together; a table has it in ``rules``."""
+
+VARIABLE: Final = "[A-Za-z_][A-Za-z0-9_]*"
+"""The name of an environment variable."""
+SCHEME: Final = "[a-z][a-z0-9+.-]*"
+"""That of a URL."""
+
+
+def _variable_problem(name: str) -> str:
+    if name.startswith("CLOUDSPOT_"):
+        return f"{name!r}: names that begin with CLOUDSPOT_ are reserved"
+    return f"{name!r} is not the name of an environment variable"
+
+
+def _url_problem(url: str) -> str:
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        # The URL is not shown: it may hold a password.
+        return "must not hold credentials; each machine that uses it finds its own"
+    return f'"{url}" is not a URL; expected one such as file:///absolute/path'
+
+
+Variable = Annotated[str, text_like(rf"(?!CLOUDSPOT_){VARIABLE}", _variable_problem)]
+Url = Annotated[str, text_like(rf"{SCHEME}://[^/@]*(?:/[^\n]*)?", _url_problem)]
+"""A URL that holds no credentials."""
+INSIDE: Final = r"(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+"
+INSIDE_WRONG: Final = '"{}" must be a path inside the working directory, such as "src/train.py"'
+Inside = Annotated[str, text_like(INSIDE, INSIDE_WRONG)]
+"""A path that stays inside the working directory."""
+Argument = Annotated[str, text_like(r"[^\u0000]*", "must not hold a zero byte")]
+"""A text that can be given to a program."""

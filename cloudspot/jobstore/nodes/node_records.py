@@ -1,0 +1,32 @@
+"""The records of nodes: which type is under which form of key, and how one is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.journal.consistency import check_place
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import Certificate, Exit, Heartbeat, Notice, Slot
+
+TYPES: dict[keys.Form, Any] = {
+    keys.slot: Slot,
+    keys.certificate: Certificate,
+    keys.heartbeat: Heartbeat,
+    keys.notice: Notice,
+    keys.exit_record: Exit,
+}
+"""What nodes write, and controllers about them: all of it is of a launch, and of a rank or a machine."""
+
+
+def find_node_record(store: ObjectStore, form: keys.Form, job_id: str, launch: int, name: int | str) -> Any:
+    """Return the record of a form in ``TYPES``, or None; ``name`` is the node's rank, or the machine's id.
+
+    Raises:
+        CorruptData: it is malformed, or names another node; the message names the key.
+    """
+    key = form(job_id, launch, name)
+    record = find_record(store, key, TYPES[form])
+    check_place(record, launch, name, key)
+    return record

@@ -1,0 +1,122 @@
+"""What tells a loader's epochs apart beside random generators, and whether an epoch comes again.
+
+Datasets and samplers are told the epoch (``set_epoch``), or keep a state (``state_dict`` and
+``load_state_dict``). One that does neither may count its epochs all the same, and nobody can put that back.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from cloudspot.train.state.tree import tensor_bytes
+
+_log = logging.getLogger("cloudspot")
+_KNOWN = ("accelerate.", "torch.utils.data", "torchdata.")
+"""Their samplers draw from random generators, or divide what others yield."""
+
+
+def own_states(loader: Any) -> list[Any]:
+    """Return the states of a loader's dataset and samplers, of those that are not told the epoch."""
+    return [copy.deepcopy(each.state_dict()) for each in _parts(loader) if _keeps_state(each)]
+
+
+def load_own_states(loader: Any, states: list[Any]) -> None:
+    """Put back what ``own_states`` returned, before the loader is iterated."""
+    parts = [each for each in _parts(loader) if _keeps_state(each)]
+    for part, state in zip(parts, states, strict=False):  # an earlier version saved none
+        part.load_state_dict(state)
+
+
+def warn_of_counting(loader: Any, epoch: int) -> None:
+    """Name the parts of the loader that may count epochs, if the first one of this process is not epoch 0."""
+    parts = [each for each in _parts(loader) if not _keeps_state(each) and _may_count(loader, each)]
+    if parts and epoch > 0 and _is_first_rank():
+        _log.warning(
+            "the first epoch of this process is epoch %d, which %s cannot be told: if its order depends on"
+            " how often it was iterated, that of epoch 0 comes again; give it set_epoch(epoch), or"
+            " state_dict() and load_state_dict(state)",
+            *(epoch, " and ".join(type(each).__name__ for each in parts)),
+        )
+
+
+def warn_of_other_batches(loader: Any, then: str | None, now: str | None) -> None:
+    """Say that the first batch of an epoch, by its ``fingerprint``, is not the one before the resume."""
+    if then is not None and now is not None and then != now and _is_first_rank():
+        _log.warning(
+            "the resumed batches are not those that would have come: loaded again, the first batch of the"
+            " epoch is another one. What %s yields must depend on nothing but set_epoch, a saved state, fixed"
+            " seeds and this process's random generators",
+            type(getattr(loader, "dataset", loader)).__name__,
+        )
+
+
+def fingerprint(batch: Any) -> str | None:
+    """Return a hash of the tensors, arrays, numbers and strings in a batch; None if there are none."""
+    digest, is_empty = hashlib.sha256(), True
+    for each in _leaves(batch):
+        is_empty = False
+        digest.update(each)
+    return None if is_empty else digest.hexdigest()
+
+
+def _leaves(value: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_quantized:
+            yield tensor_bytes(value.detach().resolve_conj().resolve_neg().cpu().contiguous())
+    elif isinstance(value, str | int | float | bytes):
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes"):
+        yield value.tobytes()
+    elif isinstance(value, Mapping):
+        yield from _leaves(list(value.items()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+
+
+def _parts(loader: Any) -> list[Any]:
+    """Return what decides a loader's order: its dataset and samplers, or itself if it is not torch's."""
+    if not hasattr(loader, "dataset"):
+        return [loader]
+    dataset, sampler = loader.dataset, getattr(loader, "sampler", None)
+    while type(dataset).__module__.startswith("accelerate."):
+        dataset = dataset.dataset
+    found = [dataset, sampler, getattr(loader, "batch_sampler", None)]
+    while type(found[-1]).__module__.startswith(_KNOWN):
+        found += [getattr(found[-1], name, None) for name in ("sampler", "batch_sampler")]
+    return list({id(each): each for each in found if each is not None}.values())
+
+
+def _keeps_state(part: Any) -> bool:
+    """Return whether a part has the usual methods, and is not told the epoch instead."""
+    if hasattr(part, "set_epoch") or not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        return False
+    try:
+        inspect.signature(part.state_dict).bind()  # some want to be told how much was used
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _may_count(loader: Any, part: Any) -> bool:
+    """Return whether what a part yields may depend on how often it was iterated."""
+    if hasattr(part, "set_epoch") or type(part).__module__.startswith(_KNOWN):
+        return False
+    if part is not getattr(loader, "dataset", loader):
+        return not isinstance(part, list | tuple | range)
+    # Workers get a copy of the dataset, with which they start again in each epoch.
+    is_indexed = hasattr(type(part), "__getitem__") and not isinstance(part, IterableDataset)
+    return not is_indexed and getattr(loader, "num_workers", 0) == 0
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
