@@ -1,17 +1,13 @@
 """Calls that stop before each request to the store and the provider, so that others run meanwhile.
 
-A controller is plain code. It gets a store and a provider that are wrapped here, and its call runs in a thread
-of its own, which waits at each of its requests until the test lets it go on, or abandons it there: then it
-does nothing any more, as if its process had been killed. Only one of the two threads runs at a time.
+A controller is plain code. It gets a store and a provider that are wrapped here, and its call runs in a greenlet,
+which waits at each of its requests until the test lets it go on, or abandons it there: then it does nothing any
+more, as if its process had been killed.
 """
 
-import threading
+import greenlet
 
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
-
-
-class Abandoned(BaseException):
-    """Unwinds a call that nobody lets go on."""
 
 
 class Stops:
@@ -20,9 +16,8 @@ class Stops:
     def __init__(self, store, provider=None):
         self.store = _StoppingStore(store, self)
         self.provider = None if provider is None else _StoppingProvider(provider, self)
-        self._thread = None
+        self._call = None
         self._is_abandoned = False
-        self._go, self._has_stopped = threading.Semaphore(0), threading.Semaphore(0)
 
     def steps(self, call, *, at=str):
         """Run the call, and yield what ``at`` makes of the name of each request before it is made.
@@ -30,53 +25,30 @@ class Stops:
         Where ``at`` returns None, the call goes on at once. The generator returns the call's result. Requests that
         another thread makes for the call are not stopped at, nor those of calls that are made without this.
         """
-        came = []
-
-        def run():
-            self._go.acquire()
-            try:
-                if not self._is_abandoned:
-                    came.append((call(), None))
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
-                came.append((None, error))
-            self._at = None
-            self._has_stopped.release()
-
-        assert self._thread is None, "one call at a time"
-        self._is_abandoned, self._choose = False, at
-        self._thread = threading.Thread(target=run, name="stopped call", daemon=True)
-        self._thread.start()
+        assert self._call is None, "one call at a time"
+        self._call, self._is_abandoned, self._choose = greenlet.greenlet(call), False, at
         try:
             while True:
-                self._go.release()
-                self._has_stopped.acquire()
-                if self._at is None:
-                    break
-                yield self._at
+                self._call.parent = greenlet.getcurrent()
+                at_request = self._call.switch()
+                if self._call.dead:
+                    return at_request  # It is the result.
+                yield at_request
         finally:
-            if self._at is not None:
-                self._is_abandoned = True
-                self._go.release()
-                self._has_stopped.acquire()
-            self._thread.join()
-            self._thread = None
-        ((result, error),) = came
-        if error is not None:
-            raise error
-        return result
+            self._is_abandoned = True
+            self._call.parent = greenlet.getcurrent()
+            self._call.throw()
+            self._call = None
 
     def stop(self, name):
         """Wait until the call may make this request."""
-        if threading.current_thread() is not self._thread:
+        if greenlet.getcurrent() is not self._call:
             return
-        if not self._is_abandoned:
-            self._at = self._choose(name)
-            if self._at is None:
-                return
-            self._has_stopped.release()
-            self._go.acquire()
+        place = None if self._is_abandoned else self._choose(name)
+        if place is not None:
+            self._call.parent.switch(place)
         if self._is_abandoned:
-            raise Abandoned
+            raise greenlet.GreenletExit
 
 
 def until(steps, begin):
