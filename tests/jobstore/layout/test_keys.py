@@ -19,6 +19,8 @@ from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.logs.stored_artifacts import list_artifacts
 from cloudspot.jobstore.nodes.launches import read_slots
 
+pytestmark = pytest.mark.costly  # the first strategy for texts in a process builds a table of all characters
+
 JOB = "digits-1"
 FORMS = {name: value for name, value in vars(keys).items() if isinstance(value, keys.Key)}
 KEYS = {name: form for name, form in FORMS.items() if not name.endswith("prefix")}
