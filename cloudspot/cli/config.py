@@ -23,7 +23,7 @@ from cloudspot.registry import open_provider, provider_class
 CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
 
 
-_StoreName = Annotated[str, text_like("(?!.*://).+", "the name of a store must be a word, not a URL")]
+_StoreName = Annotated[str, text_like("(?!.*://).+", '"{}": the name of a store must be a word, not a URL')]
 
 
 class _DefaultUrl(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -65,6 +65,8 @@ SUMMARY_SECONDS = 15.0
 """The summary is written no more often than this, except for its last version, which always is."""
 SUMMARY_REFRESH_SECONDS = 20.0
 """An unchanged summary is written again after this long: its time tells ``ps`` that the job is driven."""
+OLD_SECONDS = 5.0
+"""An assessment that is older than this is made anew before anything is decided on it."""
 COPY_SECONDS = 60.0
 """Settled launches are copied no more often than this, except the last."""
 END_LIMIT_SECONDS = 300.0
@@ -229,11 +231,13 @@ class Controller:
             self._read_consoles(assessed, events)
             for launch in self._old_prices(history):
                 self._fetch_price(launch, problems)
+            assessed = self._up_to_date(assessed)
             actions = self._decide(assessed, None)
             if any(isinstance(action, FetchOffers) for action in actions):
                 offers = self._fetch_offers(assessed.spec, problems)
                 self._read_experience(events)
                 if offers is not None:
+                    assessed = self._up_to_date(assessed)
                     actions = self._decide(assessed, offers)
             if is_finished:
                 # Before the secrets are deleted that its URLs may hold.
@@ -454,6 +458,12 @@ class Controller:
         check_adopted(self._store, self._provider, history)
         self._spec = self._spec or history.job_file
         return Assessment(self._spec, history, self._clock.now(), self._memory.instances)
+
+    def _up_to_date(self, assessed: Assessment) -> Assessment:
+        """Return the assessment as of now, if the requests since then took long: they may take minutes."""
+        now = self._clock.now()
+        is_old = now - assessed.now >= timedelta(seconds=OLD_SECONDS)
+        return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
         """Tell once that this computer's clock is wrong, which no decision suffers from."""

@@ -540,6 +540,8 @@ def _check(spec: JobSpec) -> None:
         raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
     if spec.run.preload and spec.run.launcher_or_default != "torchrun":
         raise FieldError(("run", "preload"), f"has no effect without {_TORCHRUN}")
+    if any("**" in part and part != "**" for one in spec.checkpoint.patterns for part in one.split("/")):
+        raise FieldError(("checkpoint", "directory"), '"**" must stand alone between slashes')
     if spec.checkpoint.directory == ():
         raise FieldError(
             ("checkpoint", "directory"), "names nothing; leave it out if the script uses a session"

@@ -86,8 +86,8 @@ def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
     return converted
 
 
-def expects_text(type_: type[msgspec.Struct], path: Sequence[str]) -> bool:
-    """Return whether the field at ``path`` takes only strings."""
+def expects_text(type_: type[msgspec.Struct], path: Sequence[str], value: Any) -> bool:
+    """Return whether the field at ``path`` takes strings, but not ``value``."""
     node: inspect.Type = _type_info(type_)
     for step in path:
         node = _bare(node)
@@ -100,7 +100,10 @@ def expects_text(type_: type[msgspec.Struct], path: Sequence[str]) -> bool:
             node = node.value_type
         else:
             return False
-    return isinstance(_bare(node), inspect.StrType | inspect.LiteralType)
+    node = _bare(node)
+    members = node.types if isinstance(node, inspect.UnionType) else (node,)
+    takes_text = any(isinstance(_bare(one), inspect.StrType | inspect.LiteralType) for one in members)
+    return takes_text and not _is_of_type(value, node)
 
 
 @functools.cache
@@ -159,7 +162,9 @@ class _Reader:
         for name, (holds, sign) in _BOUNDS.items():
             bound = getattr(node, name, None)
             if bound is not None and not holds(value, bound):
-                raise FieldError(path, f"expected {_words(node)} {sign} {bound:g}, got {_found(value, path)}")
+                raise FieldError(
+                    path, f"expected {_words(node)} {sign} {bound:.15g}, got {_found(value, path)}"
+                )
         if isinstance(node, inspect.StructType):
             return self._read_struct(value, node, path)
         if isinstance(node, inspect.DictType):
@@ -244,6 +249,8 @@ def _is_of_type(value: Any, node: inspect.Type) -> bool:
     """Return whether a value that is not None may stand for a field of the type."""
     if isinstance(node, inspect.UnionType):
         return any(_is_of_type(value, _bare(member)) for member in node.types)
+    if isinstance(node, inspect.NoneType):
+        return False
     if choices := _choices(node):
         return isinstance(value, str) and value in choices
     kinds, _ = _KINDS.get(type(node), ((object,), ""))

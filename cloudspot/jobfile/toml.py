@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,18 +77,18 @@ def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) 
         table = table.setdefault(step, {})
         if not isinstance(table, dict):
             raise SpecError(f"--set {key}: {'.'.join(path[: i + 1])} is not a table in the job file")
-    table[path[-1]] = _value(value, is_text=expects_text(type_, path))
+    table[path[-1]] = _value(value, lambda parsed: expects_text(type_, path, parsed))
     return path
 
 
-def _value(text: str, *, is_text: bool) -> Any:
+def _value(text: str, is_text: Callable[[Any], bool]) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
     # More than one key: the text held a line break and another assignment.
-    return text if len(parsed) > 1 or (is_text and not isinstance(value, str)) else value
+    return text if len(parsed) > 1 or (not isinstance(value, str) and is_text(value)) else value
 
 
 def _syntax_error(message: str, text: str) -> str:

@@ -234,7 +234,9 @@ def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
 
 
 def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
-    """Return when the provider says that it created a machine of the launch, or that this was intended.
+    """Return when the provider created the machine, but not before its launch was intended.
+
+    None if the provider does not say.
 
     The provider's clock may be behind the store's: that of ``local`` is the clock of the user's computer.
     """

@@ -96,8 +96,7 @@ def hostile_jobs(four_jobs):
         submission = json.loads(four_jobs.get(key))
         submission["spec"]["run"]["env"] = {"A": HOSTILE}
         four_jobs.put(key, json.dumps(submission).encode())
-        name = "%1B%5D0;title%07evil%C2%9B31m%E2%80%AE"
-        four_jobs.put(f"{keys.artifacts_prefix(job_id)}{name}", b"x")
+        four_jobs.put(keys.artifact(job_id, "\x1b]0;title\x07evil\x9b31m\u202e"), b"x")
     return four_jobs
 
 

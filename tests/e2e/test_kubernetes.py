@@ -59,7 +59,7 @@ class Cluster:
         assert status == 0, self.said(started)
 
     def said(self, started: subprocess.Popen[str]) -> str:
-        return (self.home / f"{self._started.index(started)}.out").read_text()[-6000:]
+        return (self.home / f"{self._started.index(started)}.out").read_text()[-60_000:]
 
     def show(self, name: str, store: str = "") -> dict[str, Any]:
         words = words_of(["show", name, "--json", *(["--store", store] if store else [])])

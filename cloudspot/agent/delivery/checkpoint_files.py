@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from cloudspot.agent.delivery.checkpoint_states import Look, Stamp, is_log
 from cloudspot.agent.delivery.framework_checkpoints import is_whole_file, looks_finished
+from cloudspot.decoding import MAX_TALLY
 from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.names import is_safe_name
 
@@ -148,7 +149,9 @@ class CheckpointFiles:
                     path = (parent / entry.name).as_posix()
                     if path in matched or path in look.files or self._is_excluded(path):
                         continue
-                    text = self._pointer(entry)
+                    text = None
+                    with suppress(OSError):  # it may be gone by now
+                        text = self._pointer(entry)
                     if text is not None and text[1] in wanted:
                         found[path] = text[0]
         if not found:
@@ -156,7 +159,7 @@ class CheckpointFiles:
         return replace(look, files={**look.files, **found}, pointers=frozenset(found))
 
     def _pointer(self, entry: os.DirEntry[str]) -> tuple[Stamp, str] | None:
-        """Return what a small file holds, or where a link leads."""
+        """Return the stamp, and the text of a small file or a link's target; None: it is neither."""
         status = entry.stat(follow_symlinks=False)
         stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
         if entry.is_symlink():
@@ -286,9 +289,12 @@ def _content(path: str, _stamp: Stamp) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that a directory's name ends with; None if there is none, or a date ends the name."""
+    """Return the number that a directory's name ends with.
+
+    None if there is none, if a date ends the name, or if it is more than a step can be, such as nanoseconds.
+    """
     match = None if _DATED.search(name) else _STEP.search(name)
-    return None if match is None else int(match[1])
+    return None if match is None or len(match[1]) > len(str(MAX_TALLY)) - 1 else int(match[1])
 
 
 def file_step_of(path: str) -> int | None:

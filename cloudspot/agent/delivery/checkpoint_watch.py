@@ -300,11 +300,18 @@ class CheckpointWatch:
                         self.memory.rewrites = True
                     if self._born.get(path) == self._number > 0 and path not in self._logs:
                         begun.add(look.name)
-                elif seen is None and self._number > 0 and path not in self._logs:
+                elif (
+                    seen is None and self._number > 0 and path not in self._logs and not self._has_begun(look)
+                ):
                     begun.add(look.name)  # a checkpoint that was not there before
         if self.was_asked:
             self._rewritten |= begun
         return frozenset(begun)
+
+    def _has_begun(self, look: Look) -> bool:
+        """Return whether files of this step were seen already: their first name is that of the checkpoint."""
+        seen = (known.look for known in self._seen.values() if not known.look.is_directory)
+        return not look.is_directory and any(known.step == look.step for known in seen)
 
     def _note_saves(self, looks: Sequence[Look], begun: Collection[str], now: float) -> tuple[State, ...]:
         """Follow the saves and the pauses in them; return what the beginning of one has shown to be whole."""
@@ -362,7 +369,9 @@ class CheckpointWatch:
         quiet = now - seen.active_at
         if self._complete_file is not None and self._is_marked(look) and has_expected:
             return "marker"
-        if quiet >= KNOWN_SECONDS and self._says_finished(look) and has_expected:
+        # Until a checkpoint is known, nothing says that one file is all of it.
+        knows = look.is_directory or self.memory.settled or self._incomplete_file is not None
+        if quiet >= KNOWN_SECONDS and self._says_finished(look) and has_expected and knows:
             return "marker" if self._incomplete_file is not None else "index"
         return "quiet" if quiet >= self.quiet_seconds and quiet > self.memory.pause else None
 

@@ -209,7 +209,8 @@ class Courier:
             self._wake.clear()
 
     def _work_left(self, *, with_directories: bool = True) -> bool:
-        if self._busy.acquire(blocking=False):
+        # Waiting, so that a thread which looks again and again lets this one in.
+        if self._busy.acquire(timeout=POLL_SECONDS):
             try:
                 if self._pending():
                     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -91,6 +92,8 @@ class DirectoryUploads:
         """The steps taken in this generation, and by which state; None: by one of an earlier agent."""
         self._looking = threading.RLock()
         """Held while the watch, or what is set aside, changes."""
+        self._hurries = threading.Event()
+        """A copy that holds the lock is given up for now: somebody waits for it who has no time."""
         self._looked_at, self._look_seconds = float("-inf"), 0.0
         self._looks: tuple[Look, ...] = ()
         self._shelf = CheckpointShelf(self._take, lambda kept: kept.holds(self._files.writers))
@@ -149,10 +152,14 @@ class DirectoryUploads:
 
     def ask(self) -> None:
         """Note that the script is asked to save now and to leave."""
+        self._hurries.set()
         with self._looking:
-            if self._look(now=True):
-                self._watch.ask(self._looks)
-                self._remember()
+            try:
+                if self._look(now=True):
+                    self._watch.ask(self._looks)
+                    self._remember()
+            finally:
+                self._hurries.clear()
 
     def has_answer(self) -> bool:
         """Return whether there is a complete checkpoint that the script has made because it was asked to."""
@@ -182,7 +189,11 @@ class DirectoryUploads:
             torn = self._watch.torn(looks, only_incomplete=self._has_rank_0)
             # A file without a step belongs to the others, too.
             kept = {path for look in looks if look not in torn for path in look.files}
-            for path in sorted({path for look in torn for path in (*look.roots, *look.pointers)} - kept):
+            for path in sorted(
+                {path for look in torn for path in (*look.roots, *_written_with(look))} - kept
+            ):
+                if not os.path.lexists(self._node.work / path):
+                    continue  # it went with the directory above it
                 target = self._move_away(path)
                 _log.warning(
                     "%s was not complete when the script ended; it is set aside as %s",
@@ -232,7 +243,8 @@ class DirectoryUploads:
             and began < self._looked_at + max(LOOK_SECONDS, self._look_seconds / LOOK_SHARE)
         ):
             return True
-        looks = self._files.looks(self._watch.is_complete)
+        # Who writes to what is not looked for where no script runs: it takes long.
+        looks = self._files.looks(self._watch.is_complete if self._alive else lambda _: True)
         if looks is None:
             return True
         self._looks = tuple(looks)
@@ -264,6 +276,7 @@ class DirectoryUploads:
             logs=self._watch.logs_of(look),
             links=links,
             must_copy=must_copy,
+            gives_up=self._hurries.is_set,
             writers=self._files.writers if self._alive else lambda _: frozenset(),
         )
         is_direct = found is not None and "direct" in found.ways
@@ -371,7 +384,9 @@ class DirectoryUploads:
                 )
             self._sent.note(part)
             committed = commit(save, began)
-            if committed is not None and committed.id != save.checkpoint:
+            if committed is None:
+                raise TransientError(f"{printable(state.name)} was uploaded, and the store does not list it")
+            if committed.id != save.checkpoint:
                 return False  # a later one was committed meanwhile
         except CorruptData:
             if self._stands(save):
@@ -413,8 +428,10 @@ class DirectoryUploads:
         try:
             write_whole(self._memory_path, json.dumps(msgspec.to_builtins(self._watch.memory)).encode())
             self._watch.has_news = False
+            self._status.warn("memory", None)
         except OSError as error:
-            _log.warning("a later agent of this machine will not know what is complete: %s", error)
+            text = f"a later agent of this machine will not know what is complete: {error}"
+            self._status.warn("memory", text)
 
     def _restlessness(self) -> str | None:
         """Return a warning about checkpoints that are never complete, such as one always written to."""
@@ -462,6 +479,14 @@ class DirectoryUploads:
                 (code / name).rename(node.work / name)
                 _log.info("%s is put back as it came with the code", printable(name))
         shutil.rmtree(code)
+
+
+def _written_with(look: Look) -> list[str]:
+    """Return the pointers that were not there before the checkpoint was begun."""
+    begun = min(
+        (stamp.written_at for path, stamp in look.files.items() if path not in look.pointers), default=0
+    )
+    return [path for path in look.pointers if look.files[path].written_at >= begun > 0]
 
 
 def _links_warning(name: str, links: Sequence[str]) -> str | None:

@@ -97,11 +97,13 @@ def set_aside(
     links: Collection[str],
     must_copy: bool,
     writers: Callable[[Collection[int]], Collection[int]],
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> SetAside | None:
     """Set aside a state; return None if it is not there any more, or somebody writes to it.
 
     ``logs`` grow on: they are copied as far as they were. ``links`` are pointers, of which the text is taken.
-    With ``must_copy`` the script writes to its files in place, from which a hard link does not protect.
+    With ``must_copy`` the script writes to its files in place, from which a hard link does not protect. While
+    ``gives_up`` says so, nothing is copied, and None is returned where something must be.
     """
     shutil.rmtree(root, ignore_errors=True)
     ways: dict[str, Way] = {}
@@ -116,6 +118,9 @@ def set_aside(
             mode = source.stat(follow_symlinks=path not in links).st_mode & 0o777
             if path in links:
                 target.write_bytes(os.fsencode(source.readlink()))
+                found_link = source.lstat()
+                if (found_link.st_size, found_link.st_mtime_ns, found_link.st_ino) != stamp:
+                    raise FileNotFoundError(path)  # it leads somewhere else by now
                 files.append(file_of(path, target.stat().st_size, mode=0o600, is_link=True))
                 continue
             files.append(file_of(path, stamp.size, mode=mode))
@@ -124,7 +129,9 @@ def set_aside(
                 continue
             source = Path(os.path.realpath(source))
             before = _stamp(source)
-            ways[path] = _take(source, target, stamp.size, must_copy=must_copy, may_copy=may_copy)
+            ways[path] = _take(
+                source, target, stamp.size, must_copy=must_copy, may_copy=may_copy, gives_up=gives_up
+            )
             after = _stamp(target if ways[path] == "link" else source)
             if after[:3] != stamp or not after.is_still(before):
                 raise FileNotFoundError(path)
@@ -165,7 +172,15 @@ def _where_it_is(
     return found if found.holds(writers) else None
 
 
-def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: bool) -> Way:
+def _take(
+    source: Path,
+    target: Path,
+    size: int,
+    *,
+    must_copy: bool,
+    may_copy: bool,
+    gives_up: Callable[[], bool],
+) -> Way:
     """Raises OSError: the file is gone, or the disk has no room for what has to be copied."""
     if _clone(source, target):
         return "clone"
@@ -175,7 +190,7 @@ def _take(source: Path, target: Path, size: int, *, must_copy: bool, may_copy: b
             return "link"
     if not may_copy:
         raise OSError(errno.ENOSPC, "no room for a copy beside the next save", str(target))
-    _copy(source, target, size)
+    _copy(source, target, size, gives_up)
     shutil.copystat(source, target)
     return "copy"
 
@@ -195,12 +210,16 @@ def _clone(source: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path, size: int) -> None:
-    """Copy so much of a file."""
+def _copy(source: Path, target: Path, size: int, gives_up: Callable[[], bool] = lambda: False) -> None:
+    """Copy so much of a file.
+
+    Raises:
+        FileNotFoundError: it is shorter by now, or the copy was given up.
+    """
     with source.open("rb") as from_file, target.open("xb") as to_file:
         left = size
         while left > 0:
-            data = from_file.read(min(left, 8 << 20))
+            data = b"" if gives_up() else from_file.read(min(left, 8 << 20))
             if not data:
                 raise FileNotFoundError(source)
             to_file.write(data)

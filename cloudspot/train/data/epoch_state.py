@@ -74,8 +74,10 @@ def _leaves(value: Any) -> Iterator[bytes | memoryview]:
             yield tensor_bytes(value.detach().resolve_conj().resolve_neg().cpu().contiguous())
     elif isinstance(value, str | int | float | bytes):
         yield repr(value).encode()
-    elif hasattr(value, "tobytes"):
+    elif hasattr(value, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
         yield value.tobytes()
+    elif hasattr(value, "tolist"):
+        yield from _leaves(value.tolist())
     elif isinstance(value, Mapping):
         yield from _leaves(list(value.items()))
     elif isinstance(value, list | tuple):
