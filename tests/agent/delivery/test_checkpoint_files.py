@@ -72,6 +72,7 @@ def test_files_of_one_step_belong_together_and_those_without_one_to_each(tmp_pat
         ("epoch=3-step=120.ckpt", 120),
         ("m_0.53", 53),
         ("x7", 7),
+        ("ckpt-1795975749387264455", None),  # nanoseconds: more than a step can be
     ],
 )
 def test_a_files_step_is_the_number_before_its_suffixes(name: str, step: int | None) -> None:
@@ -213,7 +214,12 @@ def test_a_process_that_can_write_to_a_file_is_seen(tmp_path, hold, mode, then, 
 
 
 def taken(
-    work: Path, one: Look, *, must_copy: bool, writing: frozenset[int] = frozenset()
+    work: Path,
+    one: Look,
+    *,
+    must_copy: bool,
+    writing: frozenset[int] = frozenset(),
+    gives_up: bool = False,
 ) -> SetAside | None:
     (work.parent / "staging").mkdir(exist_ok=True)
     state = State(one.name, one.step, tuple(sorted(one.files.items())))
@@ -226,6 +232,7 @@ def taken(
         links=links,
         must_copy=must_copy,
         writers=lambda _: writing,
+        gives_up=lambda: gives_up,
     )
 
 
@@ -264,6 +271,31 @@ def test_a_disk_without_room_for_a_copy_is_left_to_the_training(tmp_path: Path, 
     assert kept.holds(lambda _: frozenset())
     path.write_bytes(b"other weights")
     assert not kept.holds(lambda _: frozenset())
+
+
+def test_a_link_that_leads_somewhere_else_by_now_is_not_set_aside(tmp_path: Path) -> None:
+    """The checkpoint before was committed with a link to the one after it, and could not be restored."""
+    work = tmp_path / "work"
+    write(work, "out/ckpt-1/model.pt")
+    (work / "out/latest").symlink_to("ckpt-1")
+    one = look(files(work, "out/ckpt-*"))
+    assert one.pointers == {"out/latest"}
+    (work / "out/latest").unlink()
+    (work / "out/latest").symlink_to("ckpt-2")
+    assert taken(work, one, must_copy=False) is None
+
+
+def test_a_copy_is_given_up_when_somebody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script heard of its notice only when ten gigabytes had been copied."""
+    monkeypatch.setattr("cloudspot.agent.delivery.set_aside._clone", lambda *_: False)
+    work = tmp_path / "work"
+    write(work, "model.pt")
+    one = look(files(work, "model.pt"))
+    assert taken(work, one, must_copy=True, gives_up=True) is None
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert taken(work, one, must_copy=True) is not None
 
 
 def test_what_somebody_writes_to_is_not_set_aside(tmp_path: Path) -> None:

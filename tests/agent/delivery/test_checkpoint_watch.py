@@ -423,6 +423,18 @@ def test_a_link_can_be_the_complete_file(tmp_path: Path) -> None:
     assert [d.step for d in directories.ready(100.0, alive=True)] == [10]
 
 
+def test_the_first_file_of_a_pair_is_no_checkpoint_when_the_other_is_begun(tmp_path: Path) -> None:
+    """Their checkpoint was named after the first of them, so that it seemed to be a new one."""
+    one = Watched(tmp_path, "*_*.pt")
+    one.begin_script()
+    (tmp_path / "model_100.pt").write_text("weights")
+    told = [one.watch.look(one.looks(), now) for now in (0.0, 0.5, 1.0)]
+    (tmp_path / "adam_100.pt").write_text("moments")
+    told += [one.watch.look(one.looks(), now) for now in (1.5, 2.0)]
+    assert told == [()] * 5
+    assert one.watch.memory.num_saves == 0
+
+
 def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
     directories = watch(tmp_path)
     for step in (9, 100, 20):
