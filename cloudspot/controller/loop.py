@@ -216,7 +216,7 @@ class Controller:
             AuthError: a right is missing, so nothing else will work either.
             CorruptData: a record is malformed.
             JobResumed: it goes on by another submission, so its provider may be another one.
-        NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
+            NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
         """
         problems: list[str] = []
         events: list[Event] = []

@@ -78,7 +78,7 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
             words = [{"enum": schema["enum"]}] if "enum" in schema else []
             members = [plain(member) for member in schema["anyOf"] if member != {"type": "null"}]
             return members[0] if len(members) == 1 and not words else {"anyOf": [*words, *members]}
-        if "pattern" in schema and "enum" in schema:  # which is to be proposed
+        if "pattern" in schema and "enum" in schema:  # editors propose these; others that fit are allowed
             known = schema.pop("enum")
             return {"anyOf": [{"enum": known}, schema]}
         if "pattern" in schema and schema["type"] != "string":  # a quantity

@@ -58,7 +58,8 @@ class CheckpointFiles:
     def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
         """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest.
 
-        Who writes to what ``is_settled`` is not looked for: that takes long where processes have much open.
+        Processes that write are not searched for in looks that ``is_settled`` accepts: the search takes long
+        where processes have much open.
         """
         try:
             return self._scan(is_settled)
@@ -83,7 +84,7 @@ class CheckpointFiles:
         return judged
 
     def writers(self, inodes: Iterable[int], *, with_maps: bool = True) -> frozenset[int]:
-        """Return those of the files, by their inodes, that some process can write to: see ``writers``."""
+        """Return those of the files, by their inodes, that a process can write to; see ``writers`` below."""
         return writers(frozenset(inodes), self._work.stat().st_dev, with_maps=with_maps)
 
     def _is_directory(self, name: str) -> bool:
@@ -262,7 +263,7 @@ def is_pointer(root: Path, path: str, roots: Collection[str]) -> bool:
 
 
 def may_replace(work: Path, path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pointer may be put there: nothing is, or something that named a checkpoint, too."""
+    """Return whether a pointer may be put there: nothing is there, or what is there is itself a pointer."""
     if not os.path.lexists(work / path):
         return True
     text = _text_of(work / path)

@@ -9,7 +9,7 @@ from cloudspot.agent.delivery.checkpoint_states import State
 
 
 class Kept(Protocol):
-    """What a state held, apart from the script's own files."""
+    """The files of a state, set aside."""
 
     state: State
 
@@ -87,7 +87,7 @@ class CheckpointShelf(Generic[K]):
         return len(self._doubtful)
 
     def _is_wanted(self, state: State) -> bool:
-        """Return whether it waits for no upload yet and is not older than what does, or has been uploaded."""
+        """Return whether it is new, and no older than what waits for its upload or was committed last."""
         waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
         newest = waiting if self._last is None else [*waiting, self._last]
         return state not in (*waiting, *self._known) and all(one.order <= state.order for one in newest)

@@ -22,7 +22,10 @@ from cloudspot.agent.delivery.checkpoint_states import (
 SETTLED_SECONDS = 10.0
 """Files that nobody has written to for this long are complete, until three saves have been seen."""
 KNOWN_SECONDS = 2.0
-"""The same if their content says so, since other ranks may still write; no pause is taken for shorter."""
+"""How long files must be quiet if their content says that they are complete: other ranks may still write.
+Also the least that ``quiet_seconds`` may be."""
+MAX_GONE = 20
+"""How many deleted checkpoints are remembered."""
 RESTLESS_SECONDS = 300.0
 """The user is told of a checkpoint that has not been complete for this long."""
 ENOUGH_SAVES = 3
@@ -118,7 +121,17 @@ class CheckpointWatch:
             for look in looks
             if self.is_new(look) and not self.is_complete(look) and not self._is_remains(look)
         }
+        self._forget(names)
         return told
+
+    def _forget(self, names: Collection[str]) -> None:
+        """Forget all but the last of the checkpoints that the script has deleted."""
+        gone = [name for name in self.memory.settled if name not in names]
+        for name in gone[:-MAX_GONE]:
+            del self.memory.settled[name]
+        if len(gone) > MAX_GONE:
+            there = {path for seen in self._seen.values() for path in seen.look.files}
+            self._born = {path: number for path, number in self._born.items() if path in there}
 
     def end(self, looks: Sequence[Look], *, exited_0: bool, is_leaving: bool) -> None:
         """Note that the script has ended.

@@ -243,7 +243,7 @@ class DirectoryUploads:
             and began < self._looked_at + max(LOOK_SECONDS, self._look_seconds / LOOK_SHARE)
         ):
             return True
-        # Who writes to what is not looked for where no script runs: it takes long.
+        # Where no script runs, processes that write are not searched for: the search takes long.
         looks = self._files.looks(self._watch.is_complete if self._alive else lambda _: True)
         if looks is None:
             return True

@@ -23,7 +23,7 @@ class Assessment:
     history: History
     now: datetime
     instances: Sequence[Instance] | None = None
-    """The job's machines by the newest listing; None: nothing was listed."""
+    """The job's machines by the newest listing; None: it failed, or there was none yet."""
 
     @cached_property
     def seats(self) -> Seats:

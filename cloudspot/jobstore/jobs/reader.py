@@ -43,7 +43,7 @@ MAX_REREADS = 8
 
 
 class _Place(NamedTuple):
-    """Where a record of ``TYPES`` is."""
+    """A listed record of a node or a machine."""
 
     form: keys.Form
     launch: int

@@ -58,8 +58,9 @@ class Key(Generic[Values]):
         parts = zip(patterns, self._texts, strict=True)
         self._pattern = re.compile("".join(field + re.escape(text) for field, text in parts))
 
-    def __call__(self, *values: Values.args, **_named: Values.kwargs) -> str:
+    def __call__(self, *values: Values.args, **named: Values.kwargs) -> str:
         """Return the key with these values, in the order of the fields."""
+        assert not named, "the values of a key have no names"
         written = [kind.write(value) for kind, value in zip(self._kinds, values, strict=True)]
         return "".join(map(str.__add__, self._texts, [*written, ""]))
 

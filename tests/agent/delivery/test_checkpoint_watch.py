@@ -15,7 +15,7 @@ import pytest
 
 from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out, step_of
 from cloudspot.agent.delivery.checkpoint_states import Look, Memory, State
-from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, CheckpointWatch
+from cloudspot.agent.delivery.checkpoint_watch import MAX_GONE, RESTLESS_SECONDS, CheckpointWatch
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 
 
@@ -433,6 +433,21 @@ def test_the_first_file_of_a_pair_is_no_checkpoint_when_the_other_is_begun(tmp_p
     told += [one.watch.look(one.looks(), now) for now in (1.5, 2.0)]
     assert told == [()] * 5
     assert one.watch.memory.num_saves == 0
+
+
+def test_what_is_remembered_does_not_grow_with_the_checkpoints_that_are_deleted(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.begin_script()
+    for step in range(100):
+        directory = tmp_path / "output" / f"checkpoint-{step}"
+        directory.mkdir(parents=True)
+        (directory / "model").write_text(f"weights {step}")
+        for wait in (0.0, 11.0, 22.0):
+            one.ready(100.0 * step + wait, alive=True)
+        if step > 0:
+            shutil.rmtree(tmp_path / "output" / f"checkpoint-{step - 1}")
+    assert len(one.watch.memory.settled) <= MAX_GONE + 2
+    assert len(one.watch._born) <= 2
 
 
 def test_steps_are_numbers_not_words(tmp_path: Path) -> None:
