@@ -10,7 +10,7 @@ from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Certificate
 from cloudspot.model import EndReason, Instance, InstanceState
-from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_exit
+from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, machine_ended_at, own_exit
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
@@ -91,7 +91,7 @@ def _certificate(
         ended = min(ended, last_sign(launch, owned))
     detail = ""
     if instance is not None and instance.state is InstanceState.ENDED:
-        ended, reason = instance.ended_at or ended, instance.end_reason or reason
+        ended, reason = machine_ended_at(launch, instance) or ended, instance.end_reason or reason
         detail = observed.why_ended(instance)
     # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
     started = min(claimed, ended) if launched is None else launched

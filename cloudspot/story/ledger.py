@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import GIB, EndReason, Instance, InstanceState, Market, Offer
-from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, own_beat
+from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, machine_ended_at, own_beat
 from cloudspot.story.states import held_generations
 from cloudspot.story.stretches import stretches
 
@@ -295,7 +295,7 @@ def _lines(
         if instance is not None:
             started = launched_at(launch, instance) or started
             if instance.state is InstanceState.ENDED:
-                ended = instance.ended_at or ended or now
+                ended = machine_ended_at(launch, instance) or ended or now
             elif instance.state.is_up:  # Its last word does not end the bill; the end of the machine does.
                 ended = None
         started = min(started, ended or now)  # A node's clock may run ahead.

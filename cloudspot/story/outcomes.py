@@ -244,6 +244,15 @@ def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
     return None if at is None else max(at, launch.intent.at)
 
 
+def machine_ended_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
+    """Return when the machine ended, by the clock of ``launched_at``; None if the provider does not say.
+
+    The provider's two times are of one clock: the end is moved by as much as the start.
+    """
+    at, start, moved = instance.ended_at, instance.launched_at, launched_at(launch, instance)
+    return at if at is None or start is None or moved is None else at + (moved - start)
+
+
 def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
     """Return when the owner of the rank said its last word, if it did: not before it was last heard of.
 

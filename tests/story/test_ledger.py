@@ -450,10 +450,10 @@ def test_a_claim_of_the_second_in_which_the_first_heartbeat_is_listed_is_right(r
 
 def test_no_machine_is_billed_from_before_its_launch_by_a_providers_clock_that_is_behind(records):
     listed = records.instance(launched=-1300.0)
-    assert (
-        bill(records.history(records.launch()), records.at(100), instances=(listed,)).lines[0].seconds
-        == 100.0
-    )
+    history = records.history(records.launch())
+    assert bill(history, records.at(100), instances=(listed,)).lines[0].seconds == 100.0
+    ended = records.instance(launched=-1300.0, state="ended", ended_at=records.at(-1240.0))
+    assert bill(history, records.at(100), instances=(ended,)).lines[0].seconds == 60.0, "both by that clock"
 
 
 @pytest.mark.parametrize("shift", [-86400.0, -3600.0, 3600.0, 86400.0])

@@ -246,8 +246,9 @@ class Town:
             if machine.id in listed:
                 started, ended = listed[machine.id].launched_at, listed[machine.id].ended_at
                 # The clock by which the intent was dated may be ahead of the cloud's.
-                assert started is None or line.started == max(started, launch.intent.at)
-                assert ended in {None, line.ended}
+                moved = timedelta() if started is None else max(started, launch.intent.at) - started
+                assert started is None or line.started == started + moved
+                assert ended is None or line.ended == ended + moved
             if self.is_punctual:
                 life = machine.states[-1][0] - machine.created_at
                 assert abs(line.seconds - life) <= self.bill_seconds, f"{line.seconds} s for {life} s"
