@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -462,7 +462,7 @@ class Controller:
     def _up_to_date(self, assessed: Assessment) -> Assessment:
         """Return the assessment as of now, if the requests since then took long: they may take minutes."""
         now = self._clock.now()
-        is_old = now - assessed.now >= timedelta(seconds=OLD_SECONDS)
+        is_old = (now - assessed.now).total_seconds() >= OLD_SECONDS
         return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
