@@ -35,6 +35,10 @@ LEFT_ABSENCE_SECONDS = 30.0
 sees it again ends it."""
 
 
+_CLOCKS_APART = timedelta(minutes=1)
+"""A node whose clock is ahead of ours by more does not know when it ended."""
+
+
 def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
     """Yield a certificate for each machine that has provably ended and has none.
 
@@ -84,11 +88,12 @@ def _certificate(
     launched = None if instance is None else launched_at(launch, instance)
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
+    if owned is not None:
+        # It may have been heard of while no listing had it, and may have ended before we first looked.
+        sign = last_sign(launch, owned)
+        ended = sign if instance is None else max(ended, sign)
     if left is not None:
-        # What is yet to come was told by a clock that runs ahead.
-        ended, reason = left if left <= now else ended, EndReason.SELF
-    elif instance is None and owned is not None:  # It ended before we first looked.
-        ended = min(ended, last_sign(launch, owned))
+        ended, reason = min(left, now) if left - now <= _CLOCKS_APART else ended, EndReason.SELF
     detail = ""
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = machine_ended_at(launch, instance) or ended, instance.end_reason or reason

@@ -298,19 +298,25 @@ class ObjectStoreTests(Kit):
             assert [reader.result() for reader in readers] == [True] * 3
 
     def test_threads_do_not_disturb_each_other(self, store: ObjectStore) -> None:
-        def work(number: int) -> list[str]:
-            keys = [f"d/{number}/{count}" for count in range(10)]
-            for key in keys:
+        def keys(number: int) -> list[str]:
+            return [f"d/{number}/{count}" for count in range(10)]
+
+        def write(number: int) -> None:
+            for key in keys(number):
                 store.put(key, key.encode(), if_absent=True)
                 assert store.get(key) == key.encode()
+
+        def list_and_delete(number: int) -> list[str]:
             listed = [meta.key for meta in store.list_objects(f"d/{number}/")]
-            for key in keys:
+            for key in keys(number):
                 store.delete(key)
             return listed
 
+        # In two steps, so that a thread lists while the objects of all others exist, however fast each thread is.
         with ThreadPoolExecutor(8) as pool:
-            listed = list(pool.map(work, range(8)))
-        assert listed == [[f"d/{number}/{count}" for count in range(10)] for number in range(8)]
+            list(pool.map(write, range(8)))
+            listed = list(pool.map(list_and_delete, range(8)))
+        assert listed == [keys(number) for number in range(8)]
         assert list(store.list_objects("")) == []
 
     # --- listing ----------------------------------------------------------------------------------

@@ -356,6 +356,7 @@ class TakesMoreAfterTheEnd(Wrapped):
                 "test_a_listing_is_in_the_order_of_the_keys_bytes",
                 "test_pages_of_a_random_tree_are_its_sorted_keys",
                 "test_the_last_page_says_that_it_is_the_last",
+                "test_threads_do_not_disturb_each_other",
             },
         ),
         (
