@@ -21,6 +21,7 @@ from cloudspot.host.capacity import free_memory_bytes
 from cloudspot.host.names import find_symlink, printable
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
+from cloudspot.jobstore.checkpoints.chunks import check_sizes, stored_chunks
 from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.checkpoints.shared_chunks import ChunkContent, contents
 from cloudspot.jobstore.journal.lineage import generations_of, head
@@ -45,7 +46,8 @@ class Restored:
     contents: frozenset[ChunkContent] = frozenset()
     """What its chunks hold."""
     on_demand: Manifest | None = None
-    """Set if only the files were made, and ``OnDemandFetch`` brings what the ranks ask for."""
+    """Set if this node's share comes later: of a session's, only the files were made, and ``OnDemandFetch``
+    brings what the ranks ask for; what scripts saved on several nodes, ``restore_own`` brings."""
 
 
 def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
@@ -147,27 +149,16 @@ def _fetch(
     held = contents([chunk for part in manifest.parts for chunk in part.chunks])
     restored = Restored(manifest.id, skipped=skipped, contents=held)
     if manifest.kind == "directory":
-        paths, pointers = _paths_of(context, manifest)
-        patterns = context.job.spec.checkpoint.patterns
-        roots = [root for path in paths if (root := root_of(path, patterns))]
+        paths, _, roots = _paths_of(context, manifest)
         restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
+        if len(manifest.parts) > 1:  # which of them are this node's is known once its place is
+            chunks = stored_chunks(node.job_id, manifest)
+            context.insist(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
+            return replace(restored, on_demand=manifest)
         is_there = all(os.path.lexists(node.work / path) for path in paths)
         if is_there and _is_of_this_node(context, manifest):
             return restored
-        for root in sorted({*roots} - {"."}):
-            target = node.work / root
-            if target.is_dir() and find_symlink(node.work, root) is None:  # else the fetch refuses it
-                _log.info(
-                    "%s came with the code or holds an older state: it is fetched anew", printable(root)
-                )
-                shutil.rmtree(target)
-
-        def accept(staging: Path) -> None:
-            for path in pointers:
-                if not is_pointer(staging, path, roots) or not may_replace(node.work, path, patterns):
-                    raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
-
-        _bring(context, manifest, node.work, check, accept=accept)
+        _bring_files(context, manifest, check, nodes=(0,))
         return restored
     target, present = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
@@ -185,6 +176,57 @@ def _fetch(
         target = node.restore
         _bring(context, manifest, target, check)
     return replace(restored, directory=target)
+
+
+def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nodes: int) -> Restored:
+    """Fetch what scripts have saved on several nodes: of as many nodes the one in this place, else all.
+
+    Call it once the generation is known; anything else was restored before.
+
+    Raises:
+        CorruptData: a chunk does not verify, and all nodes know of it by now; or the checkpoint was deleted.
+    """
+    manifest = restored.on_demand
+    if manifest is None or manifest.kind != "directory":
+        return restored
+    num_parts, work = len(manifest.parts), context.node.work
+    if num_parts == num_nodes and fetching.holds_files(manifest, place, work):
+        return replace(restored, on_demand=None)
+    own = [place] if place < num_parts else []
+    nodes = own if num_parts == num_nodes else [*own, *(rank for rank in range(num_parts) if rank != place)]
+    if num_parts != num_nodes:
+        _log.info(
+            "checkpoint %s is of %d nodes, and %d train: this one gets all files, and of equal paths those "
+            "of node %d", manifest.id, num_parts, num_nodes, nodes[0],
+        )  # fmt: skip
+    try:
+        _bring_files(context, manifest, context.obey, nodes=nodes)
+    except CorruptData as error:
+        reason = str(error)
+        if context.insist(lambda: manifests.stands(context.store, context.job_id, manifest.id)):
+            context.insist(lambda: retention.note_damage(context.store, context.job_id, manifest.id, reason))
+        raise
+    return replace(restored, on_demand=None)
+
+
+def _bring_files(
+    context: NodeContext, manifest: Manifest, check: Callable[[], None], *, nodes: Sequence[int]
+) -> None:
+    """Fetch what scripts have saved on these nodes, in place of what lies there under its name."""
+    work, patterns = context.node.work, context.job.spec.checkpoint.patterns
+    _, pointers, roots = _paths_of(context, manifest)
+    for root in sorted({*roots} - {"."}):
+        target = work / root
+        if target.is_dir() and find_symlink(work, root) is None:  # else the fetch refuses it
+            _log.info("%s came with the code or holds an older state: it is fetched anew", printable(root))
+            shutil.rmtree(target)
+
+    def accept(staging: Path) -> None:
+        for path in filter(lambda path: os.path.lexists(staging / path), pointers):
+            if not is_pointer(staging, path, roots) or not may_replace(work, path, patterns):
+                raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
+
+    _bring(context, manifest, work, check, nodes=nodes, accept=accept)
 
 
 def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
@@ -295,8 +337,8 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     return None
 
 
-def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """Return the paths of a script's checkpoint, the oldest first, and those of files that only name it.
+def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths of a script's checkpoint, the oldest first, of files that only name it, and its roots.
 
     Refuses a checkpoint that would replace anything else in the working directory, such as the code.
     """
@@ -316,7 +358,7 @@ def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list
             raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
     paths = [path for _, path, _ in found]
     pointers = [path for path in paths if roots[path] is None]
-    return paths, pointers
+    return paths, pointers, [root for path in paths if (root := roots[path])]
 
 
 def _bring(
@@ -325,10 +367,12 @@ def _bring(
     directory: Path,
     check: Callable[[], None],
     present: frozenset[int] = frozenset(),
+    nodes: Sequence[int] | None = None,
     accept: Callable[[Path], None] = lambda _root: None,
 ) -> None:
     store = _InsistentStore(context, check)
-    with context.status.transferring("restoring", manifest.size) as add:
+    size = sum(part.size for part in manifest.parts if nodes is None or part.rank in nodes)
+    with context.status.transferring("restoring", size) as add:
 
         def progress(num_bytes: int) -> None:
             check()
@@ -340,6 +384,7 @@ def _bring(
             manifest,
             directory,
             present=present,
+            nodes=nodes,
             accept=accept,
             progress=progress,
         )

@@ -17,7 +17,7 @@ from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
-from cloudspot.agent.membership.drain_commit import await_commit, await_rank_0
+from cloudspot.agent.membership.drain_commit import await_commit, await_uploads
 from cloudspot.agent.membership.failure_votes import FailureVotes, leaving_cut_off
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import (
@@ -237,10 +237,11 @@ class Membership:
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
 
-    def await_rank_0(self) -> None:
-        """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will."""
-        if self.current is not None:
-            await_rank_0(self._context, self._peers, self.current)
+    def await_uploads(self) -> None:
+        """Wait until the others have delivered what a script has saved by itself, or never will."""
+        spec, status = self._context.job.spec.checkpoint, self._context.status
+        if self.current is not None and spec.directory is not None and not status.has_session:
+            await_uploads(self._context, self._peers, self.current)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation to run, with its checkpoint restored on this node.

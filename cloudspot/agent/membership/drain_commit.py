@@ -1,6 +1,6 @@
 """What the survivors of a drain wait for before they go on.
 
-That is its commit, which whoever sees all its parts writes, or the last word of the node of rank 0.
+That is its commit, which whoever sees all its parts writes, or the last word of those that bring a part.
 """
 
 from __future__ import annotations
@@ -60,21 +60,22 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         peers.pause()
 
 
-def await_rank_0(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
-    """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will.
+def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
+    """Wait until the other nodes have delivered what a script has saved by itself, or never will.
 
-    Only that node uploads it; a generation that is written before makes its commit count for nothing.
+    Those bring a part of a checkpoint, by default that of rank 0 alone; a generation that is written before
+    makes their commit count for nothing.
     """
-    first = current.seats[0]
-    if first == context.seat:
+    bringing = current.seats if context.job.spec.checkpoint.nodes == "all" else current.seats[:1]
+    others = {seat for seat in bringing if seat != context.seat}
+    if not others:
         return
     peers.ask()
     end = time.monotonic() + COMMIT_SECONDS
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
-        if peers.is_gone(first) or first in _settled(peers, current):
-            return
-        if time.monotonic() >= end and not peers.has_notice(first):
+        left = {seat for seat in others if not peers.is_gone(seat)} - _settled(peers, current)
+        if not left or (time.monotonic() >= end and not any(map(peers.has_notice, left))):
             return
         peers.pause()
 

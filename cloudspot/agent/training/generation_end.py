@@ -81,8 +81,6 @@ class GenerationEnd:
             why = self._conclude(handoff, end, ordered, seconds=seconds)
         if isinstance(why, Leaving):
             return why  # until the exit record is written, a later agent has to come to the same end
-        if context.job.spec.checkpoint.directory is not None and not context.status.has_session:
-            self._membership.await_rank_0()
         self._note_end(why)
         return None
 
@@ -222,13 +220,15 @@ class GenerationEnd:
             why=end.why,
             fingerprint=end.fingerprint,
             is_cut_short=end.is_cut_short,
+            brings_part=status.has_session or 0 in status.ranks or context.job.spec.checkpoint.nodes == "all",
         )
         tail = self._tail()
         finished = self._membership.finished()
         if finished:
             # Only here the script failed after the loop; without the others it cannot be run again.
             detail = f"the training {failure} after node {min(finished)} had finished"
-            return Leaving("failed", detail, end.code, log_tail=tail)
+            fingerprint = failure.fingerprint if failure.tells_where else None
+            return Leaving("failed", detail, end.code, fingerprint=fingerprint, log_tail=tail)
         known = generations_of(context.insist(context.journal.read))
         # Another node may have proposed the next one already, for this very failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}

@@ -53,7 +53,7 @@ def look_for_checkpoints(
 
     The journal is read before this lists the manifests, so each of its checkpoints had one.
     """
-    there, damaged = _list_manifests(patient(store), job_id)
+    there, damaged, _ = _list_manifests(patient(store), job_id)
     found = [checkpoint for checkpoint in lineage(journal) if checkpoint in there]
     return StandingCheckpoints(
         sound=tuple(one for one in found if one not in damaged),
@@ -73,6 +73,17 @@ def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reaso
     """Let every node know that a chunk of a checkpoint does not verify: they try it last."""
     damage = Damage(reason=reason, at=clock_of(store).now(), writer=new_nonce())
     create_record(patient(store), keys.damage(job_id, checkpoint), damage)
+
+
+def note_begun(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> None:
+    """Let the other nodes know that this one uploads its part of the checkpoint."""
+    patient(store).put(keys.begun(job_id, checkpoint), b"")
+
+
+def begun_steps(store: ObjectStore, job_id: str, generation: int) -> tuple[int, ...]:
+    """Return the steps of a generation whose checkpoints a node has begun to upload, ascending."""
+    begun = _list_manifests(patient(store), job_id)[2]
+    return tuple(sorted(one.step for one in begun if one.generation == generation))
 
 
 def read_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> str:
@@ -115,7 +126,7 @@ def collect(
     # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
     # comes meanwhile is newer.
     num_known = len(journal.known or journal.read())
-    manifests, damaged = _list_manifests(store, job_id)
+    manifests, damaged, begun = _list_manifests(store, job_id)
     records = journal.read()
     candidates = [one for one in lineage(records) if one in manifests]
     newest_started = newest_generation(records)
@@ -146,6 +157,7 @@ def collect(
     for checkpoint in damaged:
         if checkpoint in doomed or checkpoint not in manifests:
             store.delete(keys.damage(job_id, checkpoint))
+    each(store.delete, [keys.begun(job_id, checkpoint) for checkpoint in begun if checkpoint < newest])
     contents = {keys.saves_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
         useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
@@ -249,15 +261,17 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> b
 
 def _list_manifests(
     store: ObjectStore, job_id: str
-) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId]]:
-    """Return the manifests that stand, and the checkpoints of which damage was noted."""
-    manifests, damaged = {}, set()
+) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId], set[CheckpointId]]:
+    """Return the manifests that stand, and of which checkpoints damage or the beginning was noted."""
+    manifests, damaged, begun = {}, set(), set()
     for meta in store.list_objects(keys.manifests_prefix(job_id)):
         if (match := keys.manifest.match(meta.key)) is not None:
             manifests[CheckpointId(*match[1:])] = meta
         elif (match := keys.damage.match(meta.key)) is not None:
             damaged.add(match[1])
-    return manifests, damaged
+        elif (match := keys.begun.match(meta.key)) is not None:
+            begun.add(match[1])
+    return manifests, damaged, begun
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:

@@ -88,6 +88,23 @@ def test_a_script_without_a_session_fails_for_good_only_when_it_fails_at_once_tw
     assert isinstance(judge(early, memory, num_restarts=3, max_restarts=9), GiveUp)
 
 
+def test_checkpoints_of_other_nodes_are_no_progress_of_one_that_cannot_resume():
+    """Between its failures the first node committed, and the job went on for ever."""
+    memory = NodeMemory()
+    found = [
+        judge(
+            Failure(
+                7, step, 1.0, has_session=False, why=FAILED, fingerprint="exit status 7", brings_part=False
+            ),
+            memory,
+            num_restarts=1,
+            max_restarts=9,
+        )
+        for step in (42, 48)
+    ]
+    assert found == [1.0, GiveUp("the training failed with exit status 7 twice at step 48")]
+
+
 def test_ranks_that_do_not_come_together_are_no_error_of_the_script_and_may_do_so_elsewhere():
     """A port that was taken twice ended the job."""
     memory = NodeMemory()

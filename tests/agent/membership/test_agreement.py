@@ -787,10 +787,10 @@ def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, mon
 def test_the_node_of_rank_0_is_waited_for_until_it_has_spoken_its_last_word(bench, make, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
-    first.membership.await_rank_0()  # it is that node itself
-    second.membership.await_rank_0()  # that one has no notice, and no time is left
+    first.membership.await_uploads()  # it is that node itself
+    second.membership.await_uploads()  # that one has no notice, and no time is left
     first.notice(seconds=60.0)
-    thread = threading.Thread(target=second.membership.await_rank_0)
+    thread = threading.Thread(target=second.membership.await_uploads)
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()

@@ -124,6 +124,18 @@ def test_a_fork_that_has_not_begun_keeps_what_it_came_with(store, checkpoints):
     assert standing(store) == (C(0, 10), C(0, 20))
 
 
+def test_notes_of_parts_that_nodes_have_begun_go_with_the_next_commit(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        retention.note_begun(store, "x", C(1, step))
+        checkpoints.session(store, C(1, step), [b"a"])
+    retention.note_begun(store, "x", C(1, 30))
+    assert retention.begun_steps(store, "x", 1) == (10, 20, 30)
+    assert retention.begun_steps(store, "x", 2) == ()
+    collect(store, 2)
+    assert retention.begun_steps(store, "x", 1) == (20, 30)
+
+
 def test_a_note_of_damage_whose_checkpoint_is_gone_goes_too(store, checkpoints):
     """Whoever found it may have noted it only after the deletion."""
     checkpoints.generation(store, 1)
