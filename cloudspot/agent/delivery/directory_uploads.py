@@ -24,7 +24,7 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.decoding import convert
-from cloudspot.errors import CorruptData, ObjectMissing, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.names import printable
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import SIGNALS
@@ -47,6 +47,8 @@ NUM_TRIES = 100
 """How often to look for what has just changed under a look."""
 COMMIT_SECONDS = 5.0
 """The time between two commits, at least, while the script trains."""
+COMPARE_SECONDS = 5.0
+"""The time between two looks of a node that brings no part for a commit to compare its files with."""
 BEGUN_SECONDS = 1.0
 """The time between two looks for what the first node uploads, while this one has something of its own."""
 _HOW = {
@@ -110,7 +112,9 @@ class DirectoryUploads:
         """The oldest step, and when its part was brought (monotonic), since which nothing is committed."""
         self._begun: tuple[int, ...] = ()
         self._begun_at = float("-inf")
-        self._compared: CheckpointId | None = None
+        self._has_compared = False
+        self._compare_at = float("-inf")
+        """When to look next whether the newest commit has this node's files, too (monotonic)."""
         self._alive = False
         self._stopped = threading.Event()
         self.answered_at: float | None = None
@@ -241,7 +245,7 @@ class DirectoryUploads:
                     with self._looking:
                         self._look()
                     self._suggest_all()
-                except OSError as error:
+                except (OSError, CloudspotError) as error:
                     _log.warning("the checkpoints cannot be looked at now: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
@@ -525,11 +529,13 @@ class DirectoryUploads:
         )
 
     def _suggest_all(self) -> None:
-        """Say it if the newest commit lacks files of this node, which the script may need to resume."""
-        newest, status = head(self._context.journal.known), self._status
-        if newest is None or newest == self._compared or self._brings_part or status.has_session:
+        """Say it once if a commit lacks files of this node, which the script may need to resume."""
+        status, now = self._status, time.monotonic()
+        if self._has_compared or self._brings_part or status.has_session or now < self._compare_at:
             return
-        if newest.generation != self._context.memory.generation:
+        self._compare_at = now + COMPARE_SECONDS
+        newest = head(self._context.journal.read())
+        if newest is None or newest.generation != self._context.memory.generation:
             return
         found = self._files.looks(lambda _: True)
         looks = [one for one in found or [] if one.step in {None, newest.step}]
@@ -538,11 +544,8 @@ class DirectoryUploads:
         }
         if not own:
             return
-        try:
-            manifest = manifests.read_manifest(self._store, self._node.job_id, newest)
-        except (CorruptData, ObjectMissing, TransientError):
-            return  # the next commit will do
-        self._compared = newest
+        manifest = manifests.read_manifest(self._store, self._node.job_id, newest)
+        self._has_compared = True
         saved = {file.name: file.size for part in manifest.parts for file in part.files}
         lacking = sorted(path for path, size in own.items() if saved.get(path) != size)
         if lacking:

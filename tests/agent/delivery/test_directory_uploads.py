@@ -570,6 +570,7 @@ def test_files_of_a_node_that_are_in_no_checkpoint_are_told(nodes):
     second.uploads._suggest_all()
     assert second.warning() is None
     second.save(6)
+    second.clock.now += 6.0
     second.uploads._suggest_all()
     assert second.warning() == (
         "out/checkpoint-6/shard-1 of this node is in no checkpoint, which has those of the first node alone: if the "
