@@ -45,8 +45,9 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
     that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
     these without a new checkpoint in between. It ends sooner when two in a row failed before the training
     began, for the same cause: an error of the node, a network that is cut, or what a machine said that could
-    not run the agent; or when the script failed twice in a row in the same way at the same step. (A machine lost after a new checkpoint is not the script's fault, and is replaced at
-    once.) A refusal for lack of capacity or quota is neither: the policy turns to other offers.
+    not run the agent; or when the script failed twice in the same way at the same step. (A machine lost after
+    a new checkpoint is not the script's fault, and is replaced at once.) A refusal for lack of capacity or
+    quota is neither: the policy turns to other offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:

@@ -20,6 +20,7 @@ from cloudspot.agent.training.launching.trainer import (
     launch_variables,
     log_tail,
     omp_threads,
+    processes_of,
 )
 from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.errors import CloudspotError
@@ -228,9 +229,9 @@ def test_kill_ends_children_that_left_the_session(start, wait_until, tmp_path):
         "time.sleep(60)\n"
     )
     wait_until((tmp_path / "ready").exists)
-    assert len(marked_processes(files.HANDOFF, str(trainer.handoff))) >= 2
+    assert len(processes_of(trainer.handoff).pids()) >= 2
     trainer.kill()
-    assert marked_processes(files.HANDOFF, str(trainer.handoff)) == ()
+    assert processes_of(trainer.handoff).pids() == set()
 
 
 def test_stacks_are_asked_of_sessions_only(start, tmp_path, wait_until):
