@@ -12,7 +12,7 @@ NUM_STEPS = 150
 def set_title() -> None:
     """Write over what the kernel shows of the arguments and the environment; see proc(5), ``stat``."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
         for first, last in ((45, 46), (47, 48)):
             memory.seek(int(fields[first]))
             memory.write(b"training".ljust(int(fields[last]) - int(fields[first]), b"\0"))
