@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudspot.host import process_keeper
-from cloudspot.host.process_keeper import KEEPER, OVER, WATCHER, start_of
+from cloudspot.host.process_keeper import GROUP, KEEPER, OVER, WATCHER, start_of
 from cloudspot.host.process_marks import kill_all
 from cloudspot.host.process_trees import descendants
 
@@ -26,6 +26,9 @@ class _Record(NamedTuple):
     kind: str
     pid: int
     is_over: bool
+    lives: bool
+    group: str
+    """The directory of its control group; empty: it has none."""
 
 
 class KeptProcesses:
@@ -45,25 +48,40 @@ class KeptProcesses:
 
     def pids(self) -> set[int]:
         """Return the processes that live."""
-        found = list(self._living())
-        roots = {one.pid for one in found}
-        programs = {one.pid for one in found if one.kind not in {KEEPER, WATCHER}}
-        return (programs | descendants(roots)) - (roots - programs) if roots else set()
+        records = list(self._read())
+        keepers = {one.pid for one in records if one.lives and one.kind in {KEEPER, WATCHER}}
+        programs = {one.pid for one in records if one.lives} - keepers
+        found = descendants(keepers | programs) if keepers or programs else set()
+        return found.union(programs, *(_members(one.group) for one in records if one.group)) - keepers
 
     def is_running(self) -> bool:
         """Return whether the program itself lives, whatever it may have left behind."""
-        return any(one.kind != WATCHER and not one.is_over for one in self._living())
+        return any(one.lives and one.kind != WATCHER and not one.is_over for one in self._read())
 
     def kill(self, *, timeout_seconds: float = 30.0) -> bool:
         """SIGKILL them until none is left; return whether that came in time."""
         return kill_all(self.pids, timeout_seconds=timeout_seconds)
 
-    def _living(self) -> Iterator[_Record]:
-        """Yield the records of processes that live; a later process of the same id is none of them."""
+    def _read(self) -> Iterator[_Record]:
+        """Yield the records; a later process of the same id does not count as living."""
         try:
-            names = [entry.name for entry in os.scandir(self._records)]
+            paths = list(self._records.iterdir())
         except FileNotFoundError:
             return
-        for match in filter(None, map(_RECORD.fullmatch, names)):
-            if start_of(int(match[2])) == match[3]:
-                yield _Record(match[1], int(match[2]), match[4] is not None)
+        for path in paths:
+            match = _RECORD.fullmatch(path.name)
+            with suppress(FileNotFoundError):  # it was just renamed, and the next look finds it
+                group = path.read_text()
+                if match is not None:
+                    lives = start_of(int(match[2])) == match[3]
+                    yield _Record(match[1], int(match[2]), match[4] is not None, lives, group)
+
+
+def _members(group: str) -> set[int]:
+    """Return the processes of a control group, and of those that were made below it."""
+    lists = Path(group).rglob("cgroup.procs") if Path(group).name.startswith(GROUP) else ()
+    found = set()
+    for path in lists:
+        with suppress(OSError):  # it was just removed
+            found.update(map(int, path.read_text().split()))
+    return found

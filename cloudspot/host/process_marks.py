@@ -31,13 +31,6 @@ def marked_processes(name: str, value: str) -> tuple[int, ...]:
     return tuple(pid for pid in pids if pid != own and mark in _environment(pid))
 
 
-def is_marked(pid: int, name: str, value: str) -> bool:
-    """Return whether the process lives and was started with ``name=value`` in its environment."""
-    if sys.platform == "linux":
-        return f"{name}={value}".encode() in _environment(pid)
-    return pid in marked_processes(name, value)
-
-
 def _environment(pid: int) -> list[bytes]:
     """Return the environment that a process was started with; a zombie's reads as empty."""
     try:
@@ -74,11 +67,6 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
         if words and mark in words[1:] and int(words[0]) != os.getpid():
             found.append(int(words[0]))
     return tuple(found)
-
-
-def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
-    """SIGKILL the marked processes as ``kill_all`` does."""
-    return kill_all(lambda: marked_processes(name, value), timeout_seconds=timeout_seconds)
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:

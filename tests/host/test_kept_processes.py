@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudspot.host.kept_processes import KeptProcesses
-from cloudspot.host.process_keeper import start_of
+from cloudspot.host.process_keeper import leave_group, make_group, start_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
@@ -126,6 +126,47 @@ def test_a_keeper_outlives_who_has_started_it_and_what_is_sent_to_all(kept, tmp_
     os.kill(int(record.name[1:].partition("-")[0]), signal.SIGTERM)
     assert kept.is_running()
     assert len(kept.pids()) == 1
+
+
+def has_groups():
+    """Return whether this test may make control groups."""
+    path = make_group()
+    leave_group(path)
+    return path != ""
+
+
+@pytest.mark.skipif(not has_groups(), reason="no control group may be made here")
+def test_what_is_left_of_a_keeper_that_is_killed_is_found_by_its_control_group(kept, tmp_path):
+    pid = hidden(kept, tmp_path)
+    (record,) = (tmp_path / "records").iterdir()
+    group = Path(record.read_text())
+    os.kill(int(record.name[1:].partition("-")[0]), signal.SIGKILL)
+    while start_of(int(record.name[1:].partition("-")[0])) is not None:
+        time.sleep(0.01)
+    assert kept.pids() == {pid}
+    assert kept.kill()
+    assert start_of(pid) is None
+    again = KeptProcesses(tmp_path / "others")
+    assert start(again, tmp_path, "true").wait(30) == 0
+    assert not group.exists(), "the next keeper has removed it"
+
+
+@pytest.mark.skipif(not has_groups(), reason="no control group may be made here")
+def test_a_keeper_removes_its_control_group_at_its_end(kept, tmp_path):
+    hidden(kept, tmp_path)
+    (record,) = (tmp_path / "records").iterdir()
+    assert Path(record.read_text()).exists()
+    kept.kill()
+    while start_of(int(record.name[1:].partition("-")[0])) is not None:
+        time.sleep(0.01)
+    assert not Path(record.read_text()).exists()
+
+
+def test_without_a_control_group_the_keepers_tree_is_enough(kept, tmp_path, monkeypatch):
+    """As on most machines on which the agent is not root."""
+    monkeypatch.setattr("cloudspot.host.kept_processes._members", lambda _: set())
+    pid = hidden(kept, tmp_path)
+    assert kept.pids() == {pid}
 
 
 def test_where_no_python_is_the_program_itself_is_found(kept, tmp_path):

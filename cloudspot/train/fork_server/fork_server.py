@@ -224,7 +224,9 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     # One of the generation's processes, and a launcher to whoever looks for its scripts.
     words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
     room.show(replace(program, words=words))
+    records = f"{program.environment.get(handoff.HANDOFF, '')}/{handoff.PROCESSES}"
     process_keeper.adopt_orphans()
+    process_keeper.join_group(records)
     pid = _fork()
     if pid == 0:
         return
@@ -233,9 +235,8 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     if pid > 0:
         for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
             signal.signal(number, signal.SIG_IGN)
-        generation = program.environment.get(handoff.HANDOFF)
-        if generation is not None:  # before it begins
-            process_keeper.record(f"{generation}/{handoff.PROCESSES}", process_keeper.WATCHER)
+        if handoff.HANDOFF in program.environment:  # before it begins
+            process_keeper.record(records, process_keeper.WATCHER)
         pidfd = os.pidfd_open(pid)
         waits: list[socket.socket | int] = [client, pidfd]
         with contextlib.suppress(OSError):

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from support.jobs.marks import is_marked
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.launching.fork_server import ForkServer, advice
 from cloudspot.agent.training.launching.trainer import end_training, processes_of
 from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.host.kept_processes import KeptProcesses
-from cloudspot.host.process_marks import is_marked, marked_processes
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import fork_client
