@@ -12,7 +12,7 @@ from support.records.made_journal import open_launch, start_generation
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
+from cloudspot.agent.membership.agreement import PROOF_SECONDS
 from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
