@@ -1,6 +1,6 @@
-"""Find and end every process that carries a mark in its environment, wherever it hides.
+"""Find the processes that carry a mark in their environment, and end any, wherever they hide.
 
-A process can leave its group and its session, but not its environment: on Linux ``/proc`` shows the one it
+A process can leave its group and its session; its environment it can only overwrite. On Linux ``/proc`` shows the one it
 was started with, on macOS ``ps -E`` does for one's own processes.
 """
 
