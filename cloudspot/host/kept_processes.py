@@ -80,7 +80,7 @@ class KeptProcesses:
 def _members(group: str) -> set[int]:
     """Return the processes of a control group, and of those that were made below it."""
     lists = Path(group).rglob("cgroup.procs") if Path(group).name.startswith(GROUP) else ()
-    found = set()
+    found: set[int] = set()
     for path in lists:
         with suppress(OSError):  # it was just removed
             found.update(map(int, path.read_text().split()))

@@ -1,7 +1,8 @@
 """Find the processes that carry a mark in their environment, and end any, wherever they hide.
 
-A process can leave its group and its session; its environment it can only overwrite. On Linux ``/proc`` shows the one it
-was started with, on macOS ``ps -E`` does for one's own processes.
+A process can leave its group and its session. Its environment it can only overwrite, as few do: what must be
+found for certain has a keeper (``kept_processes``). On Linux ``/proc`` shows the one it was started with, on
+macOS ``ps -E`` does for one's own processes.
 """
 
 from __future__ import annotations
