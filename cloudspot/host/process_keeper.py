@@ -151,8 +151,7 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    _stay()
     # In this order: whoever ends the program makes the file first, and then looks for records.
     path = record(records, KEEPER, group)
     if not os.path.exists(ended):  # noqa: PTH110
@@ -171,6 +170,12 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
             os.close(report)
 
 
+def _stay() -> None:
+    """Ignore what is sent to all processes of a machine: the program answers it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main() -> None:
     """Start the program below a keeper, and end as the program does."""
     records, ended, *words = sys.argv[1:]
@@ -180,6 +185,7 @@ def main() -> None:
         _keep(records, ended, words, report)
         os._exit(0)
     os.close(report)
+    _stay()
     os._exit(int(os.read(told, 8) or _KILLED))
 
 

@@ -116,14 +116,22 @@ def test_a_later_process_of_the_same_id_is_none_of_them(kept, tmp_path):
         child.wait()
 
 
-def test_a_keeper_outlives_who_has_started_it_and_what_is_sent_to_all(kept, tmp_path):
+def test_what_is_sent_to_all_processes_of_a_machine_leaves_the_programs_status_known(kept, tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(1, flush=True); time.sleep(60)"
+    process = start(kept, tmp_path, sys.executable, "-c", code, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"1\n"
+    (record,) = (tmp_path / "records").iterdir()
+    for pid in (process.pid, int(record.name[1:].partition("-")[0]), *kept.pids()):
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(30) == 7
+
+
+def test_a_keeper_outlives_who_has_started_it(kept, tmp_path):
     process = start(kept, tmp_path, "sleep", "300")
     while not kept.pids():
         time.sleep(0.01)
     process.kill()
     process.wait()
-    (record,) = (tmp_path / "records").iterdir()
-    os.kill(int(record.name[1:].partition("-")[0]), signal.SIGTERM)
     assert kept.is_running()
     assert len(kept.pids()) == 1
 

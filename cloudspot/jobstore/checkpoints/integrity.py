@@ -93,8 +93,8 @@ def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
             yield "a session's part has no files"
         yield from _seal_problems(part, seal)
     elif part.kind == "directory":
-        if part.seal is not None:
-            yield "a directory's part has no seal"
+        if part.seal is not None or part.relieved:
+            yield "a directory's part has no seal, and relieves no node"
         yield from _file_problems(part)
     else:
         yield f"its kind is {part.kind!r}"

@@ -191,7 +191,8 @@ def test_a_rank_that_handles_the_signal_of_its_group_is_waited_for(start, tmp_pa
         "try:\n    pathlib.Path('ready').touch()\n    time.sleep(60)\nfinally:\n    time.sleep(0.2)\n    print('saved', flush=True)\n"
     )
     wait_until((tmp_path / "ready").exists)
-    os.killpg(trainer.pid, signal.SIGTERM)
+    (group,) = {os.getpgid(pid) for pid in processes_of(trainer.handoff).pids()}
+    os.killpg(group, signal.SIGTERM)
     wait_until(files.exited_path(trainer.handoff, 0).exists)
     assert trainer.failed_status((0,)) == 7
     assert (tmp_path / "train.log").read_text() == "saved\n"
