@@ -40,12 +40,13 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
         for distribution in metadata.distributions(path=[str(place)]):
             files = needed if canonical(distribution.name) in kept else missing
             files.update(listed_files(distribution))
-        shared = {parent for file in needed for parent in _parents(file)}
-        for file in missing - needed:
-            # One directory for all that is in it, unless it has files of what is kept. But none outside of
-            # the place: there lie files that no list names, such as Python itself.
-            named = file if file.startswith("../") else _highest(file, shared)
-            found.add(posixpath.normpath(posixpath.join(place, named)))
+        shared: set[str] = set()
+        for file in needed:
+            _add_parents(shared, file)
+        # One directory for all that is in it, unless it has files of what is kept. But none outside of the place:
+        # there lie files that no list names, such as Python itself.
+        names = {file if file.startswith("../") else _highest(file, shared) for file in missing - needed}
+        found.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
     return tuple(sorted(found))
 
 
@@ -64,18 +65,18 @@ def listed_files(distribution: metadata.Distribution) -> Iterator[str]:
             yield posixpath.normpath(row[0])
 
 
-def _parents(file: str) -> Iterator[str]:
-    """Yield the directories of the file, the highest last."""
+def _add_parents(found: set[str], file: str) -> None:
     end = file.rfind("/")
-    while end > 0:
-        yield file[:end]
+    while end > 0 and file[:end] not in found:
+        found.add(file[:end])
         end = file.rfind("/", 0, end)
 
 
 def _highest(file: str, shared: set[str]) -> str:
-    highest = file
-    for parent in _parents(file):
-        if parent in shared:
-            break
-        highest = parent
-    return highest
+    """Return the highest directory of the file that is not shared, or the file itself."""
+    end = file.find("/")
+    while end > 0:
+        if file[:end] not in shared:
+            return file[:end]
+        end = file.find("/", end + 1)
+    return file
