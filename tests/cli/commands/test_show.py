@@ -127,6 +127,12 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     ]
 
 
+def test_what_matters_is_in_the_first_five_lines(jobs):
+    for job in (jobs.reclaimed_and_finished(), jobs.running("going-1")):
+        lines = jobs.run("show", job).stdout.splitlines()
+        assert [line.split()[0] for line in lines[:5]] == ["job", "steps", "cost", "duration", "next"]
+
+
 def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
     job_id = jobs.reclaimed_and_finished()
     own = {"has_session": False}
