@@ -40,7 +40,9 @@ class PackageIndex:
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"index": self})
         self._server = ThreadingHTTPServer((address, 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="package index", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="package index", daemon=True
+        )
         self._thread.start()
 
     def environment(self) -> dict[str, str]:

@@ -479,7 +479,7 @@ def described(cloud, image, **parameters):
 def test_an_image_that_cannot_be_made_is_refused(cloud, parameters, code):
     with pytest.raises(ServerException, match=code):
         make_image(cloud, **parameters)
-    assert cloud.ask("DescribeImages", ImageOwnerAlias="self", Status=ANY_STATUS)["TotalCount"] == 1
+    assert cloud.ask("DescribeImages", ImageOwnerAlias="self", Status=ANY_STATUS)["TotalCount"] == 2
 
 
 def test_an_image_is_of_a_machine_that_runs_and_has_a_name_of_its_own(cloud):
