@@ -227,6 +227,7 @@ class LocalMachineHost(MachineHost):
         if self._sources.is_dir() and not machine.is_bare:
             environment["PYTHONPATH"] = str(self._sources)
         environment.update(machine.environment)
+        packages = (*machine.packages, *(() if machine.is_bare else own_distributions()))
         return MachineRecord(
             id=machine.id,
             request_sha256="",
@@ -257,7 +258,7 @@ class LocalMachineHost(MachineHost):
                 environment=environment,
                 image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
                 visible=(*_installation(), *(() if machine.is_bare else (str(self._sources),))),
-                hidden=missing_files((*machine.packages, *(() if machine.is_bare else own_distributions()))),
+                hidden=missing_files(packages) if self._is_isolated else (),
                 programs=machine.programs,
                 shared=machine.shared,
                 disk=machine.disk,
