@@ -88,8 +88,8 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     sandbox's own Python, with cloudspot and its plugins."""
     packages: tuple[str, ...] = TRAINING_PACKAGES
     """The distributions that its Pythons have besides, with all that they need, as far as this host has them.
-    What else is installed here, a machine can only get from the package index, which ``pip`` finds. A machine that
-    is not isolated has all that this host has."""
+    What else is installed here, a machine can only get from the package index, which ``pip`` finds. A machine
+    that is not isolated has all that this host has."""
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The programs below ``/opt`` in its image, each with the command of this host that it runs. A machine
     that is not isolated has none; its user data calls those commands directly."""

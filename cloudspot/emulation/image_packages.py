@@ -1,4 +1,4 @@
-"""Which Python packages of this host an emulated image lacks, so that a machine imports no more than a real one."""
+"""Which Python packages of this host an emulated image lacks: a machine imports no more than a real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLUGIN_GROUPS = ("cloudspot.providers", "cloudspot.stores", "cloudspot.notifier
 
 
 def own_distributions() -> tuple[str, ...]:
-    """Return cloudspot and its plugins, as far as they are installed here; the emulations are no machine's."""
+    """Return cloudspot and its plugins, as far as they are installed here, without the emulations."""
     points = [one for group in _PLUGIN_GROUPS for one in metadata.entry_points(group=group)]
     plugins = {point.dist.name for point in points if point.dist is not None}
     return (_CORE, *sorted(plugins))
@@ -28,8 +28,8 @@ def own_distributions() -> tuple[str, ...]:
 def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the files and directories that this Python would lack if only these were installed.
 
-    ``distributions`` are there with all that they need, as far as this host has them. Packages whose installer
-    has left no list of their files, such as the operating system's, count as the system's: none is missing.
+    ``distributions`` are there with all that they need, as far as this host has them. Packages whose
+    installer has left no list of their files, such as Debian's, count as the system's: none is missing.
     """
     installed = [name for name in distributions if any(metadata.distributions(name=name))]
     kept = set(map(canonical, closure(installed)))
@@ -43,8 +43,8 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
         shared: set[str] = set()
         for file in needed:
             _add_parents(shared, file)
-        # One directory for all that is in it, unless it has files of what is kept. But none outside of the place:
-        # there lie files that no list names, such as Python itself.
+        # One directory for all that is in it, unless it has files of what is kept. But none outside of the
+        # place: there lie files that no list names, such as Python itself.
         names = {file if file.startswith("../") else _highest(file, shared) for file in missing - needed}
         found.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
     return tuple(sorted(found))

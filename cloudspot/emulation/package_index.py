@@ -1,7 +1,7 @@
 """The package index of emulated machines, which reach no other: what this host has installed, as wheels.
 
-It speaks the simple API of Python's package indexes, of which pip needs a page for each project. A wheel is made of
-the installed files when it is first asked for.
+It speaks the simple API of Python's package indexes, of which pip needs a page for each project. A wheel is
+made of the installed files when it is first asked for.
 
 Source: "Simple repository API", "Binary distribution format" (PyPA specifications, checked 2026-11).
 """
@@ -103,7 +103,7 @@ def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
 
 
 def _is_listed(distribution: metadata.Distribution) -> bool:
-    """Return whether it can be made a wheel of: its files are known, and are no other directory's, as if editable."""
+    """Return whether its files are known, and are not elsewhere, as those of an editable one."""
     url = json.loads(distribution.read_text("direct_url.json") or "{}")
     has_lists = all(distribution.read_text(name) for name in ("RECORD", "WHEEL"))
     return has_lists and not url.get("dir_info", {}).get("editable", False)

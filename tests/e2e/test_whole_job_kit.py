@@ -23,6 +23,4 @@ class TestSandboxedJobs(WholeJobTests):
         prefix = (*CLOUDSPOT, "sandbox", request.param, *RECLAIM, "--")
         # Alibaba Cloud's own image has no torch.
         settings = ('providers.aliyun.image_family="cloudspot-torch"',) if request.param == "aliyun" else ()
-        return JobCloud(
-            provider=request.param, settings=settings, prefix=prefix, is_reclaimed_by_prefix=True
-        )
+        return JobCloud(provider=request.param, settings=settings, prefix=prefix, is_reclaimed_by_prefix=True)

@@ -29,7 +29,9 @@ def environment(tmp_path, monkeypatch):
     missing_files.cache_clear()
 
 
-def install(place: Path, name: str, *files: str, requires: str = "", scripts: str = "", url: str = "") -> None:
+def install(
+    place: Path, name: str, *files: str, requires: str = "", scripts: str = "", url: str = ""
+) -> None:
     info = f"{name.replace('-', '_')}-1.0.dist-info"
     texts = {file: f"# {file}\n" for file in files}
     texts[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
@@ -42,7 +44,9 @@ def install(place: Path, name: str, *files: str, requires: str = "", scripts: st
     for file, text in texts.items():
         (place / file).parent.mkdir(parents=True, exist_ok=True)
         (place / file).write_text(text)
-    (place / info / "RECORD").write_text("".join(f"{file},sha256=x,1\n" for file in [*texts, f"{info}/RECORD"]))
+    (place / info / "RECORD").write_text(
+        "".join(f"{file},sha256=x,1\n" for file in [*texts, f"{info}/RECORD"])
+    )
 
 
 def missing(place: Path, *kept: str) -> set[str]:
@@ -105,7 +109,12 @@ def index(tmp_path):
 
 
 def test_the_index_has_a_wheel_of_each_installed_distribution(environment, index, tmp_path):
-    files = ("my_tool/a.py", "my_tool/__pycache__/a.pyc", "../../../bin/my-tool", "../../../share/my-tool.txt")
+    files = (
+        "my_tool/a.py",
+        "my_tool/__pycache__/a.pyc",
+        "../../../bin/my-tool",
+        "../../../share/my-tool.txt",
+    )
     install(environment, "My.Tool", *files, scripts="my-tool = my_tool.a:main")
     url = index()
     with urlopen(f"{url}my-tool/") as page:
@@ -121,12 +130,17 @@ def test_the_index_has_a_wheel_of_each_installed_distribution(environment, index
         assert set(archive.namelist()) == {
             "my_tool/a.py",
             "My_Tool-1.0.data/data/share/my-tool.txt",
-            *(f"My_Tool-1.0.dist-info/{file}" for file in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")),
+            *(
+                f"My_Tool-1.0.dist-info/{file}"
+                for file in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
+            ),
         }
         assert archive.read("my_tool/a.py") == b"# my_tool/a.py\n"
 
 
-@pytest.mark.parametrize("path", ["simple/none-such/", "simple/editable/", "wheels/none.whl", "wheels/../x", ""])
+@pytest.mark.parametrize(
+    "path", ["simple/none-such/", "simple/editable/", "wheels/none.whl", "wheels/../x", ""]
+)
 def test_the_index_has_nothing_else(environment, index, path):
     install(environment, "editable", url='{"url": "file:///src", "dir_info": {"editable": true}}')
     url = index().removesuffix("simple/") + path
@@ -148,5 +162,7 @@ def test_what_this_host_has_installed_is_found():
     missing_files.cache_clear()
     found = missing_files(("pip",))
     place = Path(pytest.__file__).parents[1].resolve()
-    assert {str(place / "pytest"), str(place / f"pytest-{metadata.version('pytest')}.dist-info")} <= set(found)
+    assert {str(place / "pytest"), str(place / f"pytest-{metadata.version('pytest')}.dist-info")} <= set(
+        found
+    )
     assert not [file for file in found if Path(file).name == "pip"]

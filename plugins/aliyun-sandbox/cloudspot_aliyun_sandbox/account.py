@@ -19,8 +19,8 @@ Parameters = Mapping[str, str]
 ACCOUNT_ID: Final = "1234567890123456"
 IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
-"""The newest of its family, with the sandbox's own Python and this very cloudspot. As Alibaba Cloud's own, it has
-neither torch nor pip."""
+"""The newest of its family, with the sandbox's own Python and this very cloudspot. As Alibaba Cloud's own, it
+has neither torch nor pip."""
 TORCH_IMAGE_ID: Final = "m-bp1cloudspottorch001"
 TORCH_IMAGE_FAMILY: Final = "cloudspot-torch"
 """An image as one makes it for training, with torch and pip. The account's own, copied to all regions."""

@@ -26,7 +26,7 @@ _COUNTED: Final = {
     "CreateInstanceProfile": ("InstanceProfiles", "InstanceProfileName", "instance_profiles"),
     "CreatePolicy": ("Policies", "PolicyName", "managed_policies"),
 }
-"""What a call makes one more of, as the account's summary and moto name it, and the parameter with its name."""
+"""What a call makes one more of, by the account's summary; the parameter with its name; where moto has all."""
 
 
 def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
 
 
 def _check_case(named: str, others: Iterable[Any]) -> None:
-    """Refuse a name that differs from another one by its case alone (API reference, CreateRole, CreatePolicy)."""
+    """Refuse a name that differs from another one by its case alone (IAM API reference, CreateRole)."""
     for one in others:
         is_awss_own = getattr(one, "arn", "").split(":")[4:5] == ["aws"]
         if one.name != named and one.name.lower() == named.lower() and not is_awss_own:
