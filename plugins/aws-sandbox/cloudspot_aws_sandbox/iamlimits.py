@@ -26,7 +26,7 @@ _COUNTED: Final = {
     "CreateInstanceProfile": ("InstanceProfiles", "InstanceProfileName", "instance_profiles"),
     "CreatePolicy": ("Policies", "PolicyName", "managed_policies"),
 }
-"""What a call makes one more of, by the account's summary; the parameter with its name; where moto has all."""
+"""What a call makes more of, by the account's summary; the parameter with its name; where moto keeps it."""
 
 
 def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
