@@ -59,10 +59,17 @@ def places() -> tuple[Path, ...]:
 
 
 def listed_files(distribution: metadata.Distribution) -> Iterator[str]:
-    """Yield the distribution's files by its installer's list: normal, relative to where its own list lies."""
+    """Yield the distribution's files by its installer's list: normal, relative to where its own list lies.
+
+    What the list names outside of the environment is none of its files: whoever wrote it may have made it up.
+    """
+    place = str(Path(str(distribution.locate_file(""))).resolve())
+    homes = [str(Path(one).resolve()) for one in (sys.prefix, sys.base_prefix, site.getuserbase())]
     for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-        if row and not row[0].startswith("/"):
-            yield posixpath.normpath(row[0])
+        file = posixpath.normpath(row[0]) if row else ".."
+        whole = posixpath.normpath(posixpath.join(place, file))
+        if not file.startswith("/") and any(whole.startswith(f"{home}/") for home in homes):
+            yield file
 
 
 def _add_parents(found: set[str], file: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import zipfile
 from importlib import metadata
@@ -22,6 +23,7 @@ def environment(tmp_path, monkeypatch):
     place = tmp_path / "lib" / "python3" / "site-packages"
     place.mkdir(parents=True)
     monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     for module in (image_packages, package_index):
         monkeypatch.setattr(module, "places", lambda: (place,))
     missing_files.cache_clear()
@@ -92,6 +94,21 @@ def test_packages_without_a_list_of_their_files_count_as_the_systems(environment
 def test_images_have_cloudspot_and_its_plugins_and_none_of_the_emulations():
     assert {"cloudspot", "cloudspot-aws", "cloudspot-kubernetes"} <= set(own_distributions())
     assert not [name for name in own_distributions() if name.endswith("-sandbox")]
+
+
+def test_a_list_names_no_file_outside_of_the_environment(environment, tmp_path, index):
+    """A machine could read it, from a wheel."""
+    secret = tmp_path.parent / f"{tmp_path.name}-secret"
+    secret.write_text("the host's")
+    outside = f"../../../../{secret.name}"
+    install(environment, "odd", "odd.py", outside, str(secret), "../../../bin/../../x")
+    found = missing(environment)
+    assert "lib/python3/site-packages/odd.py" in found
+    assert not [file for file in found if "secret" in file or file.endswith("/x")]
+    with urlopen(f"{index().removesuffix('simple/')}wheels/odd-1.0-py2.py3-none-any.whl") as answer:
+        wheel = answer.read()
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        assert not [name for name in archive.namelist() if "secret" in name]
 
 
 @pytest.fixture
