@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -357,30 +358,24 @@ class DirectoryUploads:
         """Upload and commit a state, or give it up; return False if the id is taken."""
         state = taken.state
         self._steps[save.step] = state
-        taken_at, began = self._context.now(), time.monotonic()
+        began = time.monotonic()
+        described = parts.directory_part(
+            save, taken.files, directory=".", sealed_at=self._context.now(), evidence=self._how(state)
+        )
+        upload = parts.Upload(self._store, self._node.job_id, described, compression=self._compression)
 
         def check() -> None:
             if not taken.holds(self._files.writers if self._alive else lambda _: frozenset()):
                 raise _ChangedError(f"{printable(state.name)} changed while it was uploaded")
 
         try:
-            with self._status.transferring("uploading", sum(file.size for file in taken.files)) as progress:
-                part = parts.upload_directory(
-                    self._store,
-                    self._node.job_id,
-                    save,
-                    rank=0,
-                    num_parts=1,
-                    root=taken.root,
-                    files=taken.files,
-                    directory=".",
-                    sealed_at=taken_at,
-                    check=check,
+            with self._status.transferring("uploading", described.size) as progress:
+                part = upload.run(
+                    partial(parts.lend_files, taken.root, taken.files),
                     sharing=self._sent.sharing(save, 0),
-                    compression=self._compression,
                     progress=progress,
+                    check=check,
                     in_background=self._alive and not self._watch.was_asked,
-                    evidence=self._how(state),
                 )
             self._sent.note(part)
             committed = commit(save, began)

@@ -18,7 +18,6 @@ from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobstore.checkpoints import manifests, retention
 from cloudspot.jobstore.checkpoints.fetching import fetch_ranges, part_file
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import Intent, Manifest
 from cloudspot.train import handoff as files
 
@@ -86,7 +85,7 @@ def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
     procs, seat = context.job.spec.procs_per_node, context.seat
     intents = (one for one in context.journal.known if isinstance(one, Intent) and one.launch == seat.launch)
     num_new = next((one.num_nodes for one in intents), 1)
-    num_nodes = read_seal(manifest.parts[0]).world_size // procs
+    num_nodes = manifest.parts[0].parsed_seal.world_size // procs
     first = (max(0, num_nodes - num_new) + seat.rank) * procs
     return {
         part_file(part.rank): [(0, part.size)]

@@ -29,7 +29,6 @@ from cloudspot.jobstore.checkpoints.chunks import (
 )
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
 from cloudspot.jobstore.checkpoints.parts import NUM_THREADS, extents, xxh3_128
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
@@ -253,9 +252,9 @@ def _description(manifest: Manifest) -> dict[str, object]:
     return {
         "generation": manifest.generation,
         "step": manifest.step,
-        "world_size": read_seal(manifest.parts[0]).world_size,
+        "world_size": manifest.parts[0].parsed_seal.world_size,
         "parts": [
-            {"rank": part.rank, "file": part_file(part.rank), "seal": read_seal(part).raw}
+            {"rank": part.rank, "file": part_file(part.rank), "seal": part.parsed_seal.raw}
             for part in manifest.parts
         ],
     }

@@ -2,12 +2,12 @@
 
 import json
 import re
-from datetime import datetime, timezone
+
+from support.records.uploads import upload_files, upload_session
 
 from cloudspot.jobstore.checkpoints import manifests, parts
 from cloudspot.jobstore.layout.records import File, SaveId
 
-AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 DATA = bytes(range(250)) * 10
 _TAIL = '"sealed_at":"2026-11-20T06:30:00Z","writer":"W"}'
 
@@ -30,10 +30,7 @@ def test_a_sessions_part_and_its_manifest_keep_their_bytes(store, checkpoints):
     [seal] = checkpoints.seals(
         save, [DATA], relieved=[1], world_size=2, rank_states={"0": {}, "1": {}}, cuts=[1000]
     )
-    parts.upload_part(
-        store, "x", save, rank=0, num_parts=1, relieved=(1,), data=memoryview(DATA), seal=seal, sealed_at=AT,
-        cuts=[1000], chunk_bytes=1200,
-    )  # fmt: skip
+    upload_session(store, "x", seal, DATA, chunk_bytes=1200)
     manifests.write_manifest(store, "x", save)
     sizes, part, manifest = stored(store, save)
     assert sizes == {"chunks/0000/000000": 1000, "chunks/0000/000001": 1200, "chunks/0000/000002": 300}
@@ -45,9 +42,7 @@ def test_a_sessions_part_and_its_manifest_keep_their_bytes(store, checkpoints):
         '{"size":300,"xxh3_128":"e82285c113e35ac2eec99f48b9af4dec"}],'
         f'"seal":{json.dumps(seal.decode())},"files":[],"directory":null,"evidence":null,' + _TAIL
     )
-    assert manifest == (
-        '{"at":"T","writer":"W",' + head + f'"kind":"session","size":2500,"parts":[{part}]}}'
-    )
+    assert manifest == ('{"at":"T","writer":"W",' + head + f'"kind":"session","size":2500,"parts":[{part}]}}')
 
 
 def test_a_directorys_part_and_its_manifest_keep_their_bytes(store, tmp_path, monkeypatch):
@@ -57,10 +52,7 @@ def test_a_directorys_part_and_its_manifest_keep_their_bytes(store, tmp_path, mo
         (tmp_path / name).write_bytes(data)
         files.append(File(path=name, size=len(data), mode=0o600))
     save = SaveId(4, 41, 0)
-    parts.upload_directory(
-        store, "x", save, rank=0, num_parts=1, root=tmp_path, files=files, directory=".", sealed_at=AT,
-        evidence="proven", chunk_bytes=2000,
-    )  # fmt: skip
+    upload_files(store, "x", save, tmp_path, files, ".", evidence="proven", chunk_bytes=2000)
     manifests.write_manifest(store, "x", save)
     sizes, part, manifest = stored(store, save)
     assert list(sizes.values()) == [3, 2000, 500, 1]

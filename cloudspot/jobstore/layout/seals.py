@@ -11,7 +11,6 @@ import msgspec
 
 from cloudspot.decoding import NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.layout.records import Part
 from cloudspot.train.state.boxes import Box
 
 
@@ -69,6 +68,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """When it was sealed, by the monotonic clock that the processes of that boot share."""
     raw: dict[str, Any]
     """All of it, as the trainer wrote it."""
+    text: str
+    """The same, as the JSON text."""
 
 
 def parse_seal(data: str | bytes, what: str) -> Seal:
@@ -78,21 +79,13 @@ def parse_seal(data: str | bytes, what: str) -> Seal:
         CorruptData: it is not a seal.
     """
     try:
+        text = data if isinstance(data, str) else data.decode()
         # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
-        raw = json.loads(data)
-        seal: Seal = convert({**raw, "raw": raw}, Seal)
+        raw = json.loads(text)
+        seal: Seal = convert({**raw, "raw": raw, "text": text}, Seal)
     except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise CorruptData(f"{what} is malformed: {error}") from error
     return seal
-
-
-def read_seal(part: Part) -> Seal:
-    """Return the seal of a session's part.
-
-    Raises:
-        CorruptData: it has none, or one that is malformed.
-    """
-    return parse_seal(part.seal or "", f"the seal of part {part.rank}")
 
 
 def plan_digest(seals: Sequence[Seal]) -> str:
