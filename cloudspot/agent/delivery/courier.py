@@ -22,6 +22,7 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.host.boot_clock import this_boot
 from cloudspot.jobstore.checkpoints import manifests, parts, retention
@@ -61,10 +62,11 @@ class _SealFile:
     is_last: bool
 
 
-class Courier:
+class Courier(Worker):
     """A thread that uploads what the trainer has sealed, a drain first, and commits it."""
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("courier")
         self._context = context
         self._store = context.store
         self._node = context.node
@@ -78,10 +80,8 @@ class Courier:
         self._served: frozenset[str] = frozenset()
         """The hand-offs of ended generations in which there is no seal: some nodes run hundreds."""
         self._wake = threading.Event()
-        self._stopped = threading.Event()
         self._busy = threading.Lock()
         """Held while anything is being uploaded."""
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._sent = SentChunks(context)
         self._compression = Compression() if spec.checkpoint.compression == "zstd" else None
         self._directories: DirectoryUploads | None = None
@@ -99,7 +99,7 @@ class Courier:
 
     def start(self) -> None:
         """Begin to upload."""
-        self._thread.start()
+        super().start()
         if self._directories is not None:
             self._directories.start()
 
@@ -177,7 +177,7 @@ class Courier:
             left = self._thread.is_alive() and self._work_left()
         while self._is_collecting() and not self._orders.pending and time.monotonic() < until():
             time.sleep(POLL_SECONDS)
-        self._stopped.set()
+        self.stop()
         self._wake.set()
         if self._directories is not None:
             self._directories.stop()

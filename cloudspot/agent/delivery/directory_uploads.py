@@ -24,6 +24,7 @@ from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, Checkpoi
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.decoding import convert
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.host.names import printable
@@ -61,8 +62,10 @@ class _ChangedError(TransientError):
     """The files changed while they were uploaded."""
 
 
-class DirectoryUploads:
+class DirectoryUploads(Worker):
     """Sets aside each newest state of the checkpoints that is complete, and uploads it.
+
+    Its thread looks at the checkpoints all the time, also while one is uploaded.
 
     A checkpoint's step is the number that its name ends with. A version for which that one is taken or not
     beyond the newest commit, or a checkpoint without a number, gets the next free one: such a step only tells
@@ -70,6 +73,7 @@ class DirectoryUploads:
     """
 
     def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
+        super().__init__("checkpoint watch")
         job = context.job.spec
         self._context = context
         self._sent = sent
@@ -101,21 +105,12 @@ class DirectoryUploads:
         self._number = itertools.count()
         self._committed_at = float("-inf")
         self._alive = False
-        self._stopped = threading.Event()
         self.answered_at: float | None = None
         """When what the script saved because it was asked to was committed (monotonic)."""
         for left in node.staging.glob("checkpoint-*"):
             shutil.rmtree(left, ignore_errors=True)
 
     # --- what happens -------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Look at the checkpoints all the time, in a thread: also while one is uploaded."""
-        threading.Thread(target=self._run, name="checkpoint watch", daemon=True).start()
-
-    def stop(self) -> None:
-        """End that thread."""
-        self._stopped.set()
 
     def begin(self, restored: Restored) -> None:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
