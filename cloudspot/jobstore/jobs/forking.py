@@ -90,6 +90,6 @@ def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
 
 def _of_generation_0(part: Part) -> Part:
     # By Python's own writer, as the trainer: the state may hold infinity.
-    seal = None if part.seal is None else json.dumps({**part.parsed_seal.raw, "generation": 0, "round": 0})
+    seal = None if part.seal is None else json.dumps({**json.loads(part.seal), "generation": 0, "round": 0})
     chunks = tuple(msgspec.structs.replace(chunk, home=None) for chunk in part.chunks)
     return msgspec.structs.replace(part, generation=0, round=0, seal=seal, chunks=chunks)

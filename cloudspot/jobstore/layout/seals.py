@@ -66,10 +66,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """The boot of the machine on which it was sealed; empty: an earlier version has written the seal."""
     sealed_monotonic: Seconds = 0.0
     """When it was sealed, by the monotonic clock that the processes of that boot share."""
-    raw: dict[str, Any]
-    """All of it, as the trainer wrote it."""
     text: str
-    """The same, as the JSON text."""
+    """All of it, as the trainer wrote it."""
 
 
 def parse_seal(data: str | bytes, what: str) -> Seal:
@@ -81,8 +79,7 @@ def parse_seal(data: str | bytes, what: str) -> Seal:
     try:
         text = data if isinstance(data, str) else data.decode()
         # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
-        raw = json.loads(text)
-        seal: Seal = convert({**raw, "raw": raw, "text": text}, Seal)
+        seal: Seal = convert({**json.loads(text), "text": text}, Seal)
     except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise CorruptData(f"{what} is malformed: {error}") from error
     return seal
