@@ -520,8 +520,7 @@ class Controller:
     def _decide(self, assessed: Assessment, offers: tuple[Offer, ...] | None) -> tuple[Action, ...]:
         history, now = assessed.history, assessed.now
         observed = self._memory.observed(
-            history,
-            now=now,
+            assessed,
             monotonic=self._clock.monotonic(),
             token_seconds=self._provisioner.token_seconds,
             absence_proves_after_seconds=self._provisioner.absence_proves_after_seconds,
