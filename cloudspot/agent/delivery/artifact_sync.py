@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cloudspot import retrying
 from cloudspot.agent.delivery.checkpoint_files import files_below
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
@@ -32,7 +33,7 @@ _BLOCK = 8 << 20
 _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 
 
-class ArtifactSync:
+class ArtifactSync(Worker):
     """Uploads files that changed; brings them back on the next machine.
 
     A file is uploaded whole when its size or time changed since the last upload; one that changes
@@ -55,6 +56,7 @@ class ArtifactSync:
 
         It gets a function that says whether it should end, and the next pass is to go on.
         """
+        super().__init__("artifacts")
         self._store = store
         self._job_id = job_id
         self._place = f"node-{seat}/"
@@ -63,8 +65,6 @@ class ArtifactSync:
         self._prepare = prepare
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def take_root(self) -> None:
         """Own the root from now on: what changes here later is uploaded there.
@@ -105,14 +105,6 @@ class ArtifactSync:
         with whole_file(path, beside=self._directory) as file:
             for start in range(0, meta.size, _BLOCK):
                 write_at(file.fileno(), self._store.get_range(meta.key, start, _BLOCK), start)
-
-    def start(self) -> None:
-        """Begin to sync in the background."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the background sync; the caller makes the last ``sync``."""
-        self._stopped.set()
 
     def sync(
         self,
