@@ -78,15 +78,20 @@ class Life:
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
         self.events = EventFiles(node)
-        keeps_outputs = job.spec.run.outputs != ()
+
+        def is_leaving() -> bool:
+            return context.orders.pending
+
+        outputs = Outputs(node, job.spec, context.status.warn, is_leaving=is_leaving)
         self.artifacts = ArtifactSync(
             metered,
             node.job_id,
             node.artifacts,
             seat=context.seat,
             prepare=self.events.update,
-            outputs=Outputs(node, job.spec, context.status.warn) if keeps_outputs else None,
-            gives_way=lambda: context.orders.pending,
+            outputs=outputs if job.spec.run.outputs != () else None,
+            is_leaving=is_leaving,
+            gives_way=lambda: context.status.transfer is not None,
         )
         self.courier = Courier(context)
         source = provider.preemption_source()

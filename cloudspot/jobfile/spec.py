@@ -214,9 +214,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     log or request."""
 
     outputs: tuple[Inside, ...] | None = None
-    """Patterns of files and directories inside ``run.workdir`` that are kept in the store whatever their size,
-    such as ``["out/unet", "*.zip"]``; ``[]``: none. If left out: whatever the training writes there, up to
-    1 GiB, but for checkpoints, inputs, caches and [some more](outputs.md#what-is-not-kept). They are among
+    """Patterns of files and directories inside ``run.workdir`` that are kept in the store whatever their
+    size, such as ``["out/unet", "*.zip"]``; ``[]``: none. If left out: whatever the training writes there, up
+    to 1 GiB, but for checkpoints, inputs, caches and [some more](outputs.md#what-is-not-kept). They are among
     the job's [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (

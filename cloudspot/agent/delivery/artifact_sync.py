@@ -28,6 +28,10 @@ from cloudspot.model import ObjectMeta
 _log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 30.0
+LEAVING_SECONDS = 1.0
+"""The time between two passes once the machine has to go: the training may run on to the very end."""
+SYNC_SHARE = 0.05
+"""The share of a core that passes may take before that."""
 MAX_FAILURES = 3
 """In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
@@ -58,12 +62,14 @@ class ArtifactSync:
         seat: Seat,
         prepare: Callable[[Callable[[], bool]], None] = lambda _: None,
         outputs: Outputs | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
         gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
         """``prepare`` is called before each pass, to update files that are made from others.
 
         It gets a function that says whether it should end, and the next pass is to go on. ``outputs`` is None
-        if none are kept. While ``gives_way`` says so, the background sync leaves the way to others' uploads.
+        if none are kept. Once ``is_leaving``, the background sync hurries, but not while ``gives_way``: a
+        checkpoint goes first.
         """
         self._store = store
         self._job_id = job_id
@@ -72,7 +78,8 @@ class ArtifactSync:
         self._directory = directory
         self._prepare = prepare
         self._outputs = outputs
-        self._gives_way = gives_way
+        self._is_leaving = is_leaving
+        self._gives_way = lambda: is_leaving() and gives_way()
         self._uploaded: dict[Path, Stamp] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -274,7 +281,12 @@ class ArtifactSync:
                 upload.commit()
 
     def _run(self) -> None:
-        while not self._stopped.wait(SYNC_SECONDS):
+        due = time.monotonic() + SYNC_SECONDS
+        while not self._stopped.wait(min(LEAVING_SECONDS, SYNC_SECONDS)):
+            is_leaving = self._is_leaving()
+            if self._gives_way() or (not is_leaving and time.monotonic() < due):
+                continue
+            used = time.thread_time()
             try:
                 self.sync(
                     until=lambda: -math.inf if self._gives_way() else math.inf,
@@ -283,3 +295,4 @@ class ArtifactSync:
             except CloudspotError as error:
                 if not self._gives_way():
                     _log.warning("artifacts wait for the store: %s", error)
+            due = time.monotonic() + max(SYNC_SECONDS, (time.thread_time() - used) / SYNC_SHARE)

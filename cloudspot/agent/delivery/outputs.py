@@ -23,7 +23,7 @@ from cloudspot.agent.delivery.checkpoint_files import (
     writers,
 )
 from cloudspot.agent.delivery.checkpoint_states import is_log
-from cloudspot.agent.delivery.checkpoint_watch import SETTLED_SECONDS
+from cloudspot.agent.delivery.checkpoint_watch import KNOWN_SECONDS, SETTLED_SECONDS
 from cloudspot.agent.node import Node
 from cloudspot.errors import TransientError
 from cloudspot.host.names import find_symlink, printable
@@ -112,7 +112,7 @@ class Outputs:
     """Finds the files that the training has written below the working directory, and chooses which are kept.
 
     While it runs, a file counts once no process has it open for writing and it has not changed for ten
-    seconds; logs count as far as they are. If there is no room for all, the newest are kept, older ones go.
+    seconds, or two when the machine has to go; logs count as far as they are. If there is no room for all, the newest are kept, older ones go.
     """
 
     def __init__(
@@ -120,19 +120,25 @@ class Outputs:
         node: Node,
         job: JobSpec,
         warn: Callable[[str, str | None], None],
+        *,
+        is_leaving: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``warn`` replaces the node's warning about a subject; ``now`` is by the clock that dates files."""
+        """``warn`` replaces the node's warning about a subject; ``is_leaving`` says whether it has to go.
+
+        ``now`` is by the clock that dates files.
+        """
         spec = job.checkpoint
         self.directory = node.work
         self.patterns = job.run.outputs
         self.has_other_nodes = job.nodes.max > 1
         self._warn = warn
+        self._is_leaving = is_leaving
         self._now = now
         self._checkpoint = spec.patterns
         self._checkpoint_files = CheckpointFiles(node.work, spec.patterns, spec.exclude, ())
         told = [spec.on_notice] if spec.on_notice not in SIGNALS else []
-        inputs = [data.path for data in job.data.values()]
+        inputs = [data.path_or_default(name) for name, data in job.data.items()]
         self._apart = frozenset(posixpath.normpath(path) for path in (*told, *inputs) if path is not None)
         self._markers = frozenset({spec.complete_file, spec.incomplete_file})
         self._literal = frozenset(posixpath.normpath(pattern) for pattern in self.patterns or ())
@@ -168,7 +174,7 @@ class Outputs:
         torn = {
             one.name: one.stamp
             for one in found
-            if self._is_fresh(one.stamp) or self._busy.get(one.name) == one.stamp
+            if self._age(one) < SETTLED_SECONDS or self._busy.get(one.name) == one.stamp
         }
         self._doubtful |= torn
         if torn:
@@ -200,8 +206,11 @@ class Outputs:
             else:
                 exceeding[one.name] = one.stamp.size
         dropped = []
-        for name in sorted(self.stored.keys() - {one.name for one in kept}):
-            if self.stored[name] <= room:  # it was deleted here, or has become too large
+        names = {one.name for one in kept}
+        above = {path for name in names for path in _prefixes(name)[:-1]}
+        for name in sorted(self.stored.keys() - names):
+            # It was deleted here, or is too large by now; or it is a directory now, or was one.
+            if self.stored[name] <= room and name not in above and names.isdisjoint(_prefixes(name)):
                 room -= self.stored[name]
             else:
                 dropped.append(name)
@@ -240,7 +249,7 @@ class Outputs:
         except OSError as error:
             raise TransientError(f"the outputs cannot be listed now: {error}") from error
         for name, status in files.items():
-            if status.st_ctime_ns <= began:
+            if status.st_ctime_ns < began:
                 continue
             if _is_secret(name):
                 secrets[name] = status.st_size
@@ -301,14 +310,15 @@ class Outputs:
         changed = [one for one in kept if not is_sent(one) and not self._is_torn(one)]
         if not self._is_training:
             return changed
-        quiet = [one for one in changed if one.is_exact and not self._is_fresh(one.stamp)]
+        least = KNOWN_SECONDS if self._is_leaving() else SETTLED_SECONDS
+        quiet = [one for one in changed if one.is_exact and self._age(one) >= least]
         written_to = writers(frozenset(one.stamp.inode for one in quiet), self.directory.stat().st_dev)
         self._busy = {one.name: one.stamp for one in quiet if one.stamp.inode in written_to}
         logs = [one for one in changed if not one.is_exact]
         return logs + [one for one in quiet if one.name not in self._busy]
 
-    def _is_fresh(self, stamp: Stamp) -> bool:
-        return self._now() - stamp.changed_at / 1e9 < SETTLED_SECONDS
+    def _age(self, one: Found) -> float:
+        return self._now() - one.stamp.changed_at / 1e9
 
     def _is_torn(self, one: Found) -> bool:
         return one.name in self.stored and self._doubtful.get(one.name) == one.stamp
