@@ -202,7 +202,10 @@ class ArtifactSync:
         outputs = self._outputs
         if outputs is None:
             return
-        wanted, dropped = outputs.plan(self._room, self._is_sent)
+        try:
+            wanted, dropped = outputs.plan(self._room, self._is_sent)
+        except OSError as error:
+            raise TransientError(f"the outputs cannot be listed now: {error}") from error
         going = {name: outputs.stored[name] for name in dropped}
         for name in going:
             self._store.delete(keys.output(self._job_id, self._place + name))

@@ -25,8 +25,7 @@ from cloudspot.agent.delivery.checkpoint_files import (
 from cloudspot.agent.delivery.checkpoint_states import is_log
 from cloudspot.agent.delivery.checkpoint_watch import KNOWN_SECONDS, SETTLED_SECONDS
 from cloudspot.agent.node import Node
-from cloudspot.errors import TransientError
-from cloudspot.host.names import find_symlink, printable
+from cloudspot.host.names import find_symlink, is_safe_name, printable
 from cloudspot.jobfile.quantities import size_text
 from cloudspot.jobfile.spec import SIGNALS, JobSpec
 
@@ -112,7 +111,8 @@ class Outputs:
     """Finds the files that the training has written below the working directory, and chooses which are kept.
 
     While it runs, a file counts once no process has it open for writing and it has not changed for ten
-    seconds, or two when the machine has to go; logs count as far as they are. If there is no room for all, the newest are kept, older ones go.
+    seconds, or two when the machine has to go; logs count as far as they are. If there is no room for all,
+    the newest are kept, and older ones go.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Outputs:
         if exited_0:
             return
         found: list[Found] = []
-        with suppress(TransientError):
+        with suppress(OSError):
             found = [one for one in self._find() if one.is_exact]
         torn = {
             one.name: one.stamp
@@ -192,7 +192,7 @@ class Outputs:
         ``get_room`` returns how much this node may have there; it is asked only where that matters.
 
         Raises:
-            TransientError: a directory disappeared meanwhile; the next call sees the rest.
+            OSError: a directory disappeared meanwhile; the next call sees the rest.
         """
         found = self._find()
         kept, exceeding = list[Found](), dict[str, int]()
@@ -220,17 +220,19 @@ class Outputs:
         return self._final(kept, is_sent), dropped
 
     def may_return(self, name: str) -> bool:
-        """Return whether a file of the bucket, with a safe name, may be put into the working directory."""
-        segments = name.split("/")
-        paths = ["/".join(segments[:end]) for end in range(1, len(segments) + 1)]
+        """Return whether a file of the bucket may be put into the working directory."""
+        if not is_safe_name(name):
+            return False
+        paths = _prefixes(name)
         root = root_of(name, self._checkpoint) if self._checkpoint else None
         if root is not None and (root != "." or not self._checkpoint_files.is_excluded(name)):
             return False
-        if not self._apart.isdisjoint(paths) or segments[-1] in self._markers:
+        in_cache = any((self.directory / path / mark).exists() for path in paths[:-1] for mark in CACHE_MARKS)
+        if in_cache or not self._apart.isdisjoint(paths):
             return False
-        if any((self.directory / path / mark).exists() for path in paths[:-1] for mark in CACHE_MARKS):
-            return False
-        return not (_is_secret(name) or _is_leftover(name) or _IS_PROGRAM.match(segments[-1].lower()))
+        return not (
+            _is_secret(name) or _is_leftover(name) or _IS_PROGRAM.match(name.lower().rpartition("/")[2])
+        )
 
     # --- how ----------------------------------------------------------------------------------------
 
@@ -240,14 +242,11 @@ class Outputs:
             return []
         began = self._mark.stat().st_ctime_ns
         found, secrets, unlistable = list[Found](), dict[str, int](), dict[str, int]()
-        try:
-            own = {name for pattern in self._checkpoint for name in self._expand(pattern)}
-            roots = (
-                {"."} if self.patterns is None else {n for one in self.patterns for n in self._expand(one)}
-            )
-            files = {name: status for root in roots for name, status in self._below(root, own, unlistable)}
-        except OSError as error:
-            raise TransientError(f"the outputs cannot be listed now: {error}") from error
+        own = {name for pattern in self._checkpoint for name in self._expand(pattern)}
+        roots = {"."}
+        if self.patterns is not None:
+            roots = {name for pattern in self.patterns for name in self._expand(pattern)}
+        files = {name: status for root in roots for name, status in self._below(root, own, unlistable)}
         for name, status in files.items():
             if status.st_ctime_ns < began:
                 continue
@@ -271,7 +270,7 @@ class Outputs:
         ``own`` is where checkpoints are.
         """
         apart = {*own, *self._apart} - {"."}
-        is_out = root != "." and find_symlink(self.directory, root) is not None
+        is_out = root != "." and (not is_safe_name(root) or find_symlink(self.directory, root) is not None)
         is_leftover = root not in self._literal and _is_leftover(root)
         if is_out or is_leftover or not apart.isdisjoint(_prefixes(root)):
             return
@@ -292,18 +291,15 @@ class Outputs:
             if "." in own and not self._checkpoint_files.is_excluded(name):
                 continue
             status = _status(f"{self.directory}/{name}")
-            if status is None or (
-                posixpath.dirname(name) in beside and self._names_checkpoint(name, status, own)
-            ):
-                continue
-            yield name, status
+            is_beside = posixpath.dirname(name) in beside
+            if status is not None and not (is_beside and self._names_checkpoint(name, status, own)):
+                yield name, status
 
     def _names_checkpoint(self, name: str, status: os.stat_result, own: Collection[str]) -> bool:
         """Return whether a file beside a checkpoint belongs to it: it marks it complete, or names it."""
-        is_small = status.st_size <= MAX_POINTER_BYTES
-        return posixpath.basename(name) in self._markers or (
-            is_small and is_pointer(self.directory, name, own)
-        )
+        if posixpath.basename(name) in self._markers:
+            return True
+        return status.st_size <= MAX_POINTER_BYTES and is_pointer(self.directory, name, own)
 
     def _final(self, kept: Sequence[Found], is_sent: Callable[[Found], bool]) -> list[Found]:
         """Return those that were not sent and are not being written."""

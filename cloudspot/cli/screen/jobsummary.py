@@ -208,7 +208,7 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
-    """Print the end of the log of each node that failed last, with any traceback, or that nothing was kept."""
+    """Print the last lines of each node that failed last, with any traceback, or that nothing was kept."""
     if value["state"] == "succeeded" and value["last_commit"] is None:
         if not list_artifacts(job.store, job.id):
             output.echo()
