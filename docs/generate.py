@@ -41,7 +41,7 @@ from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, launchrequest, loop
-from cloudspot.controller.assess import lasting
+from cloudspot.controller.assess import observed_duration
 from cloudspot.controller.supply import refusals, restarts
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
@@ -283,7 +283,7 @@ FIGURES = (
     (restarts, "MAX_DELAY_SECONDS"),
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
-    (lasting, "MAX_PASS_GAP_SECONDS"),
+    (observed_duration, "MAX_PASS_GAP_SECONDS"),
     (refusals, "MAX_CAPACITY_COOL_SECONDS"),
     (refusals, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),

@@ -29,10 +29,10 @@ from cloudspot.controller.assess.consoles import Consoles
 from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.decide import decide
+from cloudspot.controller.notifications import Notifications
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.controller.supply.experience import Experience, leave_experience, read_experience
-from cloudspot.controller.telling import Teller
 from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -178,7 +178,7 @@ class Controller:
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
-        self._teller = Teller(self._store, job_id, outbox or Outbox(), clock=clock)
+        self._notifications = Notifications(self._store, job_id, outbox or Outbox(), clock=clock)
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
@@ -241,10 +241,10 @@ class Controller:
                     actions = self._decide(assessed, offers)
             if is_finished:
                 # Before the secrets are deleted that its URLs may hold.
-                self._teller.tell(assessed, events)
+                self._notifications.tell(assessed, events)
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
-                self._teller.tell(assessed, events)
+                self._notifications.tell(assessed, events)
             self._write_summary(assessed, problems)
             self._copy_settled(history, problems)
         instances = self._memory.instances

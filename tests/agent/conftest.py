@@ -13,6 +13,7 @@ import pytest
 from support.records import made_journal
 
 from cloudspot.agent.life import Life
+from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
@@ -102,6 +103,8 @@ class Bench:
         self.store.establish()
         self.provider = GivenProvider()
         self.lives = []
+        self.memberships = []
+        self._is_over = threading.Event()
 
     def node(self, *, launch=1, machine="machine"):
         directory = self.root / machine
@@ -178,6 +181,16 @@ class Bench:
         life = Life(node, store or self.store, self.provider, Job(submission, spec, identity), pipe)
         self.lives.append(life)
         return life
+
+    def membership(self, life):
+        """The node's membership, which listens no more when the test is over."""
+        self.memberships.append(Membership(life.context))
+        return self.memberships[-1]
+
+    def hang(self, *_args, **_kwargs):
+        """Hang until the test is over, as a machine does that lost its power; end the thread then."""
+        self._is_over.wait()
+        raise SystemExit
 
     def exit_record(self, launch=1, rank=0):
         return codec.decode(self.store.get(keys.exit_record(JOB, launch, rank)), Exit)
@@ -315,17 +328,22 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.notices.notice_poller.WAIT_SECONDS", 0.05)
     made = Bench(tmp_path)
     yield made
+    made._is_over.set()
+    for membership in made.memberships:
+        membership.stop()
     for life in made.lives:
         life.logs._stopped.set()
         life.notices.stop()
         life.heartbeat.stop()
         life.artifacts.stop()
         life.courier._stopped.set()
+        if life.courier._directories is not None:
+            life.courier._directories.stop()
         for path in life.context.node.directory.glob("generations/*"):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention"}
+        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers"}
         for t in threading.enumerate()
     ):
         for life in made.lives:  # two agents of one machine share a pipe, and each wakes but one of them

@@ -44,9 +44,9 @@ from cloudspot.jobstore.layout.records import (
     Heartbeat,
     Intent,
     KnownEnding,
-    Lasting,
     Member,
     Notice,
+    ObservedDuration,
     Phase,
     SaveId,
     Seat,
@@ -419,9 +419,13 @@ def four_jobs(jobs, tmp_path, monkeypatch):
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(
-        seat=Seat(1, 0), instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
+        seat=Seat(1, 0),
+        instance_id="m-1",
+        counter=1,
+        silent=None,
+        absent=ObservedDuration(seconds=5.0, until=at(102)),
     )
-    ending = KnownEnding(ending=Ending("stop"), known=Lasting(seconds=5.0, until=None))
+    ending = KnownEnding(ending=Ending("stop"), known=ObservedDuration(seconds=5.0, until=None))
     left = Suspicions(suspects=(absent,), endings=(ending,), at=at(103), writer="w")
     write_suspicions(jobs.store, ODD[1], left)
     return jobs.store

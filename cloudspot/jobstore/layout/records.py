@@ -823,7 +823,7 @@ class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
     """From the first on, without a gap."""
 
 
-class Lasting(Dated, frozen=True, kw_only=True):
+class ObservedDuration(Dated, frozen=True, kw_only=True):
     """How long, at least, the passes of drivers have seen the same thing, by the store's clock."""
 
     seconds: Seconds
@@ -839,9 +839,9 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: InstanceId
     counter: Tally
     """The newest heartbeat's; 0: it has none."""
-    silent: Lasting | None
+    silent: ObservedDuration | None
     """How long the counter has not moved."""
-    absent: Lasting | None
+    absent: ObservedDuration | None
     """How long no listing has shown the machine."""
 
 
@@ -861,7 +861,7 @@ class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How long drivers have known of an ending."""
 
     ending: Ending
-    known: Lasting
+    known: ObservedDuration
 
 
 class Suspicions(Dated, frozen=True, kw_only=True):
