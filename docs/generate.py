@@ -6,8 +6,8 @@
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
 come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
 docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
-docs/plugin-kits.md what is broken on purpose from the tests of the kits; in docs/outputs.md the names of what is
-never kept from the agent's own lists.
+docs/plugin-kits.md what is broken on purpose from the tests of the kits; in docs/outputs.md the names of what
+is never kept from the agent's lists.
 What is generated stands between two comments; the rest is written by hand.
 """
 

@@ -31,7 +31,7 @@ SYNC_SECONDS = 30.0
 LEAVING_SECONDS = 1.0
 """The time between two passes once the machine has to go: the training may run on to the very end."""
 SYNC_SHARE = 0.05
-"""The share of a core that passes may take before that."""
+"""The share of a core that passes may take before that; after it, four times as much."""
 MAX_FAILURES = 3
 """In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
@@ -79,7 +79,7 @@ class ArtifactSync:
         self._prepare = prepare
         self._outputs = outputs
         self._is_leaving = is_leaving
-        self._gives_way = lambda: is_leaving() and gives_way()
+        self._gives_way = gives_way
         self._uploaded: dict[Path, Stamp] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -284,18 +284,24 @@ class ArtifactSync:
                 upload.commit()
 
     def _run(self) -> None:
-        due = time.monotonic() + SYNC_SECONDS
+        ended_at, used = time.monotonic(), 0.0
         while not self._stopped.wait(min(LEAVING_SECONDS, SYNC_SECONDS)):
-            is_leaving = self._is_leaving()
-            if self._gives_way() or (not is_leaving and time.monotonic() < due):
+            pause, share = (
+                (LEAVING_SECONDS, 4 * SYNC_SHARE) if self._is_leaving() else (SYNC_SECONDS, SYNC_SHARE)
+            )
+            if self._must_wait() or time.monotonic() < ended_at + max(pause, used / share):
                 continue
-            used = time.thread_time()
+            began = time.thread_time()
             try:
                 self.sync(
-                    until=lambda: -math.inf if self._gives_way() else math.inf,
+                    until=lambda: -math.inf if self._must_wait() else math.inf,
                     is_stopped=self._stopped.is_set,
                 )
             except CloudspotError as error:
-                if not self._gives_way():
+                if not self._must_wait():
                     _log.warning("artifacts wait for the store: %s", error)
-            due = time.monotonic() + max(SYNC_SECONDS, (time.thread_time() - used) / SYNC_SHARE)
+            ended_at, used = time.monotonic(), time.thread_time() - began
+
+    def _must_wait(self) -> bool:
+        """Return whether a checkpoint needs all of the time that is left."""
+        return self._is_leaving() and self._gives_way()

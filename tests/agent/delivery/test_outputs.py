@@ -300,10 +300,10 @@ def test_a_pass_at_a_notice_takes_what_was_quiet_for_two_seconds_and_gives_way_t
     one.sync.sync()
     assert one.kept() == {}
     monkeypatch.setattr(one.outputs, "_is_leaving", lambda: True)
-    answers = iter([True, True, True, False, False])
+    gives_way = iter([True, True, True, False, True])
     passes = []
     monkeypatch.setattr(one.sync, "_is_leaving", lambda: True)
-    monkeypatch.setattr(one.sync, "_gives_way", lambda: next(answers))
+    monkeypatch.setattr(one.sync, "_gives_way", lambda: next(gives_way))
     real = one.sync.sync
 
     def sync(**options):
@@ -313,7 +313,7 @@ def test_a_pass_at_a_notice_takes_what_was_quiet_for_two_seconds_and_gives_way_t
 
     monkeypatch.setattr(one.sync, "sync", sync)
     one.sync._run()
-    assert (passes, set(one.kept())) == ([math.inf], {"model.bin"})
+    assert (passes, set(one.kept())) == ([-math.inf], {"model.bin"})
 
 
 # --- the limit --------------------------------------------------------------------------------------------
