@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -224,15 +225,17 @@ class Outputs:
         if not is_safe_name(name):
             return False
         paths = _prefixes(name)
-        root = root_of(name, self._checkpoint) if self._checkpoint else None
+        above, _, last = name.rpartition("/")
+        ends = [posixpath.basename(posixpath.normpath(pattern)) for pattern in self._checkpoint]
+        may_match = any(end in {"**", "."} or fnmatchcase(last, end) for end in ends)
+        # To compare a path with the patterns takes long, and there may be many in one directory.
+        root = root_of(name if may_match else above or ".", self._checkpoint) if ends else None
         if root is not None and (root != "." or not self._checkpoint_files.is_excluded(name)):
             return False
         in_cache = any((self.directory / path / mark).exists() for path in paths[:-1] for mark in CACHE_MARKS)
         if in_cache or not self._apart.isdisjoint(paths):
             return False
-        return not (
-            _is_secret(name) or _is_leftover(name) or _IS_PROGRAM.match(name.lower().rpartition("/")[2])
-        )
+        return not (_is_secret(name) or _is_leftover(name) or _IS_PROGRAM.match(last.lower()))
 
     # --- how ----------------------------------------------------------------------------------------
 

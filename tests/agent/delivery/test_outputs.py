@@ -409,7 +409,7 @@ def test_nothing_returns_over_a_file_that_is_here(machine, store):
 
 def test_nothing_returns_that_could_pass_for_a_checkpoint_a_secret_or_a_program(machine, store, tmp_path):
     names = [
-        "ckpt/step-5/w", "ckpt/step-6", "torch.py", "pkg/_ext.cpython-311-x86_64-linux-gnu.so", "lib.so.1", ".env",
+        "ckpt/step-5/w", "ckpt/step-6", "last.pt", "torch.py", "pkg/_ext.cpython-311-x86_64-linux-gnu.so", "lib.so.1", ".env",
         ".git/config", ".venv/lib/python3/site-packages/a.pth", "own-venv/lib/a.pth", "leave", "data/corpus/a",
         "linked/x",
     ]  # fmt: skip
@@ -420,7 +420,7 @@ def test_nothing_returns_that_could_pass_for_a_checkpoint_a_secret_or_a_program(
     one = machine(
         begun=False,
         rank=1,
-        checkpoint={"directory": "ckpt/step-*", "on_notice": "leave"},
+        checkpoint={"directory": ["ckpt/step-*", "./last.pt"], "on_notice": "leave"},
         data={"corpus": {"url": "file:///corpus/"}},
     )
     one.write("own-venv/pyvenv.cfg")
