@@ -203,21 +203,26 @@ class ArtifactSync:
         if outputs is None:
             return
         try:
-            wanted, dropped = outputs.plan(self._room, self._is_sent)
+            plan = outputs.plan(self._room, self._is_sent)
         except OSError as error:
             raise TransientError(f"the outputs cannot be listed now: {error}") from error
-        going = {name: outputs.stored[name] for name in dropped}
+        self._delete(outputs, plan.in_the_way)
+        known, num_failures = {*outputs.stored}, len(failures)
+        outputs.stored |= self._send(keys.output, plan.files, until, failures)
+        new = {name: size for name, size in outputs.stored.items() if name not in known}
+        if new:
+            _log.info("kept as artifacts: %s", listed(new))
+        if len(failures) == num_failures:
+            self._delete(outputs, plan.older)
+
+    def _delete(self, outputs: Outputs, names: Sequence[str]) -> None:
+        going = {name: outputs.stored[name] for name in names}
         for name in going:
             self._store.delete(keys.output(self._job_id, self._place + name))
             self._uploaded.pop(outputs.directory / name, None)
             del outputs.stored[name]
         if going:
-            _log.warning("deleted from the store, as newer outputs need the room: %s", listed(going))
-        known = {*outputs.stored}
-        outputs.stored |= self._send(keys.output, wanted, until, failures)
-        new = {name: size for name, size in outputs.stored.items() if name not in known}
-        if new:
-            _log.info("kept as artifacts: %s", listed(new))
+            _log.warning("deleted from the store, as newer outputs take their place: %s", listed(going))
 
     def _room(self) -> float:
         """Return how many bytes this node's outputs may have in the bucket."""

@@ -108,6 +108,17 @@ class Found(NamedTuple):
             raise FileNotFoundError(self.path)
 
 
+class Plan(NamedTuple):
+    """What is to be done so that the bucket has the outputs."""
+
+    files: list[Found]
+    """What has to be sent."""
+    in_the_way: list[str]
+    """The names of what has to go before that: of two of which one is below the other, a store has one."""
+    older: list[str]
+    """The names of what has to go after that, for the room."""
+
+
 class Outputs:
     """Finds the files that the training has written below the working directory, and chooses which are kept.
 
@@ -185,40 +196,39 @@ class Outputs:
                 listed({name: stamp.size for name, stamp in torn.items()}),
             )
 
-    def plan(
-        self, get_room: Callable[[], float], is_sent: Callable[[Found], bool]
-    ) -> tuple[list[Found], list[str]]:
-        """Return what has to be sent and may be, and the names of what has to go from the bucket for it.
+    def plan(self, get_room: Callable[[], float], is_sent: Callable[[Found], bool]) -> Plan:
+        """Return what has to be sent and may be, and what has to go from the bucket for it.
 
         ``get_room`` returns how much this node may have there; it is asked only where that matters.
 
         Raises:
             OSError: a directory disappeared meanwhile; the next call sees the rest.
         """
-        found = self._find()
-        kept, exceeding = list[Found](), dict[str, int]()
+        found = sorted(self._find(), key=lambda one: (-one.stamp.written_at, one.name))
         room = math.inf
         if self.patterns is None and not all(map(is_sent, found)):
             room = get_room()
-        for one in sorted(found, key=lambda one: (-one.stamp.written_at, one.name)):
-            if one.stamp.size <= room:
+        kept, exceeding, left = list[Found](), dict[str, int](), room
+        for one in found:
+            if one.stamp.size <= left:
                 kept.append(one)
-                room -= one.stamp.size
+                left -= one.stamp.size
             else:
                 exceeding[one.name] = one.stamp.size
-        dropped = []
-        names = {one.name for one in kept}
-        above = {path for name in names for path in _prefixes(name)[:-1]}
-        for name in sorted(self.stored.keys() - names):
-            # It was deleted here, or is too large by now; or it is a directory now, or was one.
-            if self.stored[name] <= room and name not in above and names.isdisjoint(_prefixes(name)):
-                room -= self.stored[name]
-            else:
-                dropped.append(name)
         limit = size_text(MAX_BYTES)
         why = f"a job keeps the newest {limit}; name in run.outputs what to keep without a limit"
         self._tell(why, exceeding)
-        return self._final(kept, is_sent), dropped
+        wanted = self._final(kept, is_sent)
+        sizes = {one.name: one.stamp.size for one in wanted}
+        in_the_way = _in_the_way(self.stored, sizes)
+        excess = sum({**self.stored, **sizes}.values()) - room
+        gone = sorted(self.stored.keys() - {one.name for one in found})
+        older = []
+        for name in [*gone, *reversed(exceeding)]:
+            if excess > 0 and name in self.stored and name not in in_the_way:
+                older.append(name)
+                excess -= self.stored[name]
+        return Plan(wanted, in_the_way, older)
 
     def may_return(self, name: str) -> bool:
         """Return whether a file of the bucket may be put into the working directory."""
@@ -335,6 +345,12 @@ class Outputs:
         ):
             _log.warning("%s", text)
             self._said[why], self._told[why] = text, frozenset(files)
+
+
+def _in_the_way(stored: Collection[str], names: Collection[str]) -> list[str]:
+    """Return which stored files are directories by now, or lie below what is a file by now."""
+    above = {path for name in names for path in _prefixes(name)[:-1]}
+    return [name for name in stored if name in above or any(path in names for path in _prefixes(name)[:-1])]
 
 
 def listed(files: Mapping[str, int]) -> str:
