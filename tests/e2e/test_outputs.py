@@ -40,9 +40,9 @@ def test_a_result_in_the_working_directory_is_kept_and_returns_after_a_reclaim(
     user: User, tmp_path: Path
 ) -> None:
     run = user.start("run", job_file(tmp_path / "job", SCRIPT), "--name", "stranger")
-    wait_for("the first file", lambda: "the first machine has written" in user.output(run))
+    wait_for("the first file", lambda: "the first machine has written" in user.output(run), seconds=240)
     user.cloudspot("preempt", "stranger", "--notice", "8s")
-    assert run.wait(180) == 0, user.output(run)
+    assert run.wait(300) == 0, user.output(run)
     told = user.output(run)
     assert "found ['notes.txt']" in told
     assert "kept as artifacts: out/notes.txt (20 B)" in told
@@ -60,7 +60,7 @@ def test_a_result_in_the_working_directory_is_kept_and_returns_after_a_reclaim(
 
 def test_a_success_that_leaves_nothing_says_so_at_the_end(user: User, tmp_path: Path) -> None:
     job = job_file(tmp_path / "job", "print('done')")
-    done = user.cloudspot("run", job, "--name", "stranger")
+    done = user.cloudspot("run", job, "--name", "stranger", timeout=300)
     assert done.stdout.rstrip().endswith(
         "nothing of this job was kept: it has no checkpoint, and the training wrote no file below its working "
         "directory that is kept"
