@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from support.jobs.marks import kill_marked
 from support.records import made_journal
+from support.records.uploads import upload_session
 
 from cloudspot.agent.life import Life
 from cloudspot.agent.membership.agreement import Membership
@@ -21,7 +22,7 @@ from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.host.boot_clock import this_boot
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.checkpoints import parts, retention
+from cloudspot.jobstore.checkpoints import retention
 from cloudspot.jobstore.code.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.jobs.submission import new_submission
 from cloudspot.jobstore.journal.journal import Journal
@@ -251,10 +252,7 @@ class Bench:
         path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, **changes)
         raw = path.read_bytes()
         path.unlink()
-        parts.upload_part(
-            self.store, JOB, SaveId(generation, step, number), rank=rank, num_parts=world_size - len(relieved),
-            relieved=relieved, data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
-        )  # fmt: skip
+        upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc))
 
     def commit(self, checkpoint, data=b"weights", **options):
         """A session's checkpoint in the bucket and in the journal; its generation is started if it was not."""
@@ -262,11 +260,7 @@ class Bench:
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
         path.unlink()
-        save = SaveId(checkpoint.generation, checkpoint.step, 0)
-        parts.upload_part(
-            self.store, JOB, save, rank=0, num_parts=1, data=memoryview(data), seal=raw,
-            sealed_at=datetime.now(timezone.utc), **options,
-        )  # fmt: skip
+        upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc), **options)
         return made_journal.commit(self.store, JOB, checkpoint)
 
     def commit_sharded(self, checkpoint, datas, *, num_shards=None):
@@ -292,10 +286,7 @@ class Bench:
             )
             raw = path.read_bytes()
             path.unlink()
-            parts.upload_part(
-                self.store, JOB, SaveId(checkpoint.generation, checkpoint.step, 0), rank=rank,
-                num_parts=len(datas), data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
-            )  # fmt: skip
+            upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc))
         return made_journal.commit(self.store, JOB, checkpoint)
 
     def spoil(self, checkpoint):

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.observed import ConsoleTail, CreateFailure, Observed, end_of, stop_of
 from cloudspot.controller.assess.observed_duration import BEGUN, lengthened, looks_still
 from cloudspot.jobstore.journal.history import History, LaunchHistory
@@ -199,9 +200,8 @@ class Memory:
 
     def observed(
         self,
-        history: History,
+        assessed: Assessment,
         *,
-        now: datetime,
         monotonic: float,
         token_seconds: float,
         absence_proves_after_seconds: float,
@@ -212,7 +212,8 @@ class Memory:
         prices: Mapping[int, float] | None = None,
     ) -> Observed:
         """Return what ``decide`` may know."""
-        intents = {launch.number: launch.intent.at for launch in history.live_launches}
+        now = assessed.now
+        intents = {launch.number: launch.intent.at for launch in assessed.history.live_launches}
         return Observed(
             instances=self._instances,
             created=dict(self._created),

@@ -159,7 +159,7 @@ def plan_copy(
     checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
     elsewhere = (*checkpoints, keys.own_agents_prefix(job_id), copies)
     left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
-    artifacts = keys.artifacts_prefix(job_id)
+    artifacts = keys.artifacts_prefix(job_id), keys.outputs_prefix(job_id)
     copied = {
         key: CopiedObject(
             key,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import date, datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ from cloudspot.decoding import (
     Tally,
 )
 from cloudspot.host.names import printable
+from cloudspot.jobstore.layout.seals import Seal, parse_seal
 from cloudspot.model import EndReason, LaunchRequest, Market, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
@@ -633,7 +635,7 @@ def file_of(name: str, size: int, *, mode: int, is_link: bool = False) -> File:
     return File(path=shown, size=size, mode=mode, raw_path=raw, is_link=is_link)
 
 
-class Part(Dated, frozen=True, kw_only=True):
+class Part(Dated, frozen=True, kw_only=True, dict=True):
     """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
 
     generation: OrdinalOrZero
@@ -670,6 +672,15 @@ class Part(Dated, frozen=True, kw_only=True):
         """Return the ranks that bring a part of that save, ascending."""
         others = set(self.relieved)
         return tuple(rank for rank in range(self.num_parts + len(others)) if rank not in others)
+
+    @cached_property
+    def parsed_seal(self) -> Seal:
+        """Return what the seal says; its text is parsed once.
+
+        Raises:
+            CorruptData: there is none, or it is malformed.
+        """
+        return parse_seal(self.seal or "", f"the seal of part {self.rank}")
 
 
 class Manifest(_Written, frozen=True, kw_only=True):

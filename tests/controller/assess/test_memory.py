@@ -11,8 +11,7 @@ from cloudspot.model import InstanceState
 def look(records):
     def look(memory, history, *, monotonic, at=0.0):
         return memory.observed(
-            history,
-            now=records.at(at),
+            records.assess(history, at=at),
             monotonic=monotonic,
             token_seconds=600.0,
             absence_proves_after_seconds=60.0,
