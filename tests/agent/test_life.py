@@ -1248,7 +1248,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     life.courier._stopped.set()
     life.notices.stop()
     object.__setattr__(
-        life.context, "insist", lambda *_, **__: time.sleep(3600)
+        life.context, "retry_until", lambda *_, **__: time.sleep(3600)
     )  # its main thread never speaks again
     after = bench.life(SESSION)
     thread = run(after)

@@ -60,23 +60,25 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
             the work away without asking.
     """
     node, check = context.node, check or context.obey
-    for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
+    for late in context.retry_until(lambda: manifests.complete(context.store, context.journal, node.job_id)):
         _log.info("checkpoint %s was whole but not committed yet: committed it", late)
-    journal = context.insist(context.journal.read)
-    standing = context.insist(lambda: retention.look_for_checkpoints(context.store, node.job_id, journal))
+    journal = context.retry_until(context.journal.read)
+    standing = context.retry_until(
+        lambda: retention.look_for_checkpoints(context.store, node.job_id, journal)
+    )
     notes = {one: _damaged(context, one) for one in standing.damaged}
     skipped: list[Skipped] = []
     for candidate in (*standing.sound, *standing.damaged):
         check()
         try:
-            manifest = context.insist(
+            manifest = context.retry_until(
                 lambda c=candidate: manifests.read_manifest(context.store, node.job_id, c)  # type: ignore[misc]
             )
             is_damaged = candidate in notes
             newer = [] if is_damaged else [note for one, note in notes.items() if one > candidate]
             return _fetch(context, manifest, (*skipped, *newer), check, may_come_later=not is_damaged)
         except (CorruptData, ObjectMissing) as error:
-            if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+            if not context.retry_until(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
                 return restore_newest(context, check=check)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
@@ -95,7 +97,9 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
 
 
 def _damaged(context: NodeContext, checkpoint: CheckpointId) -> Skipped:
-    reason = context.insist(lambda: retention.read_damage(context.store, context.node.job_id, checkpoint))
+    reason = context.retry_until(
+        lambda: retention.read_damage(context.store, context.node.job_id, checkpoint)
+    )
     return Skipped(checkpoint=checkpoint, reason=reason)
 
 
@@ -103,7 +107,7 @@ def newest_candidate(
     context: NodeContext, journal: Sequence[JournalRecord], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
     """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
-    found = context.insist(
+    found = context.retry_until(
         lambda: retention.standing_checkpoints(context.store, context.node.job_id, journal)
     )
     bad = {one.checkpoint for one in skipped}
@@ -125,12 +129,12 @@ def restore_this(
     if checkpoint is None:
         return Restored(checkpoint=None)
     try:
-        manifest = context.insist(
+        manifest = context.retry_until(
             lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint)
         )
         return _fetch(context, manifest, (), context.obey, may_come_later=True)
     except (CorruptData, ObjectMissing) as error:
-        if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+        if not context.retry_until(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
             return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
@@ -152,7 +156,7 @@ def _fetch(
         restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
         if len(manifest.parts) > 1:  # which of them are this node's is known once its place is
             chunks = stored_chunks(node.job_id, manifest)
-            context.insist(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
+            context.retry_until(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
             return replace(restored, on_demand=manifest)
         is_there = all(os.path.lexists(node.work / path) for path in paths)
         if is_there and _is_of_this_node(context, manifest):
@@ -161,7 +165,7 @@ def _fetch(
         return restored
     target, present = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
-        context.insist(
+        context.retry_until(
             lambda: fetching.lay_out(context.store, node.job_id, manifest, target, present=present)
         )
         return replace(restored, directory=target, on_demand=manifest)
@@ -202,8 +206,10 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
         _bring_files(context, manifest, context.obey, nodes=nodes)
     except CorruptData as error:
         reason = str(error)
-        if context.insist(lambda: manifests.stands(context.store, context.job_id, manifest.id)):
-            context.insist(lambda: retention.note_damage(context.store, context.job_id, manifest.id, reason))
+        if context.retry_until(lambda: manifests.stands(context.store, context.job_id, manifest.id)):
+            context.retry_until(
+                lambda: retention.note_damage(context.store, context.job_id, manifest.id, reason)
+            )
         raise
     return replace(restored, on_demand=None)
 
@@ -396,11 +402,11 @@ class _InsistentStore(WrappedStore):
 
     def __init__(self, context: NodeContext, check: Callable[[], None]) -> None:
         super().__init__(context.store)
-        self._insist = context.insist
+        self._retry_until = context.retry_until
         self._check = check
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
-        return self._insist(request, sleep=self._pause)
+        return self._retry_until(request, sleep=self._pause)
 
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -604,7 +604,7 @@ class DirectoryUploads(Worker):
         ]
         if not names:
             return
-        data = self._context.insist(lambda: self._store.get(code_key(submission)))
+        data = self._context.retry_until(lambda: self._store.get(code_key(submission)))
         code = node.staging / "code"
         extract_bundle(data, code, sha256=submission.code_sha256)
         for name in names:

@@ -135,7 +135,9 @@ def _restored_step(generation: Generation) -> int:
     return -1 if generation.restore_from is None else generation.restore_from.step
 
 
-def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:
+def decide_restart(
+    failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int
+) -> float | GiveUp:
     """Return the seconds to wait before the next start, or that there is none.
 
     Notes the failure in ``memory``, which the caller saves.

@@ -38,7 +38,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         try:
-            commit = context.insist(
+            commit = context.retry_until(
                 lambda: manifests.commit_whole(
                     context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
                 )
@@ -93,7 +93,7 @@ def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
 def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
     """Return the nodes that have yet to bring a part of the checkpoint."""
     procs = context.job.spec.procs_per_node
-    ranks = context.insist(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
+    ranks = context.retry_until(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
     if ranks is None:
         return set(current.seats)
     return {current.seats[rank // procs] for rank in ranks if rank // procs < len(current.seats)}

@@ -122,7 +122,7 @@ class GenerationRun:
         context, memory, status = self._context, self._context.memory, self._context.status
         known: Sequence[Generation] = ()
         if memory.generation > 0:
-            known = generations_of(context.insist(context.journal.read))
+            known = generations_of(context.retry_until(context.journal.read))
             # Also where its trainer has ended: a generation is started once, and never again.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
@@ -256,7 +256,7 @@ class GenerationRun:
         index, procs = record.seats.index(self._context.seat), self._spec.procs_per_node
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         if index == 0:
-            self._context.insist(self._artifacts.take_root)
+            self._context.retry_until(self._artifacts.take_root)
         return index
 
     def _check_programs(self) -> None:

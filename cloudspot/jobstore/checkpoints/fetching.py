@@ -18,8 +18,8 @@ from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.disk_room import check_room
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints.chunks import (
     StoredChunk,
     check_sizes,
@@ -52,7 +52,7 @@ def verify(
             the message names the first one found.
     """
     check_manifest(manifest)
-    store = patient(store)
+    store = with_retries(store)
     chunks = stored_chunks(job_id, manifest)
     check_sizes(store, job_id, manifest, chunks)
 
@@ -63,7 +63,7 @@ def verify(
             size = sum(len(block) for _, block in read_blocks(store, stored))
         progress(size)
 
-    each(check, chunks, num_threads=NUM_THREADS)
+    map_parallel(check, chunks, num_threads=NUM_THREADS)
 
 
 def fetch(
@@ -100,11 +100,11 @@ def fetch(
             written, or the checkpoint directory exists already.
     """
     check_manifest(manifest)
-    store = patient(store)
+    store = with_retries(store)
     chunks = [
         stored for stored in stored_chunks(job_id, manifest) if nodes is None or stored.part.rank in nodes
     ]
-    carrier = _Carrier(store, chunks, present, progress)
+    writer = _ChunkWriter(store, chunks, present, progress)
     # What the manifest claims must be there before a byte is written: no claim may fill the disk.
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
@@ -112,11 +112,13 @@ def fetch(
         _check_room(directory, manifest, sum(stored.chunk.size for stored in chunks))
         if manifest.kind == "session":
             files = _make_files(manifest, directory, present)
-            each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+            map_parallel(
+                lambda s: writer.write(directory, files[s.part.rank], s), chunks, num_threads=num_threads
+            )
             write_whole(directory / RESTORE_MANIFEST, _description(manifest))
         else:
-            _fetch_directories(manifest, nodes, chunks, directory, carrier, accept, num_threads)
-    return carrier.present_bytes
+            _fetch_directories(manifest, nodes, chunks, directory, writer, accept, num_threads)
+    return writer.present_bytes
 
 
 def holds_files(manifest: Manifest, node: int, directory: Path) -> bool:
@@ -146,7 +148,7 @@ def lay_out(
         CloudspotError: the disk refuses.
     """
     check_manifest(manifest)
-    check_sizes(patient(store), job_id, manifest, stored_chunks(job_id, manifest))
+    check_sizes(with_retries(store), job_id, manifest, stored_chunks(job_id, manifest))
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         _make_files(manifest, directory, present)
@@ -173,15 +175,17 @@ def fetch_ranges(
         CorruptData: a chunk is missing, cut short or changed.
         CloudspotError: the disk refuses, or has no room for them.
     """
-    store = patient(store)
+    store = with_retries(store)
     chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
-    carrier = _Carrier(store, chunks, {part.rank for part in manifest.parts}, progress)
+    writer = _ChunkWriter(store, chunks, {part.rank for part in manifest.parts}, progress)
     files = {part.rank: _files_of(part) for part in manifest.parts}
     num_bytes = sum(stored.chunk.size for stored in chunks)
     with _disk_errors(directory):
         _check_room(directory, manifest, num_bytes)
-        each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-    return num_bytes, carrier.present_bytes
+        map_parallel(
+            lambda s: writer.write(directory, files[s.part.rank], s), chunks, num_threads=num_threads
+        )
+    return num_bytes, writer.present_bytes
 
 
 def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
@@ -189,7 +193,7 @@ def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, in
     return any(low < end and stored.start < high for low, high in ranges.get(part_file(stored.part.rank), ()))
 
 
-class _Carrier:
+class _ChunkWriter:
     """Writes chunks to files; each thread keeps its buffer, since touching fresh memory costs the most."""
 
     def __init__(
@@ -212,7 +216,7 @@ class _Carrier:
         """The bytes of the chunks that were there."""
         return sum(self._found)
 
-    def carry(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
+    def write(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
         """Have a chunk in the files below a directory, verified."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = bytearray(self._room)
@@ -286,7 +290,7 @@ def _fetch_directories(
     nodes: Sequence[int] | None,
     chunks: Sequence[StoredChunk],
     directory: Path,
-    carrier: _Carrier,
+    writer: _ChunkWriter,
     accept: Callable[[Path], None],
     num_threads: int,
 ) -> None:
@@ -302,7 +306,9 @@ def _fetch_directories(
                 # It must be new: the disk may take two names for one, as where it ignores case.
                 path = make_parents(roots[part.rank], file.name)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
-        each(lambda s: carrier.carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
+        map_parallel(
+            lambda s: writer.write(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads
+        )
         for part in parts:
             first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
             for number, file in enumerate(part.files):

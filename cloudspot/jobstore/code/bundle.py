@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import bundle_digests, digest_of, is_safe_link, link_digest
 from cloudspot.jobstore.code.ignores import Ignores
 
@@ -152,7 +152,7 @@ def put_bundle(
     Raises:
         CorruptData: its key holds something else.
     """
-    store = patient(store)
+    store = with_retries(store)
     try:
         # The size reveals a foreign object cheaply; the bytes are checked where they are used.
         is_same = store.head(key).size == bundle.size

@@ -11,7 +11,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Hook
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import lineage, newest_generation
@@ -307,7 +307,7 @@ def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_
         checkpoints.session(store, C(1, step), [b"a" * 4000])
     faulty = FaultyStore(store, FaultPlan(fail_every=3, hooks=(Hook(keys="*", when="before"),)), tmp_path)
     try:
-        collect(patient(faulty, sleep=lambda seconds: None), 1)
+        collect(with_retries(faulty, sleep=lambda seconds: None), 1)
     except CloudspotError as error:
         pytest.fail(str(error))
     assert stored(store) == {C(1, 30)}

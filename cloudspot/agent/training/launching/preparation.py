@@ -31,7 +31,7 @@ def fetch_code(context: NodeContext) -> None:
     if memory.code_ready:
         return
     try:
-        data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
+        data = context.retry_until(lambda: context.store.get(code_key(context.job.submission)))
         memory.kept_setup = find_kept(node, context.job, data)
         if memory.kept_setup is None:
             extract_bundle(data, node.work, sha256=sha256)
