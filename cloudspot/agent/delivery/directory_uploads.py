@@ -91,7 +91,7 @@ class DirectoryUploads(Worker):
         self._spec = spec = job.checkpoint
         markers = [name for name in (spec.complete_file, spec.incomplete_file) if name is not None]
         told = [spec.on_notice] if spec.on_notice is not None and spec.on_notice not in SIGNALS else []
-        inputs = [data.path for data in job.data.values() if data.path is not None]
+        inputs = [data.path_or_default(name) for name, data in job.data.items()]
         self._files = CheckpointFiles(node.work, spec.patterns, (*spec.exclude, *told, *inputs), markers)
         self._memory_path = node.directory / "checkpoint-watch.json"
         memory = Memory()

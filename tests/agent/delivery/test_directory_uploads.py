@@ -43,9 +43,9 @@ def clock(monkeypatch):
 class Script:
     """A life whose script has begun, with its clock."""
 
-    def __init__(self, bench, clock, **checkpoint) -> None:
+    def __init__(self, bench, clock, *, data=None, **checkpoint) -> None:
         self.bench, self.clock = bench, clock
-        self.life = bench.life(checkpoint={"directory": "out", **checkpoint})
+        self.life = bench.life(checkpoint={"directory": "out", **checkpoint}, data=data or {})
         bench.start()
         status = self.life.context.status
         status.generation = self.life.context.memory.generation = 1
@@ -224,6 +224,17 @@ def test_what_was_saved_is_restored_as_it_was(script, bench, pattern, paths):
         assert (work / "out" / "latest").read_text() == "step-10"
     found = restore_newest(other.context)
     assert found.checkpoint == restored.checkpoint
+
+
+@pytest.mark.parametrize("path", [{}, {"path": "corpus"}])
+def test_an_input_is_no_checkpoint_where_everything_is(script, bench, path):
+    one = script(directory=".", data={"corpus": {"url": "s3://bucket/corpus/", "wait": False, **path}})
+    one.write(f"{path.get('path', 'data/corpus')}/books.txt", "so many")
+    one.write("model.pt", "weights")
+    one.uploads.end_of_script(exited_0=True, is_leaving=False)
+    one.carry()
+    (part,) = manifests.read_manifest(bench.store, "digits-1", bench.commits()[-1]).parts
+    assert [file.path for file in part.files] == ["model.pt"]
 
 
 def test_a_pointer_in_the_store_never_replaces_code(script, bench):
