@@ -17,6 +17,7 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import read_bundle
@@ -152,7 +153,7 @@ def _echo_code(value: Mapping[str, Any]) -> None:
         return
     output.echo("the code differs:", style="bold")
     for one in code["files"]:
-        sizes = [output.size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
+        sizes = [size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
         output.echo(f"  {_CHANGES[one['change']]} {one['path']} ({' > '.join(sizes)})")
     for one in code["files"]:
         if one["diff"]:

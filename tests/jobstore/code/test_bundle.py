@@ -142,7 +142,7 @@ def test_code_that_is_too_large_names_its_largest_files(work):
     for number in range(8):
         (work / f"data{number}.bin").write_bytes(b"x" * (1000 + number))
     with pytest.raises(
-        BundleError, match=r"more than 0\.0 MiB; name what .* largest: data7\.bin .*data3\.bin"
+        BundleError, match=r"more than 4\.9 KiB; name what .* largest: data7\.bin .*data3\.bin"
     ) as caught:
         make(work, max_bytes=5000)
     assert "data2.bin" not in str(caught.value)
