@@ -284,7 +284,7 @@ def test_whatever_order_threads_take_the_manifest_follows_its_chunks(source, tar
         assert num_threads == 8
         return [function(one) for one in reversed(items)]
 
-    monkeypatch.setattr(copying, "each", backwards)
+    monkeypatch.setattr(copying, "map_parallel", backwards)
     watched, plan = Watched(target, tmp_path), plan_copy(source, JOB)
     copy(plan, source, watched, num_threads=8)
     placed = {key: number for number, key in enumerate(watched.written)}
