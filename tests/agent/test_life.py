@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -128,7 +129,11 @@ def notice(bench, seconds):
 
 
 def run(life):
-    thread = threading.Thread(target=life.run, daemon=True)
+    def run():
+        with suppress(SystemExit):  # it hung until the end of the test
+            life.run()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 
@@ -1247,9 +1252,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     life.logs._stopped.set()
     life.courier._stopped.set()
     life.notices.stop()
-    object.__setattr__(
-        life.context, "retry_until", lambda *_, **__: time.sleep(3600)
-    )  # its main thread never speaks again
+    object.__setattr__(life.context, "retry_until", bench.hang)  # its main thread never speaks again
     after = bench.life(SESSION)
     thread = run(after)
     wait_until(lambda: after.context.status.state == "running")

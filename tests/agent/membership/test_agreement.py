@@ -52,11 +52,11 @@ def hurry(monkeypatch):
 class Agent:
     """One node's membership with its heartbeat; what it decides is kept, what it runs is nothing."""
 
-    def __init__(self, bench, rank, *, store=None, launch=1, num_seats=None, **nodes):
+    def __init__(self, bench, rank, *, store=None, launch=1, num_seats=None, checkpoint=None, **nodes):
         self.bench, self.seat = bench, Seat(launch, rank)
         self.life = bench.life(
             machine=f"machine-{self.seat}", launch=launch, rank=rank, store=store, num_seats=num_seats,
-            nodes=nodes, spot={"policy": "spot"},
+            nodes=nodes, spot={"policy": "spot"}, checkpoint=checkpoint or {},
         )  # fmt: skip
         self.membership = bench.membership(self.life)
         launches.claim_slot(bench.store, JOB, launch, rank, self.life.context.job.identity)
@@ -77,6 +77,8 @@ class Agent:
                 self.ended = self.membership.next(why)[0]
             except LeavingError as error:
                 self.ended = error.leaving
+            except SystemExit:  # it has died
+                return
             else:
                 self.life.context.status.state = "running"
                 self.life.context.status.is_regrouping = False
@@ -784,7 +786,7 @@ def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, mon
 @pytest.mark.full
 def test_the_node_of_rank_0_is_waited_for_until_it_has_spoken_its_last_word(bench, make, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
-    first, second = make(2, min=1, max=2)
+    first, second = make(2, min=1, max=2, checkpoint={"directory": "out"})
     first.membership.await_uploads()  # it is that node itself
     second.membership.await_uploads()  # that one has no notice, and no time is left
     first.notice(seconds=60.0)
