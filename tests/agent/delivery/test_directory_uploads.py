@@ -248,6 +248,15 @@ def test_what_may_be_torn_takes_no_good_ones_place(script):
     assert one.uploads.num_doubtful() == 0
 
 
+def test_a_file_that_is_written_anew_for_ever_keeps_one_state_more_and_no_more(script):
+    one = script(directory="model", keep=2)
+    for save in range(8):
+        one.write("model", f"weights {save}")
+        one.wait(30.0)
+        one.carry()
+        assert one.uploads.num_doubtful() == 1
+
+
 def test_a_later_agent_knows_odd_names_too(script, bench):
     one = script()
     one.write(f"out/{ODD}", "weights")
