@@ -94,7 +94,7 @@ class CheckpointShelf(Generic[K]):
         return state not in (*waiting, *self._known) and all(one.order <= state.order for one in newest)
 
     def _confirm(self, state: State) -> None:
-        """Note the evidence of what quiet alone may have shown: soon the watch knows only what replaces it."""
+        """Note that more than quiet shows it complete: soon the watch knows only its successor."""
         self.num_doubtful(state.__eq__)
         for kept in (self.ready, self._uploading):
             if kept is not None and kept.state == state:
