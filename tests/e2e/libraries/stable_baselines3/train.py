@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import gymnasium
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 
@@ -19,12 +20,13 @@ class Progress(BaseCallback):
 
 
 def main():
+    env = gymnasium.make("CartPole-v1")
     found = Path("models").glob("ppo_*_steps.zip")
     newest = max(found, key=lambda path: int(path.stem.split("_")[1]), default=None)
     if newest is None:
-        model = PPO("MlpPolicy", "CartPole-v1", n_steps=24, batch_size=24, seed=0, device="cpu")
+        model = PPO("MlpPolicy", env, n_steps=24, batch_size=24, seed=0, device="cpu")
     else:
-        model = PPO.load(newest, env="CartPole-v1", device="cpu")
+        model = PPO.load(newest, env=env, device="cpu")
     callbacks = [CheckpointCallback(save_freq=24, save_path="models", name_prefix="ppo"), Progress()]
     model.learn(TOTAL_STEPS - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
     model.save("ppo")
