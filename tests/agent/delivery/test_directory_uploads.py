@@ -248,6 +248,20 @@ def test_what_may_be_torn_takes_no_good_ones_place(script):
     assert one.uploads.num_doubtful() == 0
 
 
+def test_a_save_that_begins_with_a_temporary_file_is_the_next_one(script):
+    """As a file more of the save before, it made the time between two saves a pause within one."""
+    one = script()
+    for save in range(4):
+        one.write("out/tmp.pth.tar", f"weights {save}")
+        one.wait(1.0)
+        (one.work / "out" / "tmp.pth.tar").replace(one.work / "out" / "last.pth.tar")
+        one.wait(1.0)
+        one.carry()
+        one.wait(4.5)
+    assert one.kept() == ["weights 0", "weights 1", "weights 2"]
+    assert one.uploads._watch.memory.pause < 2.0
+
+
 def test_a_file_that_is_written_anew_for_ever_keeps_one_state_more_and_no_more(script):
     one = script(directory="model", keep=2)
     for save in range(8):

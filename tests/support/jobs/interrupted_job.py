@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def interrupt(
         commits.append(shown["last_commit"])
         return shown
 
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         outputs = [Path(directory, name) for name in ("run", "resume")]
 
         def follow(*words: str) -> _Screen:
@@ -109,6 +110,8 @@ def interrupt(
                 process = subprocess.Popen(
                     [*COMMAND, *words], env=environ, stdout=output, stderr=subprocess.STDOUT
                 )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
             return _Screen(file, process)
 
         screen = follow("run", str(job), "--provider", provider, "--name", NAME, *arguments)
