@@ -279,8 +279,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     out, the script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
     exclude: tuple[Inside, ...] = ()
     """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
-    ``["cache", "*.bak"]``; a directory is excluded with all that it holds. ``*.tmp``, ``tmp.*``,
-    ``__pycache__``, ``.git``, ``.venv``, inputs and the file of ``on_notice`` always are."""
+    ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,
+    ``.venv``, inputs and the file of ``on_notice`` always are."""
     complete_file: Inside | None = None
     """A file in such a directory, or beside such files, that the script writes last. While it is at least as
     new as every other file of the checkpoint, and no process has one open for writing, that is complete; but

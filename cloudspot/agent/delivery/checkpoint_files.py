@@ -22,8 +22,8 @@ from cloudspot.host.names import is_safe_name
 
 MAX_POINTER_BYTES = 4096
 """A file that only names a checkpoint is shorter."""
-SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", "*.tmp", "tmp.*", ".cloudspot-*.partial")
-"""Names that are never part of a checkpoint: timm's ``tmp.pth.tar`` is one once it is renamed."""
+SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", ".cloudspot-*.partial")
+"""Names that are never part of a checkpoint."""
 _PROC = Path("/proc")
 _STEP = re.compile(r"(\d+)(?:_steps)?$")
 """Stable-baselines3 writes ``ppo_1000_steps.zip``."""

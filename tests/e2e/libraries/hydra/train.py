@@ -29,7 +29,7 @@ class Line(lightning.LightningModule):
     def training_step(self, batch, _):
         time.sleep(STEP_SECONDS)
         loss = (self.net(batch[0]) - batch[1]).square().mean()
-        self.log("train/loss", loss)
+        self.log("train/loss", loss, on_step=False, on_epoch=True)
         return loss
 
     def on_train_batch_end(self, *_):
