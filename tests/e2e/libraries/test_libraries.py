@@ -71,7 +71,7 @@ LIBRARIES = {
         SEEN,
         ["runs/detect/train/weights/best.pt"],
         save_steps=1,
-        num_steps=40,
+        num_steps=100,
         step_seconds=0.5,
     ),
 }

@@ -39,7 +39,7 @@ def main():
     model.train(
         data=data,
         resume=last.exists(),
-        epochs=40,
+        epochs=100,
         imgsz=32,
         batch=2,
         workers=0,
