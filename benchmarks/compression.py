@@ -15,8 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import zstandard
@@ -24,7 +24,7 @@ import zstandard
 from cloudspot.jobstore.checkpoints.compression import Compression, compress, decompress
 from cloudspot.jobstore.checkpoints.fetching import fetch
 from cloudspot.jobstore.checkpoints.manifests import write_manifest
-from cloudspot.jobstore.checkpoints.parts import CHUNK_BYTES, upload_directory
+from cloudspot.jobstore.checkpoints.parts import CHUNK_BYTES, Upload, directory_part, lend_files
 from cloudspot.jobstore.layout.records import File, SaveId
 from cloudspot.local.filestore import FileStore
 
@@ -84,12 +84,15 @@ def with_a_store(state: bytes, scratch: Path, compression: Compression | None, r
     root.mkdir(parents=True)
     (root / "state.bin").write_bytes(state)
     store = FileStore(f"file://{scratch}/store")
-    what: dict[str, Any] = {
-        "rank": 0, "num_parts": 1, "root": root, "directory": "state", "compression": compression,
-        "files": [File(path="state.bin", size=len(state), mode=0o600)],
-        "sealed_at": datetime.now(timezone.utc), "in_background": True,
-    }  # fmt: skip
-    saved = took(lambda number: upload_directory(store, "job", SaveId(1, number, 0), **what), rounds)
+    files = [File(path="state.bin", size=len(state), mode=0o600)]
+
+    def save(number: int) -> None:
+        now = datetime.now(timezone.utc)
+        part = directory_part(SaveId(1, number, 0), files, directory="state", sealed_at=now)
+        upload = Upload(store, "job", part, compression=compression)
+        upload.run(partial(lend_files, root, files), in_background=True)
+
+    saved = took(save, rounds)
     manifest = write_manifest(store, "job", SaveId(1, 0, 0))
     assert manifest is not None
     restored = took(lambda number: fetch(store, "job", manifest, scratch / f"{number}"), rounds)

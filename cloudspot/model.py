@@ -450,7 +450,7 @@ class Severity(str, enum.Enum):
     FAILURE = "failure"
 
 
-class ToldEvent(msgspec.Struct, frozen=True, kw_only=True):
+class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One of the events that a message is about."""
 
     kind: str
@@ -469,5 +469,5 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     """Plain text of some lines."""
     severity: Severity
-    events: tuple[ToldEvent, ...] = ()
+    events: tuple[MessageEvent, ...] = ()
     """What the text is made of, the earliest first; each is in one message only. Empty: a test."""

@@ -6,7 +6,8 @@
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
 come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
 docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
-docs/plugin-kits.md what is broken on purpose from the tests of the kits.
+docs/plugin-kits.md what is broken on purpose from the tests of the kits; in docs/outputs.md the names of what
+is never kept from the agent's lists.
 What is generated stands between two comments; the rest is written by hand.
 """
 
@@ -32,6 +33,7 @@ from msgspec import inspect
 import cloudspot
 from cloudspot.agent import main as main_of_agent
 from cloudspot.agent import store_retry
+from cloudspot.agent.delivery import outputs
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
@@ -41,7 +43,7 @@ from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, launchrequest, loop
-from cloudspot.controller.assess import lasting
+from cloudspot.controller.assess import observed_duration
 from cloudspot.controller.supply import refusals, restarts
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
@@ -93,6 +95,9 @@ def generated() -> Mapping[str, str]:
         "docs/plugin-kits.md": _with_regions(
             (ROOT / "docs" / "plugin-kits.md").read_text(encoding="utf-8"),
             {"broken on purpose": broken_on_purpose()},
+        ),
+        "docs/outputs.md": _with_regions(
+            (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8"), {"never kept": never_kept()}
         ),
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
         **_plugin_pages(),
@@ -167,6 +172,22 @@ def _first_line(path: Path) -> str:
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert doc, f"{path} does not say what it holds"
     return doc.partition("\n")[0]
+
+
+# --- what is no output --------------------------------------------------------------------------
+
+
+def never_kept() -> str:
+    """Return the names of files that are never kept, as a table."""
+    rows = (
+        ("secrets", outputs.SECRETS),
+        ("directories with secrets", outputs.SECRET_DIRECTORIES),
+        ("leftovers, core dumps among them", outputs.LEFTOVERS),
+        ("directories that are environments and caches", outputs.CACHES),
+        ("programs: kept, but they do not return", outputs.PROGRAMS),
+    )
+    cells = (f"| {what} | {' '.join(f'`{name}`' for name in names)} |" for what, names in rows)
+    return "\n".join(("", "| | |", "|---|---|", *cells, "", ""))
 
 
 # --- what the kits catch ------------------------------------------------------------------------
@@ -283,7 +304,7 @@ FIGURES = (
     (restarts, "MAX_DELAY_SECONDS"),
     (act, "REPEAT_SECONDS"),
     (loop, "MAX_BACKOFF_SECONDS"),
-    (lasting, "MAX_PASS_GAP_SECONDS"),
+    (observed_duration, "MAX_PASS_GAP_SECONDS"),
     (refusals, "MAX_CAPACITY_COOL_SECONDS"),
     (refusals, "MAX_QUOTA_COOL_SECONDS"),
     (peers, "SUSPECT_SECONDS"),

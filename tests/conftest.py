@@ -90,6 +90,22 @@ def forced_exits() -> Iterator[list[str]]:
     assert told == [], "this would have ended the process of the tests"
 
 
+@pytest.fixture(autouse=True)
+def no_thread_of_ours_outlives_its_test() -> Iterator[None]:
+    """A thread that goes on works on a directory that is gone, and logs into the tests after its own."""
+    before = set(threading.enumerate())
+    yield
+    left = [one for one in threading.enumerate() if one not in before and _is_ours(one)]
+    deadline = time.monotonic() + 5.0
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert [one.name for one in left if one.is_alive()] == []
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    return str(getattr(getattr(thread, "_target", None), "__module__", "")).startswith("cloudspot")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run if a thread would have ended it after the last test."""
     if _forced_exits:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from cloudspot.emulation.cloud import TRAINING_PACKAGES
 from cloudspot.jobfile.spec import load_job
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -40,6 +43,28 @@ def test_the_job_files_of_the_examples_are_valid(path):
     assert job.name == path.parent.name
     scripts = [word for word in job.run.command or (job.run.entrypoint,) if word.endswith(".py")]
     assert [(path.parent / each).is_file() for each in scripts] == [True]
+
+
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Of modules that are named otherwise."""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/job.toml")), ids=lambda path: path.parent.name)
+def test_an_example_installs_what_it_imports_and_images_of_clouds_lack(path):
+    """A job that works on this computer alone would end on its first machine, which costs money."""
+    imported = set()
+    for script in path.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    lacking = imported - set(sys.stdlib_module_names) - {*TRAINING_PACKAGES, "cloudspot"}
+    setup = load_job(path).run.setup or ""
+    tried, _, installed = setup.partition("||")
+    for module in lacking:
+        assert module in tried.replace(",", " ").replace("'", " ").split()
+        assert DISTRIBUTIONS.get(module, module) in installed.split()
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from cloudspot.agent.delivery.artifact_sync import ArtifactSync
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
+from cloudspot.agent.delivery.outputs import Outputs
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.ending.final_delivery import FinalDelivery
@@ -77,8 +78,20 @@ class Life:
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
         self.events = EventFiles(node)
+
+        def is_leaving() -> bool:
+            return context.orders.pending
+
+        outputs = Outputs(node, job.spec, context.status.warn, is_leaving=is_leaving)
         self.artifacts = ArtifactSync(
-            metered, node.job_id, node.artifacts, seat=context.seat, prepare=self.events.update
+            metered,
+            node.job_id,
+            node.artifacts,
+            seat=context.seat,
+            prepare=self.events.update,
+            outputs=outputs if job.spec.run.outputs != () else None,
+            is_leaving=is_leaving,
+            gives_way=lambda: context.status.transfer is not None,
         )
         self.courier = Courier(context)
         source = provider.preemption_source()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -18,37 +19,29 @@ from cloudspot.model import DATA_CACHE
 from cloudspot.train.handoff import RESTORE_IN_MEMORY
 
 
+@dataclass(eq=False)
 class Node:
     """The boot script's facts, and the node's directories."""
 
-    def __init__(
-        self,
-        job_id: str,
-        launch: int,
-        store_url: str,
-        provider: str,
-        directory: Path,
-        train_python: str,
-        arena: Path,
-        submission_sha256: str,
-        data_cache: Path | None = None,
-        store_id: str | None = None,
-    ) -> None:
-        """``directory`` holds all of the node's files, lost with the machine; ``arena`` is in memory.
+    job_id: str
+    launch: int
+    store_url: str
+    provider: str
+    directory: Path
+    """Holds all of the node's files; lost with the machine."""
+    train_python: str
+    arena: Path
+    """In memory."""
+    submission_sha256: str
+    """Of the submission that the launch was requested for: nothing else is run."""
+    shared_cache: Path | None = None
+    """Where all jobs of the machine keep the files of inputs; None: each keeps them in its ``directory``."""
+    store_id: str | None = None
+    """The id of the job's store; see ``ObjectStore.hold_to``."""
 
-        ``data_cache`` is where the files of inputs are kept, for all jobs of the machine; None: in
-        ``directory``. ``submission_sha256`` is of the submission that the launch was requested for: nothing
-        else is run. ``store_id`` is the id of the job's store; see ``ObjectStore.hold_to``.
-        """
-        self.job_id = job_id
-        self.launch = launch
-        self.store_url = store_url
-        self.store_id = store_id
-        self.provider = provider
-        self.directory = directory
-        self.train_python = train_python
-        self.arena = arena
-        self.submission_sha256 = submission_sha256
+    def __post_init__(self) -> None:
+        """Name what lies in the directories."""
+        directory, cache = self.directory, self.shared_cache
         self.work = directory / "work"
         """The working directory: the extracted code."""
         self.artifacts = directory / "artifacts"
@@ -59,7 +52,7 @@ class Node:
         """Where arena slots go when memory is short."""
         self.staging = directory / "staging"
         """Where complete checkpoints of a script are set aside for their upload."""
-        self.data_cache = directory / "data" if data_cache is None else data_cache / "cloudspot-data"
+        self.data_cache = directory / "data" if cache is None else cache / "cloudspot-data"
         """Where the files of inputs are kept, by their content: this user's alone."""
         self.torn = directory / "torn"
         """Where checkpoint directories go that a script has left half-written."""
@@ -69,7 +62,7 @@ class Node:
         """First on PATH in setup and training: ``python`` and ``pip``."""
         self.restore = directory / "restore"
         """Where a session's checkpoint is restored to, if not to memory."""
-        self.restore_in_memory = arena / RESTORE_IN_MEMORY
+        self.restore_in_memory = self.arena / RESTORE_IN_MEMORY
         """Where it is restored to if memory is plentiful; removed when the training has read it."""
         self.fork_server = directory / "fork-server.socket"
         """Where the process listens from which trainings are forked."""
@@ -101,7 +94,7 @@ class Node:
                 train_python=environ["CLOUDSPOT_TRAIN_PYTHON"],
                 arena=Path(environ.get("CLOUDSPOT_ARENA") or _default_arena(directory)),
                 submission_sha256=environ["CLOUDSPOT_SUBMISSION"],
-                data_cache=Path(data_cache) if data_cache else None,
+                shared_cache=Path(data_cache) if data_cache else None,
                 store_id=environ.get("CLOUDSPOT_STORE_ID"),
             )
         except KeyError as error:

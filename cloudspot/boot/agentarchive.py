@@ -64,13 +64,13 @@ def make_agent_archive(plugins: Sequence[str], *, drives: bool = False) -> Agent
         CloudspotError: a distribution is not installed, or its files cannot be found.
     """
     left_out = frozenset() if drives else DRIVERS_ONLY
-    wanted = (CORE, *(name for name in plugins if _canonical(name) != CORE))
-    ours = set(map(_canonical, wanted))
+    wanted = (CORE, *(name for name in plugins if canonical(name) != CORE))
+    ours = set(map(canonical, wanted))
     members: dict[str, bytes] = {}
     versions: list[str] = []
     for name in closure(wanted, left_out=left_out):
         distribution = _distribution(name)
-        if _canonical(name) in ours or not _came_from_index(distribution):
+        if canonical(name) in ours or not _came_from_index(distribution):
             files, folder = _files(distribution), "wheels"
         else:
             files = _listed_files(distribution)
@@ -97,7 +97,7 @@ def code_digest(names: Iterable[str]) -> str:
         CloudspotError: a distribution is not installed.
     """
     hashed = hashlib.sha256()
-    for name in sorted(names, key=_canonical):
+    for name in sorted(names, key=canonical):
         for path, data in sorted(_files(_distribution(name)).items()):
             hashed.update(f"{len(path)} {path} {len(data)} ".encode() + data)
     return hashed.hexdigest()
@@ -141,7 +141,7 @@ def _wheel(
 
 def _for_machines(distribution: metadata.Distribution, text: str, left_out: frozenset[str]) -> str:
     """Return the metadata without the requirements that the archive leaves out: pip would insist on them."""
-    if _canonical(distribution.metadata["Name"]) != CORE:
+    if canonical(distribution.metadata["Name"]) != CORE:
         return text
     return "".join(line for line in text.splitlines(keepends=True) if not _requires(line, left_out))
 
@@ -149,7 +149,7 @@ def _for_machines(distribution: metadata.Distribution, text: str, left_out: froz
 def _requires(line: str, names: frozenset[str]) -> bool:
     name, _, requirement = line.partition(":")
     match = _REQUIREMENT.match(requirement.strip())
-    return name == "Requires-Dist" and match is not None and _canonical(match[1]) in names
+    return name == "Requires-Dist" and match is not None and canonical(match[1]) in names
 
 
 def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
@@ -203,13 +203,13 @@ def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> 
     seen: set[tuple[str, str]] = set()
     while waiting:
         name, extra = waiting.pop()
-        if (_canonical(name), extra) in seen:
+        if (canonical(name), extra) in seen:
             continue
-        seen.add((_canonical(name), extra))
-        found.setdefault(_canonical(name), name)
-        unwanted = left_out if _canonical(name) == CORE else frozenset()
+        seen.add((canonical(name), extra))
+        found.setdefault(canonical(name), name)
+        unwanted = left_out if canonical(name) == CORE else frozenset()
         for needed, extras in _needed(_distribution(name), extra):
-            if _canonical(needed) not in unwanted and _is_installed(needed):
+            if canonical(needed) not in unwanted and _is_installed(needed):
                 waiting += [(needed, one) for one in ("", *extras)]
     return tuple(found[name] for name in sorted(found))
 
@@ -223,8 +223,13 @@ def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[s
         requirement, _, marker = line.partition(";")
         match = _REQUIREMENT.match(requirement.strip())
         of = _EXTRA.findall(marker)
-        if match is not None and (extra in map(_canonical, of) if extra else not of):
-            yield match[1], [_canonical(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
+        if match is not None and (extra in map(canonical, of) if extra else not of):
+            yield match[1], [canonical(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
+
+
+def canonical(name: str) -> str:
+    """Return the distribution's name as package indexes write it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _tags(distribution: metadata.Distribution) -> tuple[str, ...]:
@@ -275,10 +280,6 @@ def _distribution(name: str) -> metadata.Distribution:
 
 def _is_installed(name: str) -> bool:
     return any(metadata.distributions(name=name))
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from cloudspot.controller.loop import Driver
     from cloudspot.controller.outbox import Outbox
 
 DEFAULT_PROVIDER = "local"
@@ -37,23 +38,22 @@ class Invocation:
     """The messages that the command's drivers send; None: it has driven nothing."""
 
 
-def driver_name() -> str:
-    """Return what people are told that drives a job while this command does: the command and its host."""
-    context = click.get_current_context(silent=True)
-    command = "cloudspot" if context is None else context.info_name
-    return f"{command} on {socket.gethostname()}"
-
-
 def current_invocation() -> Invocation:
     """Return the invocation of the running command; outside of any command, an empty one."""
     context = click.get_current_context(silent=True)
     return Invocation() if context is None else context.find_root().ensure_object(Invocation)
 
 
-def current_outbox() -> Outbox:
-    """Return the outbox of the running command, which waits for it at its end."""
-    from cloudspot.controller.outbox import Outbox  # which few of the commands need
+def current_driver(name: str | None = None) -> Driver:
+    """Return the running command as a driver, by default of the command's and its host's name.
 
+    The command waits for its outbox at its end.
+    """
+    from cloudspot.controller.loop import Driver  # which few of the commands need
+
+    context = click.get_current_context(silent=True)
+    command = "cloudspot" if context is None else context.info_name
+    driver = Driver(name or f"{command} on {socket.gethostname()}")
     invocation = current_invocation()
-    invocation.outbox = invocation.outbox or Outbox()
-    return invocation.outbox
+    invocation.outbox = driver.outbox = invocation.outbox or driver.outbox
+    return driver

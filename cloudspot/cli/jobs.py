@@ -14,9 +14,8 @@ from cloudspot.cli.config import configured_options, default_store
 from cloudspot.cli.invocation import (
     DEFAULT_PROVIDER,
     ChosenStore,
+    current_driver,
     current_invocation,
-    current_outbox,
-    driver_name,
 )
 from cloudspot.controller.ownership import open_to_drive
 from cloudspot.errors import CloudspotError, JobNotFound, SpecError
@@ -175,8 +174,7 @@ class Job:
             reader=self.reader,
             opened_for=self.submission_sha256,
             known=known,
-            driver=driver_name(),
-            outbox=current_outbox(),
+            driver=current_driver(),
         )
 
     @cached_property

@@ -176,15 +176,12 @@ class Actor:
     def _intent(self, action: OpenLaunch, assessed: Assessment) -> Intent:
         now, history = self._clock.now(), assessed.history
         request = render_launch(
+            action,
             assessed.spec,
             self._provider,
             history.submission,
             self._store.url,
             submission_sha256=history.submission_sha256,
-            launch=action.launch,
-            offer=action.offer,
-            num_nodes=action.num_nodes,
-            min_nodes=action.min_nodes,
             label=self._label,
             decided_at=now,
             run_seconds=assessed.ledger.run_seconds,

@@ -29,17 +29,17 @@ from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.observed import Observed
 from cloudspot.controller.deaths import certificates, find_instance, provider_proves_death
 from cloudspot.controller.reap import reapable
+from cloudspot.controller.supply.needs import may_replace, movable, need
 from cloudspot.controller.supply.policy import NoOffer, Wish, choose_offer, offer_instead
 from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS
 from cloudspot.controller.supply.restarts import after_losses
-from cloudspot.controller.supply.supply import may_replace, movable, need
 from cloudspot.controller.supply.within_budget import TooDear, already_too_dear, choose_within, count_within
 from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
-from cloudspot.story.outcomes import End, end_by_nodes, launched_at
+from cloudspot.story.outcomes import JobEnd, end_by_nodes, launched_at
 
 _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
     EndReason.CAPACITY: "capacity",
@@ -115,7 +115,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
         return _market_move(assessed, observed)
     verdict = after_losses(spec, history, now)
     is_needed = len(seats.staying) < spec.nodes.min
-    if isinstance(verdict, End):
+    if isinstance(verdict, JobEnd):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
         return (_finish(number, verdict, now),)
@@ -148,7 +148,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if isinstance(offer, NoOffer):
         if seats.live:
             return _buys_nothing(offer.why) if is_needed else ()
-        return (_finish(number, End("failed", offer.why, 1), now),)
+        return (_finish(number, JobEnd("failed", offer.why, 1), now),)
     if isinstance(offer, Postpone):
         if offer.suspends is not None and history.suspended is None and not seats.live:
             return (Append(number, Suspended(detail=offer.suspends, at=now, writer=UNSIGNED)),)
@@ -218,7 +218,7 @@ def _buys_nothing(why: str) -> tuple[Action, ...]:
     return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
-def _finish(number: int, end: End, now: datetime) -> Append:
+def _finish(number: int, end: JobEnd, now: datetime) -> Append:
     record = Finished(
         outcome=end.outcome, detail=end.detail, exit_code=end.exit_code, at=now, writer=UNSIGNED
     )

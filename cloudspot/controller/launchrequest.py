@@ -9,6 +9,7 @@ from datetime import datetime
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.assess.limits import check_affordable, new_budget
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.supply.policy import in_order
@@ -47,15 +48,19 @@ def plan(
         PlannedLaunch(
             offer,
             render_launch(
+                OpenLaunch(
+                    number=1,
+                    launch=1,
+                    offer=offer,
+                    num_nodes=spec.nodes.max,
+                    min_nodes=spec.nodes.min,
+                    why="first",
+                ),
                 spec,
                 provider,
                 submission,
                 store_url,
                 submission_sha256=hash_of(codec.encode(submission)),
-                launch=1,
-                offer=offer,
-                num_nodes=spec.nodes.max,
-                min_nodes=spec.nodes.min,
                 label=label,
                 decided_at=submission.at,
             ),
@@ -101,16 +106,13 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
 
 
 def render_launch(
+    launch: OpenLaunch,
     spec: JobSpec,
     provider: Provider,
     submission: Submission,
     store_url: str,
     *,
     submission_sha256: str,
-    launch: int,
-    offer: Offer,
-    num_nodes: int,
-    min_nodes: int,
     label: str,
     decided_at: datetime,
     run_seconds: float = 0.0,
@@ -118,19 +120,18 @@ def render_launch(
     """Return the request that the launch's intent stores and everyone replays.
 
     ``submission_sha256`` is ``submission.hash_of``: the nodes run no other.
-    ``num_nodes`` machines are asked for; if fewer than ``min_nodes`` can come, none does.
     ``label`` is the store's, as the machines carry it (``ownership.store_label``). ``decided_at`` is the time
     of the intent. ``run_seconds`` is how much of ``limits.max_runtime`` is used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
     """
-    _check_currency(spec, submission.provider, offer)
+    _check_currency(spec, submission.provider, launch.offer)
     max_seconds = life_seconds(spec, run_seconds)
     boot = BootPlan(
         job_id=submission.job_id,
         submission_sha256=submission_sha256,
-        launch=launch,
+        launch=launch.launch,
         store_url=store_url,
         provider=submission.provider,
         profile=provider.boot_profile(),
@@ -142,11 +143,11 @@ def render_launch(
     )
     group = InstanceGroup(
         job_id=submission.job_id,
-        launch=launch,
-        num_nodes=num_nodes,
-        min_nodes=min_nodes,
+        launch=launch.launch,
+        num_nodes=launch.num_nodes,
+        min_nodes=launch.min_nodes,
         job_nodes=spec.nodes.max,
-        offer=offer,
+        offer=launch.offer,
         resources=spec.resources.to_model(),
         user_data=render_boot_script(boot),
         max_seconds=max_seconds,

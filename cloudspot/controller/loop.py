@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
@@ -29,10 +29,10 @@ from cloudspot.controller.assess.consoles import Consoles
 from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.decide import decide
+from cloudspot.controller.notifications import Notifications
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.controller.supply.experience import Experience, leave_experience, read_experience
-from cloudspot.controller.telling import Teller
 from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
@@ -112,6 +112,17 @@ class Tick:
         return tuple(sorted(one for launch in launches for one in launch.unproven))
 
 
+@dataclass
+class Driver:
+    """What the controllers of one process share."""
+
+    name: str = ""
+    """As which people are told that it drives a job; empty: they are not."""
+    outbox: Outbox = field(default_factory=Outbox)
+    experiences: dict[str, Experience] = field(default_factory=dict)
+    """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
+
+
 @dataclass(frozen=True)
 class _Listing:
     """What a provider listed, and when it was asked and had answered (monotonic)."""
@@ -148,28 +159,23 @@ class Controller:
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        poll_seconds: float = POLL_SECONDS,
         reader: HistoryReader | None = None,
         opened_for: str | None = None,
         known: History | None = None,
-        experiences: dict[str, Experience] | None = None,
-        outbox: Outbox | None = None,
-        driver: str = "",
+        driver: Driver | None = None,
     ) -> None:
         """Take for known, and tell in no event, what ``known`` says; None: tell everything.
 
-        ``experiences`` and ``outbox`` are shared by the controllers of one process. ``driver`` is what people
-        are told that drives the job.
+        ``driver`` is shared by the controllers of one process; None: it has no other.
         """
         self._store = patient(store, sleep=sleep)
         self._job_id = job_id
-        self._driver = driver
+        self._driver = driver = driver or Driver()
         self._label = store_label(store)
         self._provider = provider
         self._provisioner = provider.provisioner()
         self._clock = clock = clock or clock_by(self._store)
         self._sleep = sleep
-        self._poll_seconds = poll_seconds
         self._reader = reader or HistoryReader(self._store, job_id)
         self._submission_sha256 = opened_for
         """Of the submission by which the provider was opened; None: of the one that is read first."""
@@ -178,7 +184,7 @@ class Controller:
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
-        self._teller = Teller(self._store, job_id, outbox or Outbox(), clock=clock)
+        self._notifications = Notifications(self._store, job_id, driver.outbox, clock=clock)
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
@@ -190,8 +196,6 @@ class Controller:
         """By launch: what the provider last told."""
         self._offers_at = -math.inf
         """When the provider was last asked what can be bought (monotonic)."""
-        self._experiences = {} if experiences is None else experiences
-        """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
         self._settled_with: tuple[str, ...] | None = None
         """The machines without proof when the job was last settled; it is settled again when this changes."""
         self._experience_problem: str | None = None
@@ -206,7 +210,7 @@ class Controller:
     def poll_seconds(self) -> float:
         """How long to wait between two looks."""
         num_nodes = 1 if self._spec is None else self._spec.nodes.max
-        return max(self._poll_seconds, num_nodes / NODES_PER_POLL_SECOND)
+        return max(POLL_SECONDS, num_nodes / NODES_PER_POLL_SECOND)
 
     def tick(self) -> Tick:
         """Look once and do what has to be done now.
@@ -241,10 +245,10 @@ class Controller:
                     actions = self._decide(assessed, offers)
             if is_finished:
                 # Before the secrets are deleted that its URLs may hold.
-                self._teller.tell(assessed, events)
+                self._notifications.tell(assessed, events)
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
-                self._teller.tell(assessed, events)
+                self._notifications.tell(assessed, events)
             self._write_summary(assessed, problems)
             self._copy_settled(history, problems)
         instances = self._memory.instances
@@ -357,9 +361,9 @@ class Controller:
         return assessed
 
     def _read_experience(self, events: list[Event]) -> None:
-        if self._provider.name not in self._experiences:
+        if self._provider.name not in self._driver.experiences:
             found = read_experience(self._store, self._provider.name)
-            self._experiences[self._provider.name] = found
+            self._driver.experiences[self._provider.name] = found
             if found.problem:
                 events.append(Event(EventKind.WARNED, found.problem))
 
@@ -516,8 +520,7 @@ class Controller:
     def _decide(self, assessed: Assessment, offers: tuple[Offer, ...] | None) -> tuple[Action, ...]:
         history, now = assessed.history, assessed.now
         observed = self._memory.observed(
-            history,
-            now=now,
+            assessed,
             monotonic=self._clock.monotonic(),
             token_seconds=self._provisioner.token_seconds,
             absence_proves_after_seconds=self._provisioner.absence_proves_after_seconds,
@@ -531,7 +534,7 @@ class Controller:
 
     def _knowledge(self, history: History, now: datetime) -> Knowledge:
         """Return what earlier jobs and this one have seen of the spot market."""
-        earlier = self._experiences.get(self._provider.name)
+        earlier = self._driver.experiences.get(self._provider.name)
         return (NOTHING_KNOWN if earlier is None else earlier.knowledge) + market_seen(
             history, now, provider=self._provider.name
         )
@@ -561,7 +564,7 @@ class Controller:
         """Write the summary for ``ps``; the protocol does not need it."""
         summary = msgspec.structs.replace(
             summarise(assessed.history, assessed.now, ledger=assessed.ledger),
-            driven_by=self._driver,
+            driven_by=self._driver.name,
             driven_at=assessed.now,
         )
         if self._is_due(summary, is_last=assessed.history.finished is not None):

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.assess.assessment import Assessment
+from cloudspot.controller.supply.needs import may_replace, room
 from cloudspot.controller.supply.refusals import cool_until
-from cloudspot.controller.supply.supply import may_replace, room
 from cloudspot.controller.supply.transfer import price_with_transfer, traffic_of
 from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import JobSpec

@@ -13,10 +13,8 @@ from typing import Any
 import msgspec
 
 from cloudspot.controller.clock import Clock, clock_by
-from cloudspot.controller.loop import Controller, Tick
-from cloudspot.controller.outbox import Outbox
+from cloudspot.controller.loop import Controller, Driver, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
-from cloudspot.controller.supply.experience import Experience
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
@@ -72,11 +70,10 @@ class Reconciler:
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        outbox: Outbox | None = None,
-        driver: str = "",
+        driver: Driver | None = None,
         every: timedelta | None = None,
     ) -> None:
-        """Drive as ``driver``, as which people are told of it; empty: nobody is.
+        """``driver`` is shared by the controllers of all jobs.
 
         ``every`` is how long it is between two passes; None: not known.
         """
@@ -84,13 +81,10 @@ class Reconciler:
         self._open_provider = open_provider
         self._clock = clock or clock_by(self._store)
         self._sleep = sleep
-        self._driver = driver
+        self._driver = driver or Driver()
         self._every = every
         self._noted_at = -math.inf
         """When the store was last told of this driver (monotonic)."""
-        self._outbox = outbox or Outbox()
-        self._experiences: dict[str, Experience] = {}
-        """Shared by all controllers, so that a store's jobs are asked once for a provider."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
 
@@ -125,13 +119,13 @@ class Reconciler:
 
     def _note_driver(self) -> None:
         now = self._clock.monotonic()
-        if not self._driver or now - self._noted_at < NOTE_SECONDS:
+        if not self._driver.name or now - self._noted_at < NOTE_SECONDS:
             return
         self._noted_at = now
         with suppress(CloudspotError):  # Whatever is wrong with the store, the pass itself will say.
             note_driver(
                 self._store,
-                self._driver,
+                self._driver.name,
                 self._clock.now(),
                 providers=provider_names(),
                 every=self._every,
@@ -199,9 +193,7 @@ class Reconciler:
                 sleep=self._sleep,
                 reader=reader,
                 opened_for=reader.submission_sha256,
-                experiences=self._experiences,
                 driver=self._driver,
-                outbox=self._outbox,
             )
         return self._controllers[job_id]
 

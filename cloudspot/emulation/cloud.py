@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from cloudspot.local.metadataservice import Answer, MachineView, MetadataService
 from cloudspot.model import Market
 
 __all__ = [
+    "TRAINING_PACKAGES",
     "Answer",
     "EmulatedCloud",
     "EmulatedMachine",
@@ -39,6 +40,10 @@ __all__ = [
     "SpotPlan",
     "StandingNotice",
 ]
+
+
+TRAINING_PACKAGES: Final = ("numpy", "pip", "torch")
+"""What an image made for PyTorch has in its Python at least."""
 
 
 class JobHint(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +85,11 @@ class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the variables that its image sets for every program (``/etc/environment``)."""
     is_bare: bool = False
     """The image has python3 and curl, but neither cloudspot nor what ``programs`` runs. Otherwise it has the
-    sandbox's own Python and everything installed there."""
+    sandbox's own Python, with cloudspot and its plugins."""
+    packages: tuple[str, ...] = TRAINING_PACKAGES
+    """The distributions that its Pythons have besides, with all that they need, as far as this host has them.
+    What else is installed here, a machine can only get from the package index, which ``pip`` finds. A machine
+    that is not isolated has all that this host has."""
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The programs below ``/opt`` in its image, each with the command of this host that it runs. A machine
     that is not isolated has none; its user data calls those commands directly."""

@@ -20,6 +20,8 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost, MachineStatus
+from cloudspot.emulation.image_packages import missing_files, own_distributions
+from cloudspot.emulation.package_index import PackageIndex
 from cloudspot.errors import CloudspotError
 from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.locks import lock
@@ -87,8 +89,12 @@ class LocalMachineHost(MachineHost):
         self._hosts = directory / "hosts"
         names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
         self._hosts.write_text("".join(f"{address} {name}\n" for name, address in names), encoding="ascii")
+        self._index_environment: Mapping[str, str] = {}
         if is_isolated:
             make_bridge(self.address, network.prefixlen)
+            index = PackageIndex(self.address, directory / "wheels")
+            self._owner.callback(index.close)
+            self._index_environment = index.environment()
 
     def allocate_address(self) -> str:
         """Return an address that no machine ever had; see MachineHost."""
@@ -213,6 +219,7 @@ class LocalMachineHost(MachineHost):
         environment = {**cloud.machine_environment()}
         if self._is_isolated:
             network = Network(prefix_length=self._ip_network.prefixlen, hosts=str(self._hosts))
+            environment |= self._index_environment
         else:
             port, addresses = LOOPBACK_PORT, (address,)
             environment |= cloud.metadata_environment(f"http://{address}:{port}")
@@ -220,6 +227,7 @@ class LocalMachineHost(MachineHost):
         if self._sources.is_dir() and not machine.is_bare:
             environment["PYTHONPATH"] = str(self._sources)
         environment.update(machine.environment)
+        packages = (*machine.packages, *(() if machine.is_bare else own_distributions()))
         return MachineRecord(
             id=machine.id,
             request_sha256="",
@@ -250,7 +258,7 @@ class LocalMachineHost(MachineHost):
                 environment=environment,
                 image_path=() if machine.is_bare else (str(Path(sys.executable).parent),),
                 visible=(*_installation(), *(() if machine.is_bare else (str(self._sources),))),
-                hidden=tuple(map(str, _packages())) if machine.is_bare else (),
+                hidden=missing_files(packages) if self._is_isolated else (),
                 programs=machine.programs,
                 shared=machine.shared,
                 disk=machine.disk,

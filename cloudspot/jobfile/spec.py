@@ -213,6 +213,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
     log or request."""
 
+    outputs: tuple[Inside, ...] | None = None
+    """Patterns of files and directories inside ``run.workdir`` that are kept in the store whatever their
+    size, such as ``["out/unet", "*.zip"]``; ``[]``: none. If left out: whatever the training writes there, up
+    to 1 GiB, but for checkpoints, inputs, caches and [some more](outputs.md#what-is-not-kept). They are among
+    the job's [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
+
     rules: ClassVar[tuple[TableRule, ...]] = (
         OneOf(("entrypoint", "command"), "needs entrypoint, a script, or command, a list; {} there"),
         Needs("preload", "entrypoint", called=_TORCHRUN),
@@ -540,8 +546,12 @@ def _check(spec: JobSpec) -> None:
         raise FieldError(("run", "command"), 'names no program; expected a list such as ["swift", "sft"]')
     if spec.run.preload and spec.run.launcher_or_default != "torchrun":
         raise FieldError(("run", "preload"), f"has no effect without {_TORCHRUN}")
-    if any("**" in part and part != "**" for one in spec.checkpoint.patterns for part in one.split("/")):
-        raise FieldError(("checkpoint", "directory"), '"**" must stand alone between slashes')
+    for field, patterns in (
+        (("checkpoint", "directory"), spec.checkpoint.patterns),
+        (("run", "outputs"), spec.run.outputs or ()),
+    ):
+        if any("**" in part and part != "**" for one in patterns for part in one.split("/")):
+            raise FieldError(field, '"**" must stand alone between slashes')
     if spec.checkpoint.directory == ():
         raise FieldError(
             ("checkpoint", "directory"), "names nothing; leave it out if the script uses a session"

@@ -54,7 +54,6 @@ _RULES = ("sudoers", "sudoers.d")
 """No secrets, although closed: programs of the machine need them."""
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _POWER_SWITCHES = ("shutdown", "poweroff", "halt", "systemctl")
-_NO_PACKAGE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
 _POWER_SWITCH = """\
 #!/bin/sh
 # The machine's power switch.
@@ -194,13 +193,6 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
         switch.chmod(0o755)
     for path in filter(lambda path: view.at(path).exists(), _power_switches()):
         view.show(view.at(PROGRAMS / path.name), path)
-    # To Python, an empty directory would be a package without modules.
-    no_package = machine.system / "hidden"
-    no_package.mkdir()
-    (no_package / "__init__.py").write_text(_NO_PACKAGE, encoding="utf-8")
-    for package in guest.hidden:
-        if view.at(package).is_dir():
-            view.show(no_package, package)
     namespaces.change_root(view.root)
     # The supervisor's has been opened where it can be changed.
     nothing = os.open("/dev/null", os.O_RDONLY)
@@ -243,7 +235,7 @@ class _View:
         What is in it is read-only where that disk can hold no such layer, or where something is mounted in
         the directory, as drivers are in containers.
         """
-        layer = self.layers / source.relative_to("/")
+        layer = self.layers / source.resolve().relative_to("/")
         layers = tuple(one for one in (layer, source) if one.is_dir())
         if not layers or any(one in (source, *source.parents) for one in self._copied):
             return
@@ -262,7 +254,7 @@ class _View:
 
     def _show_entries(self, source: Path) -> None:
         """Show, read-only, what a directory holds and its layer does not replace."""
-        over = self.layers / source.relative_to("/")
+        over = self.layers / source.resolve().relative_to("/")
         self.at(source).mkdir(exist_ok=True)
         for entry in source.iterdir() if source.is_dir() else ():
             if (over / entry.name).is_dir():
@@ -309,12 +301,13 @@ def _write_layers(view: _View, guest: Guest) -> None:
     etc.mkdir()
     for name in ("hosts", "resolv.conf"):
         (etc / name).touch()
-    for secret in _secrets(Path("/etc")):
-        hidden = view.layers / secret.relative_to("/")
-        for parent in reversed(secret.relative_to("/etc").parents[:-1]):
-            (etc / parent).mkdir(exist_ok=True)
-            shutil.copymode(Path("/etc", parent), etc / parent)
-        os.mknod(hidden, stat.S_IFCHR)  # an overlay's whiteout
+    for hidden in filter(os.path.lexists, (*_secrets(Path("/etc")), *map(Path, guest.hidden))):
+        for parent in reversed(hidden.parents[:-1]):
+            layer = view.layers / parent.relative_to("/")
+            if not layer.is_dir():
+                layer.mkdir()
+                shutil.copymode(parent, layer)
+        os.mknod(view.layers / hidden.relative_to("/"), stat.S_IFCHR)  # an overlay's whiteout
     for name, target in guest.programs.items():
         program = view.layers / Path(name).relative_to("/")
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     visible: tuple[str, ...]
     """Directories of the host that its image has too, wherever they lie."""
     hidden: tuple[str, ...]
-    """Python packages of the host, by their directories, that its image does not have."""
+    """Files and directories of the host that its image does not have."""
     programs: Mapping[str, str]
     """Programs below ``/opt`` of its image, and what of the host each runs."""
     shared: Mapping[str, str]

@@ -31,7 +31,7 @@ _STOP_DETAILS = {
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """The job is over."""
 
     outcome: JobOutcome
@@ -146,7 +146,7 @@ def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
     return "voided", ""
 
 
-def end_by_nodes(history: History) -> End | None:
+def end_by_nodes(history: History) -> JobEnd | None:
     """Return the end that needs nobody's judgement; None: not yet.
 
     Success needs the word of all members of the newest generation, after equally many steps. A stop, or a
@@ -154,16 +154,16 @@ def end_by_nodes(history: History) -> End | None:
     """
     if succeeded(history):
         unequal = _unequal(history)
-        return End("failed", unequal, 1) if unequal else End("succeeded", _left_early(history), 0)
+        return JobEnd("failed", unequal, 1) if unequal else JobEnd("succeeded", _left_early(history), 0)
     if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
         return None
     if history.stop is not None:
         reason, figures = history.stop.reason, history.stop.detail
         detail = _STOP_DETAILS.get(reason, reason) + (f": {figures}" if figures else "")
-        return End("stopped", detail, 0 if reason == "user" else 1)
+        return JobEnd("stopped", detail, 0 if reason == "user" else 1)
     found = (permanent_failure(launch) for launch in reversed(history.current_launches))
     permanent = next((one for one in found if one is not None), None)
-    return None if permanent is None else End("failed", permanent.detail, permanent.exit_code or 1)
+    return None if permanent is None else JobEnd("failed", permanent.detail, permanent.exit_code or 1)
 
 
 def _unequal(history: History) -> str:

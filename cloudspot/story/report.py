@@ -25,7 +25,7 @@ from cloudspot.model import EndReason
 from cloudspot.story.advice import idleness, silence, warnings
 from cloudspot.story.answers import Answer
 from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, purposes
-from cloudspot.story.outcomes import End, end_by_nodes, launch_end, member_exits, own_beat, own_exit
+from cloudspot.story.outcomes import JobEnd, end_by_nodes, launch_end, member_exits, own_beat, own_exit
 from cloudspot.story.outlays import outlays
 from cloudspot.story.progress import StepsLost, newest_step, steps_lost, steps_total
 from cloudspot.story.spans import Span
@@ -158,7 +158,7 @@ def detail(history: History) -> str:
     return f"{missing}launch {last.number}: {offer.instance_type} in {offer.zone} ({offer.market.value})"
 
 
-def _end(history: History) -> End | Finished | None:
+def _end(history: History) -> JobEnd | Finished | None:
     return history.finished or (end_by_nodes(history) if is_over(history) else None)
 
 

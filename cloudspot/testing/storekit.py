@@ -312,7 +312,7 @@ class ObjectStoreTests(Kit):
                 store.delete(key)
             return listed
 
-        # In two steps, so that a thread lists while the objects of all others exist, however fast each thread is.
+        # Two steps: a thread lists while the objects of all others exist, however fast it is.
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(8)))
             listed = list(pool.map(list_and_delete, range(8)))

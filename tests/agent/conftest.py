@@ -11,8 +11,10 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 from support.records import made_journal
+from support.records.uploads import upload_session
 
 from cloudspot.agent.life import Life
+from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
@@ -20,7 +22,7 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.process_marks import kill_marked
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.checkpoints import parts, retention
+from cloudspot.jobstore.checkpoints import retention
 from cloudspot.jobstore.code.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.jobs.submission import new_submission
 from cloudspot.jobstore.journal.journal import Journal
@@ -102,6 +104,8 @@ class Bench:
         self.store.establish()
         self.provider = GivenProvider()
         self.lives = []
+        self.memberships = []
+        self._is_over = threading.Event()
 
     def node(self, *, launch=1, machine="machine"):
         directory = self.root / machine
@@ -179,6 +183,16 @@ class Bench:
         self.lives.append(life)
         return life
 
+    def membership(self, life):
+        """The node's membership, which listens no more when the test is over."""
+        self.memberships.append(Membership(life.context))
+        return self.memberships[-1]
+
+    def hang(self, *_args, **_kwargs):
+        """Hang until the test is over, as a machine does that lost its power; end the thread then."""
+        self._is_over.wait()
+        raise SystemExit
+
     def exit_record(self, launch=1, rank=0):
         return codec.decode(self.store.get(keys.exit_record(JOB, launch, rank)), Exit)
 
@@ -238,10 +252,7 @@ class Bench:
         path = self.seal(node, checkpoint, data, rank=rank, world_size=world_size, **changes)
         raw = path.read_bytes()
         path.unlink()
-        parts.upload_part(
-            self.store, JOB, SaveId(generation, step, number), rank=rank, num_parts=world_size - len(relieved),
-            relieved=relieved, data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
-        )  # fmt: skip
+        upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc))
 
     def commit(self, checkpoint, data=b"weights", **options):
         """A session's checkpoint in the bucket and in the journal; its generation is started if it was not."""
@@ -249,11 +260,7 @@ class Bench:
         path = self.seal(node, checkpoint, data)
         raw = path.read_bytes()
         path.unlink()
-        save = SaveId(checkpoint.generation, checkpoint.step, 0)
-        parts.upload_part(
-            self.store, JOB, save, rank=0, num_parts=1, data=memoryview(data), seal=raw,
-            sealed_at=datetime.now(timezone.utc), **options,
-        )  # fmt: skip
+        upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc), **options)
         return made_journal.commit(self.store, JOB, checkpoint)
 
     def commit_sharded(self, checkpoint, datas, *, num_shards=None):
@@ -279,10 +286,7 @@ class Bench:
             )
             raw = path.read_bytes()
             path.unlink()
-            parts.upload_part(
-                self.store, JOB, SaveId(checkpoint.generation, checkpoint.step, 0), rank=rank,
-                num_parts=len(datas), data=memoryview(data), seal=raw, sealed_at=datetime.now(timezone.utc),
-            )  # fmt: skip
+            upload_session(self.store, JOB, raw, data, sealed_at=datetime.now(timezone.utc))
         return made_journal.commit(self.store, JOB, checkpoint)
 
     def spoil(self, checkpoint):
@@ -315,17 +319,22 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.notices.notice_poller.WAIT_SECONDS", 0.05)
     made = Bench(tmp_path)
     yield made
+    made._is_over.set()
+    for membership in made.memberships:
+        membership.stop()
     for life in made.lives:
         life.logs._stopped.set()
         life.notices.stop()
         life.heartbeat.stop()
         life.artifacts.stop()
         life.courier._stopped.set()
+        if life.courier._directories is not None:
+            life.courier._directories.stop()
         for path in life.context.node.directory.glob("generations/*"):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention"}
+        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers"}
         for t in threading.enumerate()
     ):
         for life in made.lives:  # two agents of one machine share a pipe, and each wakes but one of them

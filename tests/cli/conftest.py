@@ -18,6 +18,7 @@ from support.records import sessions
 from support.records.jobclock import at
 from support.records.made_journal import append
 from support.records.record_kinds import HEALTHY, ODD
+from support.records.uploads import upload_files
 
 from cloudspot.cli.following.interrupts import Detached
 from cloudspot.cli.main import program
@@ -25,7 +26,6 @@ from cloudspot.controller.ownership import adopt
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.jobstore.checkpoints.manifests import write_manifest
-from cloudspot.jobstore.checkpoints.parts import upload_directory
 from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.jobstore.jobs.submission import _Secrets, hash_of, request_stop, submit
 from cloudspot.jobstore.jobs.suspicions import write_suspicions
@@ -44,9 +44,9 @@ from cloudspot.jobstore.layout.records import (
     Heartbeat,
     Intent,
     KnownEnding,
-    Lasting,
     Member,
     Notice,
+    ObservedDuration,
     Phase,
     SaveId,
     Seat,
@@ -255,17 +255,8 @@ class Jobs:
         directory.mkdir()
         (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
         save = SaveId(generation, step, 0)
-        upload_directory(
-            self.store,
-            job_id,
-            save,
-            rank=0,
-            num_parts=1,
-            root=directory,
-            files=[File(path="weights", size=1000, mode=0o644)],
-            directory=f"output/checkpoint-{step}",
-            sealed_at=at(0),
-        )
+        files = [File(path="weights", size=1000, mode=0o644)]
+        upload_files(self.store, job_id, save, directory, files, f"output/checkpoint-{step}", sealed_at=at(0))
         manifest = write_manifest(self.store, job_id, save)
         assert manifest is not None
         record = Commit(
@@ -419,9 +410,13 @@ def four_jobs(jobs, tmp_path, monkeypatch):
     request_stop(jobs.store, ODD[1], "user", resumption=0)
     jobs.put(keys.secrets(ODD[1], 0), _Secrets(values={"TOKEN": "secret"}))
     absent = Suspect(
-        seat=Seat(1, 0), instance_id="m-1", counter=1, silent=None, absent=Lasting(seconds=5.0, until=at(102))
+        seat=Seat(1, 0),
+        instance_id="m-1",
+        counter=1,
+        silent=None,
+        absent=ObservedDuration(seconds=5.0, until=at(102)),
     )
-    ending = KnownEnding(ending=Ending("stop"), known=Lasting(seconds=5.0, until=None))
+    ending = KnownEnding(ending=Ending("stop"), known=ObservedDuration(seconds=5.0, until=None))
     left = Suspicions(suspects=(absent,), endings=(ending,), at=at(103), writer="w")
     write_suspicions(jobs.store, ODD[1], left)
     return jobs.store

@@ -11,6 +11,7 @@ from support.records.many_jobs import ManyJobs
 from support.stores.memorystore import InMemoryStore
 from support.worlds.groups import group_of
 
+from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.launchrequest import render_launch
 from cloudspot.controller.ownership import adopt
 from cloudspot.controller.reconcile import Reconciled, Reconciler
@@ -60,15 +61,12 @@ def test_whoever_replaces_the_submission_chooses_archive_and_hash_of_later_launc
     provider = StockImages(LocalOptions())
     offer = provider.provisioner().offers(Resources())[0]
     request = render_launch(
+        OpenLaunch(number=2, launch=2, offer=offer, num_nodes=1, min_nodes=1, why="lost"),
         spec,
         provider,
         read,
         store.url,
         submission_sha256="5" * 64,
-        launch=2,
-        offer=offer,
-        num_nodes=1,
-        min_nodes=1,
         label="",
         decided_at=read.at,
     )

@@ -408,7 +408,9 @@ def test_a_machine_that_was_gone_before_anybody_looked_has_ended_with_its_last_h
 def test_a_machine_lived_while_it_was_heard_of_though_no_listing_had_it(records):
     heard = records.history(records.launch(heartbeats={0: records.heartbeat(at=90)}))
     absent = {"i-1-0": 60.0}
-    (one,) = certified(records, heard, records.observed(vanished=(records.instance(),), absent_seconds=absent))
+    (one,) = certified(
+        records, heard, records.observed(vanished=(records.instance(),), absent_seconds=absent)
+    )
     assert one.ended_at == records.at(90)
 
 
@@ -416,7 +418,9 @@ def test_a_machine_lived_while_it_was_heard_of_though_no_listing_had_it(records)
 def test_a_last_word_by_a_clock_that_is_a_little_ahead_says_when_the_machine_ended(records, left, ended):
     history = records.history(records.launch(exits={0: records.exit("succeeded", at=left)}))
     absent = {"i-1-0": 60.0}
-    (one,) = certified(records, history, records.observed(vanished=(records.instance(),), absent_seconds=absent))
+    (one,) = certified(
+        records, history, records.observed(vanished=(records.instance(),), absent_seconds=absent)
+    )
     assert (one.ended_at, one.end_reason) == (records.at(ended), EndReason.SELF)
 
 

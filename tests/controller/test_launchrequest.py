@@ -6,6 +6,7 @@ import pytest
 from support.worlds.simcloud import SimCloud, SimProvider
 from support.worlds.simulation import World
 
+from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
 from cloudspot.controller.launchrequest import (
     MAX_LIFE_SECONDS,
@@ -34,7 +35,9 @@ class Provider(SimProvider):
 
 def render(spec, provider, submission, store_url, **changes):
     fields = {"num_nodes": spec.nodes.max, "min_nodes": spec.nodes.min, **changes}
+    run_seconds = fields.pop("run_seconds", 0.0)
     return render_launch(
+        OpenLaunch(number=1, why="first", **fields),
         spec,
         provider,
         submission,
@@ -42,7 +45,7 @@ def render(spec, provider, submission, store_url, **changes):
         submission_sha256=hash_of(codec.encode(submission)),
         label="a store",
         decided_at=submission.at,
-        **fields,
+        run_seconds=run_seconds,
     )
 
 

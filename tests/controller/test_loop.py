@@ -24,6 +24,7 @@ from cloudspot.controller.loop import (
     SUMMARY_REFRESH_SECONDS,
     SUMMARY_SECONDS,
     Controller,
+    Driver,
 )
 from cloudspot.controller.outbox import Outbox
 from cloudspot.errors import (
@@ -248,7 +249,7 @@ def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delay
             SimProvider(house.cloud),
             clock=house.world.clock(),
             sleep=house.sleep,
-            outbox=outbox,
+            driver=Driver(outbox=outbox),
         )
         while not house.history.commits:
             controller.run_pass()

@@ -33,8 +33,8 @@ def test_a_driver_that_takes_a_job_for_half_as_long_is_late(monkeypatch):
 
 def test_a_driver_that_forgets_when_it_last_moved_moves_too_often(monkeypatch):
     monkeypatch.setattr(policy, "_on_demand_price", lambda offers, hourly: 1.0)
-    monkeypatch.setattr("cloudspot.controller.supply.supply.MARKET_MOVE_SECONDS", 0.0)
-    monkeypatch.setattr("cloudspot.controller.supply.supply._is_cooling", lambda history, why, now: False)
+    monkeypatch.setattr("cloudspot.controller.supply.needs.MARKET_MOVE_SECONDS", 0.0)
+    monkeypatch.setattr("cloudspot.controller.supply.needs._is_cooling", lambda history, why, now: False)
     with pytest.raises(AssertionError, match="two moves to another market"):
         for seed in range(60):
             play(seed)

@@ -15,8 +15,8 @@ from support.worlds.launch_histories import JOB, first_violation, only_pass, pas
 from support.worlds.simnodes import Script
 from support.worlds.simulation import Odds
 
-from cloudspot.controller.assess.lasting import lengthened
 from cloudspot.controller.assess.memory import Memory
+from cloudspot.controller.assess.observed_duration import lengthened
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import ObjectMissing, TransientError
 from cloudspot.jobstore.jobs.suspicions import write_suspicions

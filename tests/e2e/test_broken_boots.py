@@ -121,7 +121,7 @@ def test_a_machine_that_cannot_run_the_job_says_why_and_the_second_one_ends_the_
         emulation.faults.denied_to_machines = {READ[cloud]}
     image, train_python = IMAGES[cloud]
     sets = [
-        f'providers.{cloud}.image="{image}"',
+        f"providers.{cloud}.{image}",
         f'providers.{cloud}.train_python="{train_python}"',
         *(one.replace("CLOUD", cloud) for one in breakage.sets),
     ]

@@ -137,7 +137,7 @@ def test_an_image_of_a_bare_machine_has_the_agent_too(user, tmp_path, cloud):
     if reason is not None:
         pytest.skip(f"NOT TESTED, {reason}")
     image, train_python = IMAGES[cloud]
-    sets = [f'providers.{cloud}.image="{image}"', f'providers.{cloud}.train_python="{train_python}"']
+    sets = [f"providers.{cloud}.{image}", f'providers.{cloud}.train_python="{train_python}"']
     words = [word for one in sets for word in ("--set", one)]
     seen, consoles = look(user, tmp_path / "code", cloud, "whole", *words)
     check(seen)

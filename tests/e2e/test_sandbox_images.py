@@ -12,11 +12,14 @@ from support.jobs.isolated_machines import WHY_NOT
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 IMAGES = {
-    "aliyun": ("m-bp1cloudspotbare0001", "/opt/pytorch/bin/python"),
-    "aws": ("ami-0c10d5b07ca5e0002", "/opt/pytorch/bin/python"),
-    "gcp": ("projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101", "/opt/conda/bin/python"),
+    "aliyun": ('image_family="cloudspot-bare"', "/opt/pytorch/bin/python"),
+    "aws": ('image="ami-0c10d5b07ca5e0002"', "/opt/pytorch/bin/python"),
+    "gcp": (
+        'image="projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101"',
+        "/opt/conda/bin/python",
+    ),
 }
-"""By cloud, a bare image and where a machine of it has torch."""
+"""By cloud, the option that names a bare image, and where a machine of it has torch."""
 TINY = JOBS / "tiny" / "job.toml"
 
 # What the training finds on the image: by itself torch and no cloudspot; then the agent's copy, without what
@@ -73,7 +76,7 @@ def test_a_job_runs_on_an_image_that_has_only_the_systems_python_and_a_python_wi
     look.write_text(LOOK)
     image, train_python = IMAGES[cloud]
     sets = [
-        f'providers.{cloud}.image="{image}"',
+        f"providers.{cloud}.{image}",
         f'providers.{cloud}.train_python="{train_python}"',
         f"run.setup='''{SETUP.replace('TRAIN_PYTHON', train_python)}'''",
     ]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 
 import pytest
-from support.clouds.sandboxed import run_sandboxed, weights_of
+from support.clouds.sandboxed import DOCS, run_sandboxed, weights_of
 from support.jobs.acting_user import EXAMPLES, JOBS, PLUGINS
 from support.jobs.isolated_machines import needs_isolated_machines
 
@@ -66,12 +67,23 @@ def test_machines_that_all_have_the_same_index_share_the_seats_out(user):
     assert [one["nodes"] for one in seen.show["generations"]] == [["1.0", "1.1", "1.2"]]
 
 
+def documented(cloud: str) -> list[str]:
+    """Return the words of the command that the cloud's page has in its sandbox."""
+    page = (DOCS / f"{cloud}.md").read_text().replace("\\\n", " ")
+    (line,) = re.findall(rf"^\S*cloudspot sandbox {cloud} -- (.*run.*)$", page, re.MULTILINE)
+    return shlex.split(line)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_digits_example_makes_the_weights_that_it_makes_locally(user, cloud):
+    """By the command of the cloud's own page."""
     digits = EXAMPLES / "digits" / "job.toml"
     user.cloudspot("run", str(digits), "--name", "local", timeout=600)
-    seen = run_sandboxed(user, cloud, digits)
+    words = documented(cloud)
+    assert words[:4] == [".venv/bin/cloudspot", "run", "--provider", cloud]
+    assert words[-1] == "examples/digits/job.toml"
+    seen = run_sandboxed(user, cloud, digits, arguments=words[4:-1])
     assert (seen.show["state"], len(seen.show["notices"])) == ("succeeded", 1)
     assert weights_of(seen.show) == weights_of(user.show("local"))
 
@@ -83,7 +95,7 @@ def test_a_script_that_knows_nothing_of_cloudspot_goes_on_from_its_own_newest_ch
     words = ["--set", 'run.env.STEP_SECONDS="0.15"']
     plan = ["--reclaim", "launch=1,after_seconds=60,notice=20"]
     unmodified = EXAMPLES / "unmodified" / "job.toml"
-    seen = run_sandboxed(user, cloud, unmodified, arguments=words, options=plan)
+    seen = run_sandboxed(user, cloud, unmodified, arguments=[*words, *documented(cloud)[4:-1]], options=plan)
     assert (seen.show["state"], len(seen.show["nodes"])) == ("succeeded", 2)
     text = "\n".join(seen.log)
     (resumed,) = re.findall(r"resuming from output/checkpoint-(\d+) at step (\d+)", text)

@@ -21,4 +21,6 @@ class TestSandboxedJobs(WholeJobTests):
     @pytest.fixture(params=["aws", "gcp", "aliyun"])
     def cloud(self, request):
         prefix = (*CLOUDSPOT, "sandbox", request.param, *RECLAIM, "--")
-        return JobCloud(provider=request.param, prefix=prefix, is_reclaimed_by_prefix=True)
+        # Alibaba Cloud's own image has no torch.
+        settings = ('providers.aliyun.image_family="cloudspot-torch"',) if request.param == "aliyun" else ()
+        return JobCloud(provider=request.param, settings=settings, prefix=prefix, is_reclaimed_by_prefix=True)

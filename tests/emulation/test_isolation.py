@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from cloudspot_toy import ToyCloud
 from support.jobs.isolated_machines import needs_isolated_machines
@@ -119,12 +120,16 @@ def test_where_the_disk_cannot_hold_what_a_machine_changes_the_hosts_directories
     # An overlay cannot lie under an overlay's changes, as in containers.
     disk = tmp_path / "disk"
     namespaces.mount_overlay(disk, [tmp_path / "lower"], upper=tmp_path / "upper")
+    installed = Path(msgspec.__file__).parent
     console = machine(
-        f"for place in /etc/init.d /usr/bin {sys.prefix}/bin /var/tmp /; do touch $place/written && echo wrote $place; done 2>&1\n"
-        "cat /etc/shadow /etc/resolv.conf",
+        f"for place in /etc/init.d /usr/bin {installed} /var/tmp /; do touch $place/written && echo wrote $place; done 2>&1\n"
+        "cat /etc/shadow /etc/resolv.conf\n"
+        "python -c 'import msgspec, pytest'",
         disk,
     )
     assert "guest: what is in /usr is read-only: " in console
+    # An image has no more packages there.
+    assert "ModuleNotFoundError: No module named 'pytest'" in console
     assert [line for line in console.splitlines() if line.startswith("wrote")] == [
         "wrote /var/tmp",
         "wrote /",

@@ -205,17 +205,58 @@ def test_a_bare_image_has_python_and_curl_and_no_cloudspot(lab):
         assert it.wait_for_console("up\n", name="i-2") == "cloudspot\nup\n"
 
 
+SAYS = "2>&1 | tail -n 1"
+"""Of a Python's error, its last line."""
+
+
 @enclosed
-def test_a_bare_images_other_python_has_what_ours_has_but_cloudspot(lab):
+def test_a_bare_images_other_python_has_its_packages_and_no_cloudspot(lab):
     with lab() as it:
         it.boot(
             "/opt/torch/python -c 'import msgspec; print(msgspec.__name__)';"
-            "/opt/torch/python -c 'import cloudspot.train' 2>&1 | tail -n 1; echo up",
+            f"/opt/torch/python -c 'import cloudspot.train' {SAYS}; /opt/torch/python -c 'import click' {SAYS}; echo up",
             is_bare=True,
+            packages=("msgspec",),
             programs={"/opt/torch/python": sys.executable},
         )
         found = it.wait_for_console("up\n")
-        assert found == "msgspec\nModuleNotFoundError: No module named 'cloudspot'\nup\n"
+        assert found == (
+            "msgspec\nModuleNotFoundError: No module named 'cloudspot'\n"
+            "ModuleNotFoundError: No module named 'click'\nup\n"
+        )
+
+
+@enclosed
+def test_a_machine_has_the_packages_of_its_image_and_none_of_this_hosts_others(lab):
+    with lab() as it:
+        it.boot(
+            "python -c 'import cloudspot, click, msgspec'; python -m pip --version | cut -c 1-4;"
+            f"python -c 'import pytest' {SAYS}; command -v pytest; python -m pip list 2>/dev/null | grep -ci pytest;"
+            "python -c 'import werkzeug' 2>&1 | tail -n 1; echo up",
+            packages=("pip",),
+        )
+        console = it.wait_for_console("up\n")
+        missing = "ModuleNotFoundError: No module named"
+        assert console == f"pip \n{missing} 'pytest'\n0\n{missing} 'werkzeug'\nup\n"
+
+
+@enclosed
+def test_a_machine_installs_from_its_clouds_index_what_this_host_has(lab):
+    install = "python -m pip install --disable-pip-version-check --quiet"
+    with lab() as it:
+        it.boot(
+            f"{install} pytest && python -c 'import pytest, iniconfig; print(pytest.__version__)' && pytest --version;"
+            f"{install} no-such-project {SAYS};"
+            f"python -m venv /root/own && /root/own/bin/{install} iniconfig && /root/own/bin/python -c 'import iniconfig';"
+            "echo up",
+            packages=("pip",),
+        )
+        it.boot(f"python -c 'import pytest' {SAYS}; echo up", name="i-2", packages=("pip",))
+        version = pytest.__version__
+        said = "ERROR: No matching distribution found for no-such-project"
+        assert it.wait_for_console("up\n") == f"{version}\npytest {version}\n{said}\nup\n"
+        found = it.wait_for_console("up\n", name="i-2")
+        assert found == "ModuleNotFoundError: No module named 'pytest'\nup\n"
 
 
 @enclosed

@@ -3,17 +3,15 @@
 import functools
 import hashlib
 import json
-from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
 from support.records import made_journal, sessions
+from support.records.uploads import upload_files, upload_session
 from support.stores.directorystore import directory_store
 
-from cloudspot.jobstore.checkpoints import manifests, parts, shared_chunks
+from cloudspot.jobstore.checkpoints import manifests, shared_chunks
 from cloudspot.jobstore.layout.records import CheckpointId, File, SaveId
-
-AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -61,11 +59,8 @@ def make_seals(checkpoint, datas, **changes):
 
 def put_session(store, checkpoint, datas, *, chunk_bytes=1500, commit=True, job_id="x", **options):
     """Upload all parts of a session's checkpoint, and commit it."""
-    for rank, (data, seal) in enumerate(zip(datas, make_seals(checkpoint, datas), strict=True)):
-        parts.upload_part(
-            store, job_id, save_of(checkpoint), rank=rank, num_parts=len(datas), data=memoryview(data), seal=seal,
-            sealed_at=AT, chunk_bytes=chunk_bytes, **options,
-        )  # fmt: skip
+    for data, seal in zip(datas, make_seals(checkpoint, datas), strict=True):
+        upload_session(store, job_id, seal, data, chunk_bytes=chunk_bytes, **options)
     return committed(store, job_id, checkpoint) if commit else None
 
 
@@ -87,10 +82,7 @@ def put_directory(store, checkpoint, root, name, *, chunk_bytes=1500, job_id="x"
         for path in sorted(root.rglob("*"))
         if path.is_file()
     )
-    parts.upload_directory(
-        store, job_id, save_of(checkpoint), rank=0, num_parts=1, root=root, files=files, directory=name, sealed_at=AT,
-        chunk_bytes=chunk_bytes, **options,
-    )  # fmt: skip
+    upload_files(store, job_id, save_of(checkpoint), root, files, name, chunk_bytes=chunk_bytes, **options)
     return committed(store, job_id, checkpoint)
 
 

@@ -22,20 +22,17 @@ pytestmark = pytest.mark.full
 
 UPLOAD = """
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
-from cloudspot.jobstore.checkpoints import fetching, manifests, parts
+from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout.records import SaveId
 from cloudspot.local.filestore import FileStore
+from support.records.uploads import upload_session
 from support.stores.faultstore import FaultyStore, load_plan
 url, root, seals = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 store = FaultyStore(FileStore(url), load_plan(root / "plan.json"), root / "state")
 for rank, seal in enumerate(seals):
-    parts.upload_part(
-        store, "x", SaveId(1, 10, 0), rank=rank, num_parts=len(seals), data=memoryview(bytes([rank]) * 4000),
-        seal=seal.encode(), sealed_at=datetime.now(timezone.utc), chunk_bytes=1500,
-    )
+    upload_session(store, "x", seal, bytes([rank]) * 4000, chunk_bytes=1500)
     manifests.try_commit(store, Journal(store, "x"), "x", SaveId(1, 10, 0))
 """
 C = CheckpointId(1, 10)

@@ -32,10 +32,10 @@ from cloudspot.decoding import MAX_NODES, MAX_TALLY, whole_number
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import is_key
 from cloudspot.jobstore.checkpoints import fetching
-from cloudspot.jobstore.checkpoints.seals import parse_seal
 from cloudspot.jobstore.code.extraction import extract_bundle, read_bundle
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import JournalRecord, Manifest, SaveId
+from cloudspot.jobstore.layout.seals import parse_seal
 from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.nodes.launches import read_slots
 from cloudspot.model import ObjectMeta, ObjectPage

@@ -1,7 +1,7 @@
 import pytest
 
 from cloudspot.jobstore.layout.records import Final, Phase
-from cloudspot.story.outcomes import End, end_by_nodes
+from cloudspot.story.outcomes import JobEnd, end_by_nodes
 from cloudspot.story.states import ended_at, held_generations, is_over, job_state
 
 
@@ -76,9 +76,9 @@ def test_one_node_of_two_is_not_the_job(records):
 @pytest.mark.parametrize(
     ("second", "end"),
     [
-        (20, End("succeeded", "", 0)),
-        (None, End("succeeded", "", 0)),  # it has no session
-        (21, End("failed", "the nodes made 20 to 21 steps: the last state is in no checkpoint", 1)),
+        (20, JobEnd("succeeded", "", 0)),
+        (None, JobEnd("succeeded", "", 0)),  # it has no session
+        (21, JobEnd("failed", "the nodes made 20 to 21 steps: the last state is in no checkpoint", 1)),
     ],
 )
 def test_nodes_that_come_to_the_end_after_different_numbers_of_steps_are_no_success(records, second, end):

@@ -1,4 +1,4 @@
-"""Keeps the artifacts directory and its copy in the bucket in sync."""
+"""Keeps the artifacts directory, and the outputs, in sync with their copies in the bucket."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cloudspot import retrying
 from cloudspot.agent.delivery.checkpoint_files import files_below
+from cloudspot.agent.delivery.outputs import MAX_BYTES, OTHERS_SHARE, Found, Outputs, Stamp, listed, stamp_of
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.parallel import each
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import ObjectMeta
@@ -25,14 +29,20 @@ from cloudspot.model import ObjectMeta
 _log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 30.0
+LEAVING_SECONDS = 1.0
+"""The time between two passes once the machine has to go: the training may run on to the very end."""
+SYNC_SHARE = 0.05
+"""The share of a core that passes may take before that; after it, four times as much."""
 MAX_FAILURES = 3
 """In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
 MAX_SEGMENT_LENGTH = 255
+NUM_THREADS = 8
+"""How many files are moved at once; larger ones than a block are uploaded one after the other."""
 _BLOCK = 8 << 20
 _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 
 
-class ArtifactSync:
+class ArtifactSync(Worker):
     """Uploads files that changed; brings them back on the next machine.
 
     A file is uploaded whole when its size or time changed since the last upload; one that changes
@@ -40,6 +50,8 @@ class ArtifactSync:
 
     One node's names must not overwrite another's: the first node of the training owns the root, and the
     others' names begin with ``node-<launch>.<rank>/``. Once first, a node stays first until it ends.
+
+    Outputs of the training are other artifacts, with another directory and keys of their own.
     """
 
     def __init__(
@@ -50,21 +62,28 @@ class ArtifactSync:
         *,
         seat: Seat,
         prepare: Callable[[Callable[[], bool]], None] = lambda _: None,
+        outputs: Outputs | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
+        gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
         """``prepare`` is called before each pass, to update files that are made from others.
 
-        It gets a function that says whether it should end, and the next pass is to go on.
+        It gets a function that says whether it should end, and the next pass is to go on. ``outputs`` is None
+        if none are kept. Once ``is_leaving``, the background sync hurries, but not while ``gives_way``: a
+        checkpoint goes first.
         """
+        super().__init__("artifacts")
         self._store = store
         self._job_id = job_id
         self._place = f"node-{seat}/"
         """How the names of its files begin in the store."""
         self._directory = directory
         self._prepare = prepare
-        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._outputs = outputs
+        self._is_leaving = is_leaving
+        self._gives_way = gives_way
+        self._uploaded: dict[Path, Stamp] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def take_root(self) -> None:
         """Own the root from now on: what changes here later is uploaded there.
@@ -79,40 +98,63 @@ class ArtifactSync:
             if self._uploaded:
                 self.sync()
             with self._lock:
-                self._restore()
+                self._restore(self._directory, self._listed(keys.artifacts_prefix, keys.artifact))
+                if self._outputs is not None:
+                    found = self._listed(keys.outputs_prefix, keys.output)
+                    may_return = self._outputs.may_return
+                    self._restore(
+                        self._outputs.directory, {name: found[name] for name in found if may_return(name)}
+                    )
+                    self._outputs.stored = {
+                        name: meta.size for name, meta in found.items() if not _OTHER_NODE.match(name)
+                    }
                 self._place = ""
 
-    def _restore(self) -> None:
+    def _listed(self, prefix: keys.Key[[str]], key: keys.Key[[str, str]]) -> dict[str, ObjectMeta]:
+        """Return what the bucket has of such files, of all nodes, by their names."""
+        found = ((key.match(meta.key), meta) for meta in self._store.list_objects(prefix(self._job_id)))
+        return {match[1]: meta for match, meta in found if match is not None}
+
+    def _restore(self, directory: Path, files: Mapping[str, ObjectMeta]) -> None:
         """Fetch the root's files, but for those without a safe name and those that a symlink would take."""
-        for meta in self._store.list_objects(keys.artifacts_prefix(self._job_id)):
-            match = keys.artifact.match(meta.key)
-            if match is None or _OTHER_NODE.match(name := match[1]):
-                continue
+
+        def fetch(name: str) -> None:
             try:
-                path = make_parents(self._directory, name)
+                path = make_parents(directory, name)
                 if os.path.lexists(path):
-                    continue
-                self._fetch(meta, path)
+                    return
+                self._fetch(files[name], path, directory)
             except ObjectMissing:
-                continue
+                return
             except (OSError, ValueError) as error:  # such as a directory of that name
                 _log.warning("artifact %r is not restored: %s", name, error)
-                continue
-            self._uploaded[name] = _stamp(path)
+                return
+            self._uploaded[path] = stamp_of(path.stat())
 
-    def _fetch(self, meta: ObjectMeta, path: Path) -> None:
+        each(fetch, [name for name in files if not _OTHER_NODE.match(name)], num_threads=NUM_THREADS)
+
+    def _fetch(self, meta: ObjectMeta, path: Path, directory: Path) -> None:
         # Outside the directory until it is whole: an agent killed here must not sync half a file.
-        with whole_file(path, beside=self._directory) as file:
+        with whole_file(path, beside=directory) as file:
             for start in range(0, meta.size, _BLOCK):
                 write_at(file.fileno(), self._store.get_range(meta.key, start, _BLOCK), start)
+            written_at = meta.modified_at.timestamp()  # the newest outputs are kept where room is short
+            os.utime(file.fileno(), (written_at, written_at))
 
-    def start(self) -> None:
-        """Begin to sync in the background."""
-        self._thread.start()
+    def begin_training(self) -> None:
+        """Note that the training starts, or runs already."""
+        if self._outputs is not None:
+            self._outputs.begin_training()
+
+    def end_training(self, *, exited_0: bool) -> None:
+        """Note that no process of the training writes any more: all files are as they stay."""
+        if self._outputs is not None:
+            self._outputs.end_training(exited_0=exited_0)
 
     def stop(self) -> None:
-        """End the background sync; the caller makes the last ``sync``."""
-        self._stopped.set()
+        """End the background sync, once no training runs; the caller makes the last ``sync``."""
+        super().stop()
+        self.end_training(exited_0=False)
 
     def sync(
         self,
@@ -139,38 +181,96 @@ class ArtifactSync:
     def _sync(self, until: Callable[[], float], is_stopped: Callable[[], bool]) -> None:
         self._prepare(lambda: is_stopped() or time.monotonic() >= until())
         failures: list[CloudspotError] = []
-        for path in files_below(self._directory):
-            name = path.relative_to(self._directory).as_posix()
-            try:
-                stamp = _stamp(path)
-            except OSError:  # deleted or renamed meanwhile
-                continue
-            if self._uploaded.get(name) == stamp:
-                continue
-            try:
-                self._upload(path, name, until)
-                self._uploaded[name] = stamp
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError) as error:
-                _log.warning("artifact %r is left out: %s", name, error)
-                self._uploaded[name] = stamp
-            except CloudspotError as error:
-                failures.append(error)
-                if len(failures) >= MAX_FAILURES or time.monotonic() >= until():
-                    break
+        self._send(keys.artifact, list(self._artifacts()), until, failures)
+        try:
+            self._send_outputs(until, failures)
+        except CloudspotError as error:
+            failures.append(error)
         if failures:
             raise failures[0]
 
-    def _upload(self, path: Path, name: str, until: Callable[[], float]) -> None:
-        key = keys.artifact(self._job_id, self._place + name)
+    def _artifacts(self) -> Iterator[Found]:
+        for path in files_below(self._directory):
+            with suppress(OSError):  # deleted or renamed meanwhile
+                yield Found(path.relative_to(self._directory).as_posix(), path, stamp_of(path.stat()))
+
+    def _send_outputs(self, until: Callable[[], float], failures: list[CloudspotError]) -> None:
+        outputs = self._outputs
+        if outputs is None:
+            return
+        try:
+            plan = outputs.plan(self._room, self._is_sent)
+        except OSError as error:
+            raise TransientError(f"the outputs cannot be listed now: {error}") from error
+        self._delete(outputs, plan.in_the_way)
+        known, num_failures = {*outputs.stored}, len(failures)
+        outputs.stored |= self._send(keys.output, plan.files, until, failures)
+        new = {name: size for name, size in outputs.stored.items() if name not in known}
+        if new:
+            _log.info("kept as artifacts: %s", listed(new))
+        if len(failures) == num_failures:
+            self._delete(outputs, plan.older)
+
+    def _delete(self, outputs: Outputs, names: Sequence[str]) -> None:
+        going = {name: outputs.stored[name] for name in names}
+        for name in going:
+            self._store.delete(keys.output(self._job_id, self._place + name))
+            self._uploaded.pop(outputs.directory / name, None)
+            del outputs.stored[name]
+        if going:
+            _log.warning("deleted from the store, as newer outputs take their place: %s", listed(going))
+
+    def _room(self) -> float:
+        """Return how many bytes this node's outputs may have in the bucket."""
+        assert self._outputs is not None
+        if not self._place:
+            return MAX_BYTES * (1 - OTHERS_SHARE if self._outputs.has_other_nodes else 1)
+        found = self._listed(keys.outputs_prefix, keys.output)
+        others = (name for name in found if _OTHER_NODE.match(name) and not name.startswith(self._place))
+        return MAX_BYTES * OTHERS_SHARE - sum(found[name].size for name in others)
+
+    def _is_sent(self, found: Found) -> bool:
+        return self._uploaded.get(found.path) == found.stamp
+
+    def _send(
+        self,
+        key: keys.Key[[str, str]],
+        files: Sequence[Found],
+        until: Callable[[], float],
+        failures: list[CloudspotError],
+    ) -> dict[str, int]:
+        """Upload those that were not; return the sizes of what was, by name, and add what failed."""
+        sent: dict[str, int] = {}
+
+        def send(found: Found) -> None:
+            if len(failures) >= MAX_FAILURES:
+                return
+            try:
+                self._upload(key(self._job_id, self._place + found.name), found, until)
+                sent[found.name] = found.stamp.size
+            except FileNotFoundError:  # or not the same any more
+                return
+            except (OSError, ValueError) as error:
+                _log.warning("artifact %r is left out: %s", found.name, error)
+            except CloudspotError as error:
+                failures.append(error)
+                return
+            self._uploaded[found.path] = found.stamp
+
+        wanted = [found for found in files if not self._is_sent(found)]
+        each(send, [found for found in wanted if found.stamp.size < _BLOCK], num_threads=NUM_THREADS)
+        each(send, [found for found in wanted if found.stamp.size >= _BLOCK], num_threads=1)
+        return sent
+
+    def _upload(self, key: str, found: Found, until: Callable[[], float]) -> None:
         if any(len(segment) > MAX_SEGMENT_LENGTH for segment in key.split("/")):
             raise ValueError("its name is too long for a key")
         if time.monotonic() >= until():
             raise TransientError("not all artifacts were uploaded in time")
-        with path.open("rb") as file:
+        with found.path.open("rb") as file:
             block = file.read(_BLOCK)
             if len(block) < _BLOCK:
+                found.check(file)
                 # At once: the next pass may come late, on a machine that is paid for only to make it.
                 waits = retrying.until(until(), retrying.SHORT_WAITS)
                 retrying.retry(lambda: self._store.put(key, block), sleep=time.sleep, waits=waits)
@@ -181,16 +281,28 @@ class ArtifactSync:
                         raise TransientError("not all artifacts were uploaded in time")
                     upload.write(block)
                     block = file.read(_BLOCK)
+                found.check(file)
                 upload.commit()
 
     def _run(self) -> None:
-        while not self._stopped.wait(SYNC_SECONDS):
+        ended_at, used = time.monotonic(), 0.0
+        while not self._stopped.wait(min(LEAVING_SECONDS, SYNC_SECONDS)):
+            pause, share = (
+                (LEAVING_SECONDS, 4 * SYNC_SHARE) if self._is_leaving() else (SYNC_SECONDS, SYNC_SHARE)
+            )
+            if self._must_wait() or time.monotonic() < ended_at + max(pause, used / share):
+                continue
+            began = time.thread_time()
             try:
-                self.sync(is_stopped=self._stopped.is_set)
+                self.sync(
+                    until=lambda: -math.inf if self._must_wait() else math.inf,
+                    is_stopped=self._stopped.is_set,
+                )
             except CloudspotError as error:
-                _log.warning("artifacts wait for the store: %s", error)
+                if not self._must_wait():
+                    _log.warning("artifacts wait for the store: %s", error)
+            ended_at, used = time.monotonic(), time.thread_time() - began
 
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    def _must_wait(self) -> bool:
+        """Return whether a checkpoint needs all of the time that is left."""
+        return self._is_leaving() and self._gives_way()

@@ -48,8 +48,8 @@ class CheckpointFiles:
         self._work = work
         self._patterns = patterns
         skipped = [pattern.rstrip("/") for pattern in (*exclude, *SKIPPED)]
-        self._skipped_name = _any_of(pattern for pattern in skipped if "/" not in pattern)
-        self._skipped_path = _any_of(pattern for pattern in skipped if "/" in pattern)
+        self._skipped_name = any_of(pattern for pattern in skipped if "/" not in pattern)
+        self._skipped_path = any_of(pattern for pattern in skipped if "/" in pattern)
         self._beside = beside
         self.ignored: Mapping[str, Stamp] = {}
         """What came with the code: where all of the directory is watched, no checkpoint until it changes."""
@@ -70,7 +70,7 @@ class CheckpointFiles:
     def _scan(self, is_settled: Callable[[Look], bool]) -> list[Look]:
         matches = sorted({path for pattern in self._patterns for path in expand(self._work, pattern)})
         names = [path.relative_to(self._work).as_posix() for path in matches]
-        kept = [name for name in names if not self._is_excluded(name)]
+        kept = [name for name in names if not self.is_excluded(name)]
         files = [name for name in kept if (self._work / name).is_file() and not self._is_foreign(name, kept)]
         looks = [self._directory(name) for name in kept if self._is_directory(name)]
         looks += self._file_groups(files)
@@ -149,7 +149,7 @@ class CheckpointFiles:
             with suppress(OSError), os.scandir(self._work / parent) as entries:
                 for entry in entries:
                     path = (parent / entry.name).as_posix()
-                    if path in matched or path in look.files or self._is_excluded(path):
+                    if path in matched or path in look.files or self.is_excluded(path):
                         continue
                     text = None
                     with suppress(OSError):  # it may be gone by now
@@ -205,7 +205,8 @@ class CheckpointFiles:
         files = [(path[len(look.name) + 1 :], s.size, s.written_at) for path, s in own.items()]
         return looks_finished(self._work / look.name, files)
 
-    def _is_excluded(self, path: str) -> bool:
+    def is_excluded(self, path: str) -> bool:
+        """Return whether a path belongs to no checkpoint, even where all of the directory is one."""
         parts = path.split("/")
         return any(self._fits(one, "/".join(parts[:end])) for end, one in enumerate(parts, 1))
 
@@ -214,7 +215,7 @@ class CheckpointFiles:
         return bool(self._skipped_name.match(name) or self._skipped_path.match(path))
 
 
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     """Return an expression that matches what any of the patterns does."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 

@@ -21,7 +21,6 @@ from cloudspot.host.capacity import free_memory_bytes
 from cloudspot.host.names import find_symlink, printable
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.checkpoints.shared_chunks import ChunkContent, contents
 from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manifest, Skipped
@@ -212,7 +211,7 @@ def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
     sizes: Counter[str] = Counter()
     num_shards: Counter[str] = Counter()
     for part in manifest.parts:
-        for item in read_seal(part).items:
+        for item in part.parsed_seal.items:
             if item.is_shard:
                 sizes[item.name] += item.nbytes
                 num_shards[item.name] += 1

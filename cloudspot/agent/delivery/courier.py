@@ -11,7 +11,8 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,14 +22,15 @@ from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.host.boot_clock import this_boot
 from cloudspot.jobstore.checkpoints import manifests, parts, retention
 from cloudspot.jobstore.checkpoints.compression import Compression
-from cloudspot.jobstore.checkpoints.seals import Seal, parse_seal
 from cloudspot.jobstore.journal.lineage import head, may_follow
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import Chunk, Commit, Generation, SaveId, new_nonce
+from cloudspot.jobstore.layout.records import Commit, Generation, SaveId, new_nonce
+from cloudspot.jobstore.layout.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
 
 
 @dataclass(frozen=True)
-class _Seal:
+class _SealFile:
     """A seal file that waits in a hand-off directory."""
 
     path: Path
@@ -60,27 +62,26 @@ class _Seal:
     is_last: bool
 
 
-class Courier:
+class Courier(Worker):
     """A thread that uploads what the trainer has sealed, a drain first, and commits it."""
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("courier")
         self._context = context
         self._store = context.store
         self._node = context.node
         self._spec = spec = context.job.spec
         self._status = context.status
         self._orders = context.orders
-        self._kinds: dict[tuple[int, ...], str] = {}
-        """The kinds of the seals that were read, by their numbers."""
-        self._begun: dict[tuple[int, ...], dict[int, Chunk]] = {}
-        """The chunks that uploads of this agent have put of what is not whole yet, by the seals' numbers."""
+        self._seals: dict[tuple[int, ...], Seal] = {}
+        """Those that were read and whose upload is not over, by their numbers."""
+        self._begun: dict[tuple[int, ...], parts.Upload] = {}
+        """What this agent has begun to upload and is not whole yet, by the seals' numbers."""
         self._served: frozenset[str] = frozenset()
         """The hand-offs of ended generations in which there is no seal: some nodes run hundreds."""
         self._wake = threading.Event()
-        self._stopped = threading.Event()
         self._busy = threading.Lock()
         """Held while anything is being uploaded."""
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._sent = SentChunks(context)
         self._compression = Compression() if spec.checkpoint.compression == "zstd" else None
         self._directories: DirectoryUploads | None = None
@@ -98,7 +99,7 @@ class Courier:
 
     def start(self) -> None:
         """Begin to upload."""
-        self._thread.start()
+        super().start()
         if self._directories is not None:
             self._directories.start()
 
@@ -108,7 +109,7 @@ class Courier:
         with self._busy:
             left = {seal.path.parent.parent.name for seal in self._pending()}
             self._served = _names_in(handoff.parent) - left - {handoff.name}
-            self._kinds.clear()
+            self._seals.clear()
             self._begun.clear()
             self._may_seal = True
             self._num_nodes = len(generation.members)
@@ -176,7 +177,7 @@ class Courier:
             left = self._thread.is_alive() and self._work_left()
         while self._is_collecting() and not self._orders.pending and time.monotonic() < until():
             time.sleep(POLL_SECONDS)
-        self._stopped.set()
+        self.stop()
         self._wake.set()
         if self._directories is not None:
             self._directories.stop()
@@ -219,7 +220,7 @@ class Courier:
                 self._busy.release()
         return True
 
-    def _pending(self) -> list[_Seal]:
+    def _pending(self) -> list[_SealFile]:
         """Return the seals on this node in the order of their uploads.
 
         The last save of a generation goes first: its machine may be about to go, and what was sealed before
@@ -231,7 +232,7 @@ class Courier:
             for path in files.seals_directory(handoffs / handoff).glob("*.json"):
                 name = files.parse_seal_name(path.name)
                 if name is not None:
-                    found.append(_Seal(path, name, is_last=self._is_last(path, name)))
+                    found.append(_SealFile(path, name, is_last=self._is_last(path, name)))
         return sorted(
             found,
             key=lambda s: (not s.is_last, not s.name.taken, s.name.number),
@@ -239,12 +240,27 @@ class Courier:
 
     def _is_last(self, path: Path, name: files.SealName) -> bool:
         """Return whether a seal is its rank's last of the generation: at a drain or the end of the loop."""
-        if name.number not in self._kinds:
+        try:
+            return self._seal(path, name).kind != "interval"
+        except CorruptData:  # or withdrawn meanwhile
+            return False
+
+    def _seal(self, path: Path, name: files.SealName) -> Seal:
+        """Return a seal, which is read once.
+
+        Raises:
+            CorruptData: it is gone, malformed, or another one than its name says.
+        """
+        seal = self._seals.get(name.number)
+        if seal is None:
             try:
-                self._kinds[name.number] = parse_seal(_read_seal(path), path.name).kind
-            except (OSError, CorruptData):  # withdrawn meanwhile, or malformed
-                return False
-        return self._kinds[name.number] != "interval"
+                seal = parse_seal(_read_seal(path), path.name)
+            except OSError as error:
+                raise CorruptData(f"{path.name} cannot be read: {error!r}") from error
+            if (seal.generation, seal.step, seal.round, seal.rank) != name.number:
+                raise CorruptData(f"{path.name} holds the seal of another part")
+            self._seals[name.number] = seal
+        return seal
 
     def _carry_seals(self) -> None:
         # List them again after each upload: a drain that was sealed meanwhile comes next.
@@ -270,7 +286,7 @@ class Courier:
             except (CorruptData, manifests.Superseded):
                 # Another try would not help, and would keep the slot from the trainer.
                 _log.exception("%s is given up", seal.name.file_name)
-                taken.unlink(missing_ok=True)
+                self._forget(taken, seal.name)
 
     def _expects_drain(self) -> bool:
         """Return whether a rank here was asked to leave by a deadline and may still seal its last state.
@@ -305,31 +321,28 @@ class Courier:
         newest = head(self._context.journal.known)
         if newest is not None and newest.generation <= save.generation and not may_follow(save, newest):
             _log.info("save %s is not uploaded: checkpoint %s is committed", save, newest)
-            taken.unlink()
+            self._forget(taken, name)
             return
-        raw, seal, mapped = _open_seal(taken)
+        seal = self._seal(taken, name)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
-        data = memoryview(mapped)
-        is_continued = name.number in self._begun
-        done = self._begun.setdefault(name.number, {})
-        try:
+        upload = self._begun.get(name.number)
+        is_continued = upload is not None
+        if upload is None:
+            sealed_at = self._context.now() - timedelta(seconds=_age_seconds(seal) or 0.0)
+            upload = self._begun[name.number] = parts.Upload(
+                self._store,
+                self._node.job_id,
+                parts.session_part(seal, sealed_at=sealed_at),
+                compression=self._compression,
+                is_new=not name.taken,
+            )
+        # The commit comes before the end of the mapping: to unmap a gigabyte takes the kernel some 30 ms.
+        with _mapped_slot(seal, taken.name) as data:
             with self._status.transferring("uploading", len(data)) as progress:
-                part = parts.upload_part(
-                    self._store,
-                    self._node.job_id,
-                    save,
-                    rank=name.rank,
-                    num_parts=seal.world_size - len(seal.relieved),
-                    relieved=seal.relieved,
-                    data=data,
-                    seal=raw,
-                    sealed_at=self._context.now() - timedelta(seconds=_age_seconds(seal) or 0.0),
-                    cuts=seal.cuts[: len(seal.items)],  # each is where an item begins
+                part = upload.run(
+                    partial(parts.lend_view, data),
                     sharing=self._sent.sharing(save, name.rank),
-                    compression=self._compression,
                     progress=progress,
-                    is_repeated=name.taken,
-                    done=done,
                     gives_way=(lambda: False) if is_last else partial(self._gives_way, name),
                     in_background=not is_last,
                 )
@@ -345,12 +358,13 @@ class Courier:
             # upload takes.
             is_measured = not is_continued and _age_seconds(seal) is not None
             self._commit(save, seal.sealed_monotonic + waited if is_measured else None)
-        finally:  # only now: to unmap a gigabyte takes the kernel some 30 ms
-            data.release()
-            if isinstance(mapped, mmap.mmap):
-                mapped.close()
-        taken.unlink()
-        del self._begun[name.number]
+        self._forget(taken, name)
+
+    def _forget(self, taken: Path, name: files.SealName) -> None:
+        """Note that a seal's upload is over."""
+        taken.unlink(missing_ok=True)
+        self._seals.pop(name.number, None)
+        self._begun.pop(name.number, None)
 
     def _commit(self, save: SaveId, began: float | None) -> Commit | None:
         """Commit the save if it is whole; ``began`` is when its upload did (monotonic), if that is known."""
@@ -430,20 +444,25 @@ class Courier:
             files.write_tuning(handoff, tuning)
 
 
-def _open_seal(taken: Path) -> tuple[bytes, Seal, mmap.mmap | bytes]:
-    """Return a seal's bytes, its parsed fields, and the mapped slot.
+@contextmanager
+def _mapped_slot(seal: Seal, what: str) -> Iterator[memoryview]:
+    """Lend the bytes of a seal's slot.
 
     Raises:
-        CorruptData: the seal is malformed, or its slot is missing.
+        CorruptData: they are not there; the message names ``what``.
     """
     try:
-        raw = _read_seal(taken)
-        seal = parse_seal(raw, taken.name)
         with Path(seal.slot).open("rb") as slot:
             mapped = mmap.mmap(slot.fileno(), seal.nbytes, access=mmap.ACCESS_READ) if seal.nbytes else b""
     except (OSError, ValueError, OverflowError) as error:
-        raise CorruptData(f"{taken.name} cannot be read: {error!r}") from error
-    return raw, seal, mapped
+        raise CorruptData(f"{what} cannot be read: {error!r}") from error
+    data = memoryview(mapped)
+    try:
+        yield data
+    finally:
+        data.release()
+        if isinstance(mapped, mmap.mmap):
+            mapped.close()
 
 
 def _age_seconds(seal: Seal) -> float | None:

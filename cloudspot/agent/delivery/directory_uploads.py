@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from cloudspot.agent.delivery.checkpoint_watch import RESTLESS_SECONDS, Checkpoi
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.decoding import convert
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.host.names import printable
@@ -60,8 +62,10 @@ class _ChangedError(TransientError):
     """The files changed while they were uploaded."""
 
 
-class DirectoryUploads:
+class DirectoryUploads(Worker):
     """Sets aside each newest state of the checkpoints that is complete, and uploads it.
+
+    Its thread looks at the checkpoints all the time, also while one is uploaded.
 
     A checkpoint's step is the number that its name ends with. A version for which that one is taken or not
     beyond the newest commit, or a checkpoint without a number, gets the next free one: such a step only tells
@@ -69,6 +73,7 @@ class DirectoryUploads:
     """
 
     def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
+        super().__init__("checkpoint watch")
         job = context.job.spec
         self._context = context
         self._sent = sent
@@ -100,21 +105,12 @@ class DirectoryUploads:
         self._number = itertools.count()
         self._committed_at = float("-inf")
         self._alive = False
-        self._stopped = threading.Event()
         self.answered_at: float | None = None
         """When what the script saved because it was asked to was committed (monotonic)."""
         for left in node.staging.glob("checkpoint-*"):
             shutil.rmtree(left, ignore_errors=True)
 
     # --- what happens -------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Look at the checkpoints all the time, in a thread: also while one is uploaded."""
-        threading.Thread(target=self._run, name="checkpoint watch", daemon=True).start()
-
-    def stop(self) -> None:
-        """End that thread."""
-        self._stopped.set()
 
     def begin(self, restored: Restored) -> None:
         """Watch the script of a new generation; what it was restored from is not uploaded again."""
@@ -357,30 +353,24 @@ class DirectoryUploads:
         """Upload and commit a state, or give it up; return False if the id is taken."""
         state = taken.state
         self._steps[save.step] = state
-        taken_at, began = self._context.now(), time.monotonic()
+        began = time.monotonic()
+        described = parts.directory_part(
+            save, taken.files, directory=".", sealed_at=self._context.now(), evidence=self._how(state)
+        )
+        upload = parts.Upload(self._store, self._node.job_id, described, compression=self._compression)
 
         def check() -> None:
             if not taken.holds(self._files.writers if self._alive else lambda _: frozenset()):
                 raise _ChangedError(f"{printable(state.name)} changed while it was uploaded")
 
         try:
-            with self._status.transferring("uploading", sum(file.size for file in taken.files)) as progress:
-                part = parts.upload_directory(
-                    self._store,
-                    self._node.job_id,
-                    save,
-                    rank=0,
-                    num_parts=1,
-                    root=taken.root,
-                    files=taken.files,
-                    directory=".",
-                    sealed_at=taken_at,
-                    check=check,
+            with self._status.transferring("uploading", described.size) as progress:
+                part = upload.run(
+                    partial(parts.lend_files, taken.root, taken.files),
                     sharing=self._sent.sharing(save, 0),
-                    compression=self._compression,
                     progress=progress,
+                    check=check,
                     in_background=self._alive and not self._watch.was_asked,
-                    evidence=self._how(state),
                 )
             self._sent.note(part)
             committed = commit(save, began)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
 from cloudspot.agent.delivery.on_demand_fetch import bring, likely_ranges
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Stopped, Worker
 from cloudspot.errors import CloudspotError, CorruptData
 
 _log = logging.getLogger(__name__)
@@ -16,15 +16,14 @@ LEAVE_SECONDS = 5.0
 """How long a node that leaves waits for requests under way."""
 
 
-class EarlyRestore:
+class EarlyRestore(Worker):
     """A thread that restores, on a machine that has not trained yet; it ends with the ``with`` block."""
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("early restore")
         self._context = context
         self._found: Restored | None = None
         self._error: BaseException | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="early restore", daemon=True)
 
     def __enter__(self) -> EarlyRestore:
         """Begin, unless this machine has trained, or a script restores its own checkpoints.
@@ -33,14 +32,13 @@ class EarlyRestore:
         """
         context = self._context
         if context.memory.generation == 0 and context.job.spec.checkpoint.directory is None:
-            self._thread.start()
+            self.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         """End it where it stands."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(LEAVE_SECONDS)
+        self.stop()
+        self._join(LEAVE_SECONDS)
 
     def finish(self) -> Restored | None:
         """Wait until it has ended; return what it has restored, None if it was not begun.
@@ -53,7 +51,7 @@ class EarlyRestore:
         """
         if self._thread.is_alive():
             self._context.status.state = "restoring"
-            self._thread.join()
+            self._join()
         if self._error is not None:
             raise self._error
         return self._found
@@ -88,8 +86,4 @@ class EarlyRestore:
     def _check(self) -> None:
         self._context.obey()
         if self._stopped.is_set():
-            raise _Stopped
-
-
-class _Stopped(Exception):
-    """The node leaves."""
+            raise Stopped

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloudspot.agent.worker import Worker
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
@@ -58,8 +59,8 @@ def flush_seconds_of(rank: int, *, num_nodes: int, asked_seconds: float) -> floa
     return asked_seconds if rank == 0 else max(asked_seconds, num_nodes / FLUSHES_PER_SECOND)
 
 
-class LogPump:
-    """Follows files and delivers their lines as one stream."""
+class LogPump(Worker):
+    """A thread that follows files and delivers their lines as one stream, every ``flush_seconds``."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class LogPump:
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """``wait`` waits for so many seconds, and returns whether no more is to be delivered."""
+        super().__init__("logs")
         self._sink = sink
         self._stream = stream
         self._path = position_path
@@ -83,11 +85,9 @@ class LogPump:
         self._cuts: dict[str, int] = {}
         """By file name: where a line was cut last that had no end yet."""
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         self._failures = 0
         self._error = ""
-        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         try:
             self._position: _Position = decode(position_path.read_bytes(), _Position)
         except FileNotFoundError:
@@ -99,17 +99,13 @@ class LogPump:
             if (path, source) not in self._files:
                 self._files.append((path, source))
 
-    def start(self) -> None:
-        """Begin to deliver every ``flush_seconds``."""
-        self._thread.start()
-
     def finish(self, *, deadline: float) -> bool:
         """Deliver what is left, unfinished last lines too; return whether everything got out.
 
         ``deadline`` is monotonic.
         """
-        self._stopped.set()
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self.stop()
+        self._join(max(0.0, deadline - time.monotonic()))
         while not self._thread.is_alive():
             if self._deliver(final=True):
                 return True

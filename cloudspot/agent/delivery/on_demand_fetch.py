@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import msgspec
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.store_retry import insist
+from cloudspot.agent.worker import Stopped, Worker
 from cloudspot.decoding import Tally, decode
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobstore.checkpoints import manifests, retention
 from cloudspot.jobstore.checkpoints.fetching import fetch_ranges, part_file
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import Intent, Manifest
 from cloudspot.train import handoff as files
 
@@ -86,7 +85,7 @@ def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
     procs, seat = context.job.spec.procs_per_node, context.seat
     intents = (one for one in context.journal.known if isinstance(one, Intent) and one.launch == seat.launch)
     num_new = next((one.num_nodes for one in intents), 1)
-    num_nodes = read_seal(manifest.parts[0]).world_size // procs
+    num_nodes = manifest.parts[0].parsed_seal.world_size // procs
     first = (max(0, num_nodes - num_new) + seat.rank) * procs
     return {
         part_file(part.rank): [(0, part.size)]
@@ -95,7 +94,7 @@ def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
     }
 
 
-class OnDemandFetch:
+class OnDemandFetch(Worker):
     """A thread that answers the ranks of a generation on this node; it ends with the ``with`` block.
 
     An agent that takes over from a killed one answers the ranks that wait.
@@ -106,31 +105,30 @@ class OnDemandFetch:
 
         If that is not ``on_demand``, there is nothing to do.
         """
+        super().__init__("on-demand fetch")
         self._context = context
         self._find = find
         self._handoff = handoff
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="on-demand fetch", daemon=True)
         self.error: Exception | None = None
         """Why ranks wait in vain."""
         self.may_succeed_otherwise = False
         """Whether the next start resumes from another checkpoint, or restores it to the disk."""
 
     def __enter__(self) -> OnDemandFetch:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         # Nothing may write to these files once the next generation's checkpoint is put in their place.
-        self._stopped.set()
-        self._thread.join()
+        self.stop()
+        self._join()
 
     def _run(self) -> None:
         try:
             restored = insist(self._find, sleep=self._pause)
             if restored is not None and restored.on_demand is not None:
                 self._serve(restored)
-        except _Stopped:
+        except Stopped:
             return
         except (CorruptData, ObjectMissing) as error:
             self.may_succeed_otherwise = True
@@ -167,10 +165,6 @@ class OnDemandFetch:
         ranks = self._context.status.ranks
         return all(files.begun_loop_path(self._handoff, rank).exists() for rank in ranks)
 
-    def _pause(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
-            raise _Stopped
-
 
 def _read(path: Path) -> Wanted:
     try:
@@ -178,7 +172,3 @@ def _read(path: Path) -> Wanted:
     except (ValueError, msgspec.DecodeError) as error:
         raise CloudspotError(f"{path} is malformed: {error}") from error
     return wanted
-
-
-class _Stopped(Exception):
-    """The generation has ended."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from contextlib import suppress
 
 from cloudspot.agent.membership.reachability import free_port
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import find_bytes
@@ -35,13 +35,14 @@ QUIET_LOOK_SECONDS = 60.0
 """How often a node does so that listens to others, since it hears of a stop and of most of the rest there."""
 
 
-class HeartbeatWriter:
+class HeartbeatWriter(Worker):
     """A thread that overwrites the node's heartbeat and looks for a stop, a new generation and the job's end.
 
     It beats at once when the node's state changes.
     """
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("heartbeat")
         self._context = context
         self._status = context.status
         # A later agent of this machine begins higher: the peers take any change for a sign of life.
@@ -52,25 +53,18 @@ class HeartbeatWriter:
         """``Heartbeat.moved_bytes`` of the last earlier agent."""
         self._told: object = None
         """What the peers have to know of the last beat."""
-        self._stopped = threading.Event()
         self._tells_end = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
 
     def stop(self) -> None:
         """End the thread after its current beat."""
-        self._stopped.set()
+        super().stop()
         self._status.state_changed.set()
 
     def finish(self) -> None:
         """End the thread with a last beat that shows how the node stands now; wait for it a little."""
         self._tells_end = True
         self.stop()
-        if self._thread.is_alive():
-            self._thread.join(LAST_BEAT_SECONDS)
+        self._join(LAST_BEAT_SECONDS)
 
     @property
     def beat_seconds(self) -> float:

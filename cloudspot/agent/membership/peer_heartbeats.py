@@ -19,6 +19,7 @@ from typing import Any
 from cloudspot.agent.membership.open_seats import OpenSeats
 from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.layout import keys
@@ -47,10 +48,11 @@ _Version = tuple[datetime, int]
 _NEVER: _Version = (datetime.min.replace(tzinfo=timezone.utc), 0)
 
 
-class PeerHeartbeats:
+class PeerHeartbeats(Worker):
     """Listens to the other nodes in a thread, and at once for whoever calls ``refresh``."""
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("peers")
         self._context = context
         self._passing = threading.Lock()
         """Held during a pass."""
@@ -83,16 +85,10 @@ class PeerHeartbeats:
         self._close_until = -math.inf
         self._asked_at = -math.inf
         self._listening = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._listen, name="peers", daemon=True)
-
-    def start(self) -> None:
-        """Begin to listen."""
-        self._thread.start()
 
     def stop(self) -> None:
         """End the thread after its current pass."""
-        self._stopped = True
+        super().stop()
         self._listening.set()
 
     @property
@@ -256,8 +252,8 @@ class PeerHeartbeats:
 
     # --- listening ----------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        while not self._stopped:
+    def _run(self) -> None:
+        while not self._stopped.is_set():
             try:
                 self._pass()
             except CloudspotError as error:

@@ -127,6 +127,7 @@ class GenerationRun:
         handoff = self._node.handoff(memory.generation)
         self._follow_metrics(handoff, memory.generation)
         self._courier.adopt()
+        self._artifacts.begin_training()
         trainer = Trainer(handoff, memory.trainer_pid)
         checkpoint = known[memory.generation - 1].restore_from
         if checkpoint is not None and not trainer.has_begun_loop(status.ranks):
@@ -208,6 +209,7 @@ class GenerationRun:
         memory.restored_step = status.restored_step
         memory.next_why = "agent-restarted"
         memory.save(node)
+        self._artifacts.begin_training()
         trainer = Trainer.start(plan, handoff, self._runtime)
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()
@@ -224,6 +226,7 @@ class GenerationRun:
                 self._context, self._membership, self._drains, trainer, self._courier, fetch
             ).follow()
             self._have_ended = trainer.kill()
+            self._artifacts.end_training(exited_0=end.code == 0)
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
     def _hand_over_artifacts(self) -> None:

@@ -105,8 +105,9 @@ def logs(
 ) -> None:
     """Print a job's log.
 
-    Prints the lines of setup, training script and agent, all nodes merged by time. With --list and --prune,
-    lists what is kept and deletes what is old.
+    Prints the lines of setup, training script and agent, all nodes merged by time. With --follow, lines are
+    printed when they arrive: those that a node delivers late come after newer ones of others. With --list and
+    --prune, lists what is kept and deletes what is old.
 
     With --json, each line is one JSON object.
     """

@@ -34,7 +34,7 @@ from cloudspot.cli.sharedoptions import (
 from cloudspot.controller.launchrequest import PlannedLaunch
 from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.supply.supply import MOST_AT_ONCE
+from cloudspot.controller.supply.needs import MOST_AT_ONCE
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec

@@ -12,7 +12,7 @@ import click
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.config import configured_options
-from cloudspot.cli.invocation import current_invocation, current_outbox, driver_name
+from cloudspot.cli.invocation import current_driver, current_invocation
 from cloudspot.cli.jobs import find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import Line, echo_line, event_line, in_order_of_time
@@ -97,15 +97,10 @@ def reconcile(
         mark_all(store)
     seconds = NOTE_SECONDS if watch else every_seconds
     every = None if seconds is None else timedelta(seconds=seconds)
-    outbox = current_outbox()
-    reconciler = Reconciler(
-        store,
-        partial(open_to_drive, store, configured=configured_options),
-        outbox=outbox,
-        driver=driver or driver_name(),
-        every=every,
-    )
-    rounds = _Rounds(store, wanted, reconciler, outbox)
+    own = current_driver(driver)
+    open_provider = partial(open_to_drive, store, configured=configured_options)
+    reconciler = Reconciler(store, open_provider, driver=own, every=every)
+    rounds = _Rounds(store, wanted, reconciler, own.outbox)
     if not watch:
         rounds.run_one()
         rounds.warn_of_orphans()

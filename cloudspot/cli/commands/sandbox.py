@@ -70,7 +70,7 @@ def sandbox(
     else:
         output.warn(
             f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
-            "their own addresses, and can see and change its files and its network"
+            "their own addresses, can see and change its files and its network, and import all that it has"
         )
     with sandbox_directory(name, keep=keep) as directory:
         try:

@@ -13,7 +13,7 @@ import msgspec
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.following.interrupts import Detached, Interrupts
-from cloudspot.cli.following.livefeed import Feed
+from cloudspot.cli.following.livefeed import LiveFeed
 from cloudspot.cli.following.terminal import can_hold_a_panel
 from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
 from cloudspot.cli.jobs import Job
@@ -83,7 +83,7 @@ def follow(
         output.echo(f"see what came before with: {job.command('show')}, or {job.command('logs')}")
     elif not is_new:
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
-    feed = Feed()
+    feed = LiveFeed()
     try:
         # A store that does not answer is waited for, as later on: nobody else launches a new job.
         waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
@@ -127,7 +127,7 @@ def follow(
     return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
-def _follow_live(job: Job, feed: Feed, *, is_new: bool, since: History | None) -> History:
+def _follow_live(job: Job, feed: LiveFeed, *, is_new: bool, since: History | None) -> History:
     from rich.text import Text
 
     from cloudspot.cli.following.livescreen import LiveScreen
@@ -178,7 +178,7 @@ class _Follower:
         job: Job,
         interrupts: Interrupts,
         screen: _PlainScreen | LiveScreen,
-        feed: Feed,
+        feed: LiveFeed,
         *,
         is_new: bool,
         since: History | None = None,

@@ -31,7 +31,7 @@ class _Seen:
     sights: Sights
 
 
-class Feed:
+class LiveFeed:
     """Takes in ticks and log lines in one thread, and makes views in any thread."""
 
     def __init__(self) -> None:

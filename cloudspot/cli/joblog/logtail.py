@@ -35,9 +35,10 @@ def lives_of(history: History) -> dict[str, Life]:
 class LogTail:
     """Reads a job's log from where it last stopped, each line once.
 
-    The nodes' lines are merged by time, and each stream keeps its own order. Of a node whose life is known,
-    nothing is asked for before the lines of its time are due. A sink that does not answer raises
-    TransientError; call again, and it goes on after the last line.
+    What one call finds is merged by time, and each stream keeps its own order. A line that is late comes
+    with a later call, after newer lines of other nodes: to wait for a node would delay all others. Of a node
+    whose life is known, nothing is asked for before its lines are due. A sink that does not answer
+    raises TransientError; call again, and it goes on after the last line.
     """
 
     def __init__(

@@ -16,14 +16,16 @@ from cloudspot.jobstore.checkpoints.fetching import verify
 from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.lineage import head
-from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId
+from cloudspot.jobstore.logs.stored_artifacts import list_artifacts
 from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
 from cloudspot.story.states import TERMINAL_STATES
 
 MAX_STAGED = 3
 """How many nodes have their inputs shown."""
+MAX_ARTIFACTS = 10
+"""How many artifacts are named."""
 MAX_TAILS = 4
 """How many failed nodes have their last lines shown: when one fails, all do."""
 
@@ -120,7 +122,6 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the other lines about the whole job."""
     final, commit = value["final"], value["last_commit"]
     weights = "" if final is None else weights_text(final)
-    has_artifacts = bool(job.store.list_page(keys.artifacts_prefix(job.id), limit=1).objects)
     return [
         ("starts", _starts_text(value["generations"])),
         ("nodes", _nodes_text(value)),
@@ -131,8 +132,20 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
-        ("artifacts", job.command("artifacts download") if has_artifacts else ""),
+        ("artifacts", _artifacts_text(job)),
     ]
+
+
+def _artifacts_text(job: Job) -> str:
+    """Return how to get the job's artifacts, and the names and sizes of the largest."""
+    found = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
+    if not found:
+        return ""
+    total = output.size_text(sum(one.size for one in found))
+    lines = [f"{one.name}, {output.size_text(one.size)}" for one in found[:MAX_ARTIFACTS]]
+    if len(found) > MAX_ARTIFACTS:
+        lines.append(f"and {len(found) - MAX_ARTIFACTS} more; {total} in all")
+    return "\n".join([*lines, f"get them: {job.command('artifacts download')}"])
 
 
 def _starts_text(generations: Sequence[Mapping[str, Any]]) -> str:
@@ -195,7 +208,12 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
-    """Print the end of the log, with any traceback, of each node that failed last."""
+    """Print the last lines of each node that failed last, with any traceback, or that nothing was kept."""
+    if value["state"] == "succeeded" and value["last_commit"] is None:
+        if not list_artifacts(job.store, job.id):
+            output.echo()
+            output.echo(_nothing_kept_text(job.spec.run.outputs), style="bold")
+        return
     if value["state"] != "failed":
         return
     failed = list(_failed_nodes(value))
@@ -208,6 +226,16 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
         output.echo()
         command = f"{job.command('logs')} --node NODE"
         output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
+
+
+def _nothing_kept_text(outputs: Sequence[str] | None) -> str:
+    if outputs is None:
+        why = "the training wrote no file below its working directory that is kept"
+    elif outputs:
+        why = "the training wrote nothing that run.outputs names"
+    else:
+        why = "run.outputs is empty"
+    return f"nothing of this job was kept: it has no checkpoint, and {why}"
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -22,6 +22,9 @@ import click
 from cloudspot.cli import exit_codes
 from cloudspot.cli.screen.printable import in_one_line
 from cloudspot.errors import SpecError
+from cloudspot.jobfile import quantities
+
+size_text = quantities.size_text
 
 
 def is_terminal() -> bool:
@@ -252,15 +255,6 @@ def duration_text(seconds: float) -> str:
     if hours:
         return f"{hours}h {minute:02}m"
     return f"{minutes}m {second:02}s" if minutes else f"{second}s"
-
-
-def size_text(num_bytes: float) -> str:
-    """Return a size in binary units: ``900 B``, ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
 
 
 def shared_size_text(num_bytes: int, num_shared: int, num_sent: int | None = None) -> str:

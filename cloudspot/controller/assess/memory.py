@@ -10,13 +10,14 @@ from types import MappingProxyType
 
 import msgspec
 
-from cloudspot.controller.assess.lasting import BEGUN, lengthened, looks_still
+from cloudspot.controller.assess.assessment import Assessment
 from cloudspot.controller.assess.observed import ConsoleTail, CreateFailure, Observed, end_of, stop_of
+from cloudspot.controller.assess.observed_duration import BEGUN, lengthened, looks_still
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import (
     Ending,
     KnownEnding,
-    Lasting,
+    ObservedDuration,
     Seat,
     Suspect,
     Suspicions,
@@ -67,10 +68,10 @@ class Memory:
     """Since when each live launch is known (monotonic)."""
     _created: dict[int, tuple[Instance, ...]] = field(default_factory=dict)
     _failures: dict[int, CreateFailure] = field(default_factory=dict)
-    _left_absent: dict[str, Lasting] = field(default_factory=dict)
-    _left_silent: dict[Seat, tuple[int, Lasting]] = field(default_factory=dict)
+    _left_absent: dict[str, ObservedDuration] = field(default_factory=dict)
+    _left_silent: dict[Seat, tuple[int, ObservedDuration]] = field(default_factory=dict)
     _ended: dict[Ending, float] = field(default_factory=dict)
-    _left_ended: dict[Ending, Lasting] = field(default_factory=dict)
+    _left_ended: dict[Ending, ObservedDuration] = field(default_factory=dict)
 
     @property
     def instances(self) -> tuple[Instance, ...] | None:
@@ -199,9 +200,8 @@ class Memory:
 
     def observed(
         self,
-        history: History,
+        assessed: Assessment,
         *,
-        now: datetime,
         monotonic: float,
         token_seconds: float,
         absence_proves_after_seconds: float,
@@ -212,7 +212,8 @@ class Memory:
         prices: Mapping[int, float] | None = None,
     ) -> Observed:
         """Return what ``decide`` may know."""
-        intents = {launch.number: launch.intent.at for launch in history.live_launches}
+        now = assessed.now
+        intents = {launch.number: launch.intent.at for launch in assessed.history.live_launches}
         return Observed(
             instances=self._instances,
             created=dict(self._created),
@@ -280,18 +281,18 @@ class Memory:
         listed = self._instances or ()
         return any(one.id == instance_id and one.state is InstanceState.ENDED for one in listed)
 
-    def _missing(self, instance_id: str) -> Lasting | None:
+    def _missing(self, instance_id: str) -> ObservedDuration | None:
         left = self._left_absent.get(instance_id)
         if self._instances is None:
             # Nothing was listed, so nothing was seen: the time around this pass does not count.
-            return None if left is None else Lasting(seconds=left.seconds, until=None)
+            return None if left is None else ObservedDuration(seconds=left.seconds, until=None)
         if any(one.id == instance_id for one in self._instances):
             return None
         # The machine may have come between the listing and the reading of the records. No harm: nothing
         # counts that was before the write, and by then it is known.
         return left or BEGUN
 
-    def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> Lasting | None:
+    def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> ObservedDuration | None:
         left = self._left_silent.get(Seat(launch.number, rank))
         if left is not None:
             return left[1]

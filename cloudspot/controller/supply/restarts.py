@@ -11,7 +11,7 @@ from cloudspot.controller.actions import Postpone
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.retrying import doubled
-from cloudspot.story.outcomes import End, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
+from cloudspot.story.outcomes import JobEnd, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0
 """The wait after a first failure; doubled for each further one in a row."""
@@ -38,7 +38,7 @@ class _Loss:
     end: LaunchEnd
 
 
-def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpone | End:
+def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpone | JobEnd:
     """Return what follows the newest loss of a job that lacks nodes.
 
     A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
@@ -58,11 +58,13 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
     if len(failures) > spec.limits.max_restarts:
         newest = failures[0]
         detail = newest.end.detail or newest.end.outcome
-        return End("failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest.launch))
+        return JobEnd(
+            "failed", f"failed {len(failures)} times in a row: {detail}", exit_code_of(newest.launch)
+        )
     errors = [_early_error(history, loss.launch) for loss in failures[:2]]
     if len(errors) == 2 and errors[0] and _alike(errors[0]) == _alike(errors[1]):
         detail = f"failed twice in a row before the training began: {errors[0]}"
-        return End("failed", detail, exit_code_of(failures[0].launch))
+        return JobEnd("failed", detail, exit_code_of(failures[0].launch))
     delay, cause = _delay(history, losses, failures)
     if delay > 0 and cause is not None:
         left = delay - (now - cause.end.at).total_seconds()

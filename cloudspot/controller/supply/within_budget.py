@@ -9,8 +9,8 @@ import msgspec
 
 from cloudspot.controller.actions import Postpone
 from cloudspot.controller.assess.limits import Budget
+from cloudspot.controller.supply.needs import Need
 from cloudspot.controller.supply.policy import NoOffer
-from cloudspot.controller.supply.supply import Need
 from cloudspot.jobstore.journal.history import History
 from cloudspot.model import Offer
 

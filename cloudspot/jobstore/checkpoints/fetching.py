@@ -29,7 +29,6 @@ from cloudspot.jobstore.checkpoints.chunks import (
 )
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
 from cloudspot.jobstore.checkpoints.parts import NUM_THREADS, extents, xxh3_128
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
@@ -107,7 +106,7 @@ def fetch(
         if manifest.kind == "session":
             files = _make_files(manifest, directory, present)
             each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-            write_whole(directory / RESTORE_MANIFEST, json.dumps(_description(manifest)).encode())
+            write_whole(directory / RESTORE_MANIFEST, _description(manifest))
         else:
             _fetch_directories(manifest, chunks, directory, carrier, accept, num_threads)
     return carrier.present_bytes
@@ -129,8 +128,7 @@ def lay_out(
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         _make_files(manifest, directory, present)
-        description = {**_description(manifest), ON_DEMAND: True}
-        write_whole(directory / RESTORE_MANIFEST, json.dumps(description).encode())
+        write_whole(directory / RESTORE_MANIFEST, _description(manifest, on_demand=True))
 
 
 def fetch_ranges(
@@ -211,15 +209,13 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
         CorruptData: the manifest is not safe to follow.
     """
     try:
-        found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        found = (directory / RESTORE_MANIFEST).read_bytes()
+    except OSError:
         return False
     check_manifest(manifest)
     sizes = {part_file(part.rank): part.size for part in manifest.parts}
     there = {path.name: path.lstat().st_size for path in directory.iterdir() if path.name in sizes}
-    if isinstance(found, dict):
-        found.pop(ON_DEMAND, None)
-    return bool(found == _description(manifest) and there == sizes)
+    return found in (_description(manifest), _description(manifest, on_demand=True)) and there == sizes
 
 
 def comes_on_demand(directory: Path) -> bool:
@@ -248,17 +244,19 @@ def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -
     return files
 
 
-def _description(manifest: Manifest) -> dict[str, object]:
-    """Return what the training reads about its restored checkpoint."""
-    return {
+def _description(manifest: Manifest, *, on_demand: bool = False) -> bytes:
+    """Return what the training reads about its restored checkpoint, with the seals as they were written."""
+    head = {
         "generation": manifest.generation,
         "step": manifest.step,
-        "world_size": read_seal(manifest.parts[0]).world_size,
-        "parts": [
-            {"rank": part.rank, "file": part_file(part.rank), "seal": read_seal(part).raw}
-            for part in manifest.parts
-        ],
+        "world_size": manifest.parts[0].parsed_seal.world_size,
+        **({ON_DEMAND: True} if on_demand else {}),
     }
+    parts = [
+        f'{{"rank": {part.rank}, "file": "{part_file(part.rank)}", "seal": {part.seal}}}'
+        for part in manifest.parts
+    ]
+    return f'{json.dumps(head)[:-1]}, "parts": [{", ".join(parts)}]}}'.encode()
 
 
 def _fetch_directories(

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from cloudspot.errors import CorruptData
 from cloudspot.host.names import is_safe_name
-from cloudspot.jobstore.checkpoints.seals import Item, Seal, plan_digest, read_seal
 from cloudspot.jobstore.layout.records import Manifest, Part
+from cloudspot.jobstore.layout.seals import Item, Seal, plan_digest
 from cloudspot.train.state import boxes
 
 MAX_CHUNK_BYTES = 64 << 20
@@ -40,7 +40,7 @@ def check_part(part: Part) -> None:
     Raises:
         CorruptData: the message names the part and the first problem.
     """
-    for problem in _part_problems(part, read_seal(part) if part.kind == "session" else None):
+    for problem in _part_problems(part):
         raise CorruptData(f"part {part.rank} of save {part.save}: {problem}")
 
 
@@ -50,7 +50,6 @@ def check_part(part: Part) -> None:
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     if not manifest.parts:
         yield "it has no parts"
-    seals: list[Seal] = []
     ranks = tuple(part.rank for part in manifest.parts)
     for part in manifest.parts:
         rank = part.rank
@@ -58,21 +57,18 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
             yield f"it has parts of ranks {ranks[:20]}, and part {rank} speaks of {part.ranks[:20]}"
         if (part.save, part.kind) != (manifest.save, manifest.kind):
             yield f"its part {rank} is of a {part.kind} save {part.save}, not of {manifest.save}"
-        seal = read_seal(part) if part.kind == "session" else None
-        for problem in _part_problems(part, seal):
+        for problem in _part_problems(part):
             yield f"part {rank}: {problem}"
-        if seal is not None:
-            seals.append(seal)
     total = sum(part.size for part in manifest.parts)
     if manifest.size != total:
         yield f"its size is {manifest.size}, and its parts have {total} bytes"
     if manifest.kind == "session":
-        yield from _plan_problems(seals)
+        yield from _plan_problems([part.parsed_seal for part in manifest.parts])
     else:
         yield from _collisions(manifest.parts)
 
 
-def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
+def _part_problems(part: Part) -> Iterator[str]:
     if part.generation < 0 or part.step < 0:
         yield "generations and steps count from 0"
     has_places = len(part.ranks) == part.num_parts <= MAX_PARTS - len(part.relieved)
@@ -88,10 +84,10 @@ def _part_problems(part: Part, seal: Seal | None) -> Iterator[str]:
     total = sum(chunk.size for chunk in part.chunks)
     if part.size != total:
         yield f"its size is {part.size}, and its chunks have {total} bytes"
-    if seal is not None:
+    if part.kind == "session":
         if part.files or part.directory is not None:
             yield "a session's part has no files"
-        yield from _seal_problems(part, seal)
+        yield from _seal_problems(part, part.parsed_seal)
     elif part.kind == "directory":
         if part.seal is not None:
             yield "a directory's part has no seal"

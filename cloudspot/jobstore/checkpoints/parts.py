@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,7 @@ from cloudspot.jobstore.checkpoints.integrity import MAX_CHUNK_BYTES, check_part
 from cloudspot.jobstore.checkpoints.shared_chunks import Sharing
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Chunk, File, Part, SaveId, new_nonce
+from cloudspot.jobstore.layout.seals import Seal
 
 CHUNK_BYTES = MAX_CHUNK_BYTES
 """Large enough to make a request worth its latency, small enough to send several at once."""
@@ -45,114 +45,45 @@ class GaveWay(CloudspotError):
     """An upload ended where its caller asked it to, before its part was whole."""
 
 
-def upload_part(
-    store: ObjectStore,
-    job_id: str,
-    save: SaveId,
-    *,
-    rank: int,
-    num_parts: int,
-    relieved: tuple[int, ...] = (),
-    data: memoryview,
-    seal: bytes,
-    sealed_at: datetime,
-    cuts: Sequence[int] = (),
-    sharing: Sharing | None = None,
-    compression: Compression | None = None,
-    progress: Callable[[int], None] = lambda _count: None,
-    is_repeated: bool = True,
-    done: dict[int, Chunk] | None = None,
-    gives_way: Callable[[], bool] = lambda: False,
-    chunk_bytes: int = CHUNK_BYTES,
-    num_threads: int = NUM_THREADS,
-    in_background: bool = False,
-) -> Part:
-    """Upload what one rank of a session has sealed; return its record, which is then in the store.
+Lend = Callable[[int, int], AbstractContextManager[Data]]
+"""Lends a number of a part's bytes (the second argument) from a start (the first, inclusive)."""
 
-    Safe to repeat: the same bytes are the same part, whoever put it.
 
-    ``rank`` is the global one, ``num_parts`` the world size without the ``relieved``, ``sealed_at`` UTC.
-    ``data``, such as a view of the mapped arena slot, is hashed and put in place; no view of it is kept, not
-    even after an error.
-    ``cuts`` are offsets, ascending, at which a chunk begins; no chunk has more than ``chunk_bytes``. What
-    ``sharing`` finds elsewhere is not sent; the rest is compressed when ``compression`` says so (None:
-    never). ``progress`` is called from several threads with the bytes of each chunk that is done. Not
-    ``is_repeated``: nobody has ever tried to upload this part, so it is not looked for first. ``done`` holds
-    the chunks that an earlier call with the same arguments has put, by their numbers, and takes in those that
-    this one puts. ``gives_way`` is asked before each chunk, and again once it is compressed, from several
-    threads, and ends the upload once it is true. With ``in_background``, what else runs on this host gets the
-    processors first, if the part is large, for as long as it leaves some time to this.
-
-    Raises:
-        CorruptData: the store has the part with other bytes, or the seal contradicts it.
-        GaveWay: as ``gives_way`` asked.
-    """
+def session_part(seal: Seal, *, sealed_at: datetime) -> Part:
+    """Return the record of what one rank of a session has sealed, still without chunks."""
     part = Part(
-        generation=save.generation,
-        step=save.step,
-        round=save.round,
-        rank=rank,
-        num_parts=num_parts,
-        relieved=relieved,
+        generation=seal.generation,
+        step=seal.step,
+        round=seal.round,
+        rank=seal.rank,
+        num_parts=seal.world_size - len(seal.relieved),
+        relieved=seal.relieved,
         kind="session",
-        size=len(data),
+        size=seal.nbytes,
         chunks=(),
-        seal=seal.decode(),
+        seal=seal.text,
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    with _forgetting_frames():
-        read = partial(_lend_view, data)
-        return _upload(
-            store,
-            job_id,
-            part,
-            read,
-            chunk_runs(len(data), cuts, chunk_bytes),
-            num_threads,
-            progress,
-            sharing=sharing,
-            compression=compression,
-            is_repeated=is_repeated,
-            done=done,
-            gives_way=gives_way,
-            in_background=in_background,
-        )
+    vars(part)["parsed_seal"] = seal
+    return part
 
 
-def upload_directory(
-    store: ObjectStore,
-    job_id: str,
+def directory_part(
     save: SaveId,
-    *,
-    rank: int,
-    num_parts: int,
-    root: Path,
     files: Sequence[File],
+    *,
     directory: str,
     sealed_at: datetime,
-    check: Callable[[], None] = lambda: None,
-    sharing: Sharing | None = None,
-    compression: Compression | None = None,
-    progress: Callable[[int], None] = lambda _count: None,
-    chunk_bytes: int = CHUNK_BYTES,
-    num_threads: int = NUM_THREADS,
-    in_background: bool = False,
     evidence: str | None = None,
+    rank: int = 0,
+    num_parts: int = 1,
 ) -> Part:
-    """Upload the files of one node's checkpoint directory; return its record, as ``upload_part`` does.
+    """Return the record of the files of one node's checkpoint directory, still without chunks.
 
-    ``root`` holds the files; ``directory``, relative to the working directory, is where they are restored.
-    Files are read, not mapped, so a script that truncates one cannot end this process. ``check`` is called
-    after reading and before the record is put; it raises TransientError if the files have changed, so that
-    no record ever describes a mixture.
-
-    Raises:
-        CorruptData: the store has the part with other bytes, or a path is not safe.
-        TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
-            call again.
+    ``directory``, relative to the working directory, is where they are restored.
     """
-    part = Part(
+    return Part(
         generation=save.generation,
         step=save.step,
         round=save.round,
@@ -167,28 +98,153 @@ def upload_directory(
         sealed_at=sealed_at,
         writer=new_nonce(),
     )
-    ends = list(itertools.accumulate(file.size for file in files))
-    cuts = sorted(
-        {
-            cut
-            for file, end in zip(files, ends, strict=True)
-            if file.size >= MIN_FILE_BYTES
-            for cut in (end - file.size, end)
-        }
-    )
-    return _upload(
-        store,
-        job_id,
-        part,
-        partial(_lend_files, root, files),
-        chunk_runs(part.size, cuts, chunk_bytes),
-        num_threads,
-        progress,
-        check,
-        sharing=sharing,
-        compression=compression,
-        in_background=in_background,
-    )
+
+
+class Upload:
+    """The upload of one part, which goes on where it was broken off.
+
+    Safe to repeat, by another process too: the same bytes are the same part, whoever put it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        job_id: str,
+        part: Part,
+        *,
+        compression: Compression | None = None,
+        is_new: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        """``part`` is the record without chunks; ``run`` returns it with them.
+
+        ``compression`` says whether to compress (None: never). ``is_new``: nobody has ever tried to upload
+        this part, so it is not looked for first. No chunk has more than ``chunk_bytes``.
+        """
+        self._store = patient(store)
+        self._job_id = job_id
+        self._part = part
+        self._key = keys.part(job_id, part.save, part.rank)
+        self._compression = compression
+        self._may_stand = not is_new
+        self._runs = chunk_runs(part.size, _cuts(part), chunk_bytes)
+        self._num_threads = num_threads
+        self._chunks: dict[int, Chunk] = {}
+        """Those that were put or found, by number."""
+
+    def run(
+        self,
+        lend: Lend,
+        *,
+        sharing: Sharing | None = None,
+        progress: Callable[[int], None] = lambda _count: None,
+        gives_way: Callable[[], bool] = lambda: False,
+        check: Callable[[], None] = lambda: None,
+        in_background: bool = False,
+    ) -> Part:
+        """Put the chunks that are missing, then the record; return the record, which is then in the store.
+
+        ``lend`` lends the bytes, which are hashed and put in place; no view of them is kept, not even after
+        an error. What ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads
+        with the bytes of each chunk that is done. ``gives_way`` is asked before each chunk, and again once it
+        is compressed, from several threads, and ends the upload once it is true. ``check`` is called before
+        the record is put; it raises TransientError if files have changed, so that no record ever describes a
+        mixture. With ``in_background``, what else runs on this host gets the processors first, if the part is
+        large, for as long as it leaves some time to this.
+
+        Raises:
+            CorruptData: the store has the part with other bytes, or the record contradicts itself.
+            GaveWay: as ``gives_way`` asked.
+            TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
+                call again.
+        """
+        # Once the record stands, its chunks are never written again: a commit may name them.
+        found = find_record(self._store, self._key, Part) if self._may_stand else None
+        self._may_stand = True
+        for chunk in self._chunks.values():
+            progress(chunk.size)
+        costs: list[Cost] = []
+        compresses = self._compression is not None and self._compression.is_used(in_background=in_background)
+        yields = in_background and self._part.size >= MIN_BACKGROUND_BYTES
+        gets_nothing = threading.Event()
+
+        def give_way() -> None:
+            if gives_way():
+                raise GaveWay(f"the upload of {self._key} gave way")
+
+        def has_time() -> bool:
+            """Return whether there is time to compress, which takes much longer than to hash and to send."""
+            give_way()
+            if yields and is_starved():
+                gets_nothing.set()
+            return not gets_nothing.is_set()
+
+        def carry(number: int) -> None:
+            give_way()
+            with lend(*self._runs[number]) as data:
+                content = len(data), xxh3_128(data)
+                chunk = None if found is not None or sharing is None else sharing.find(content)
+                if chunk is None:
+                    stored = None
+                    if found is None:
+                        stored, cost = self._put(number, data, has_time if compresses else None)
+                        costs.append(cost)
+                    chunk = Chunk(size=content[0], xxh3_128=content[1], stored=stored)
+                self._chunks[number] = chunk
+                progress(len(data))
+
+        def carry_if_there_is_time(number: int) -> None:
+            if not gets_nothing.is_set():
+                carry(number)
+                if is_starved():
+                    gets_nothing.set()
+
+        with _forgetting_frames():
+            if yields:
+                with low_priority_session():
+                    each(
+                        carry_if_there_is_time,
+                        self._missing(),
+                        num_threads=self._num_threads,
+                        begin_thread=lower_thread_priority,
+                    )
+            each(carry, self._missing(), num_threads=self._num_threads)
+        if self._compression is not None and in_background:
+            self._compression.note(costs)
+        check()
+        chunks = tuple(self._chunks[number] for number in range(len(self._runs)))
+        part = msgspec.structs.replace(self._part, chunks=chunks)
+        vars(part).update(vars(self._part))  # the seal stays parsed
+        if found is not None:
+            check_part(part)
+            return _same(found, part, self._key)
+        return put_part(self._store, self._job_id, part)
+
+    def _missing(self) -> list[int]:
+        return [number for number in range(len(self._runs)) if number not in self._chunks]
+
+    def _put(self, number: int, data: Data, goes_on: Callable[[], bool] | None) -> tuple[int | None, Cost]:
+        """Put a chunk, compressed unless ``goes_on`` is None; return its bytes in the store if it is."""
+        began = time.monotonic()
+        compressed = None if goes_on is None else compress(data, goes_on)
+        compressed_at = time.monotonic()
+        body = data if compressed is None else compressed
+        form = keys.chunk if compressed is None else keys.compressed_chunk
+        self._store.put(form(self._job_id, self._part.save, self._part.rank, number), body)
+        put_seconds = time.monotonic() - compressed_at
+        cost = Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body))
+        return None if compressed is None else len(body), cost
+
+
+def _cuts(part: Part) -> Sequence[int]:
+    """Return where chunks begin so that what stays the same from save to save makes the same chunks."""
+    if part.kind == "session":
+        seal = part.parsed_seal
+        return seal.cuts[: len(seal.items)]  # each is where an item begins
+    ends = list(itertools.accumulate(file.size for file in part.files))
+    large = [pair for pair in zip(part.files, ends, strict=True) if pair[0].size >= MIN_FILE_BYTES]
+    return sorted({cut for file, end in large for cut in (end - file.size, end)})
 
 
 def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
@@ -226,19 +282,19 @@ def xxh3_128(data: Data) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-_Read = Callable[[int, int], AbstractContextManager[Data]]
-"""Lends a number of a part's bytes (the second argument) from a start (the first, inclusive)."""
-
-
 @contextmanager
-def _lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
+def lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
+    """Lend bytes of a view, such as that of a mapped arena slot."""
     with data[start : start + length] as view:
         yield view
 
 
 @contextmanager
-def _lend_files(root: Path, files: Sequence[File], start: int, length: int) -> Iterator[Data]:
-    """Lend the bytes of files, one after the other in list order."""
+def lend_files(root: Path, files: Sequence[File], start: int, length: int) -> Iterator[Data]:
+    """Lend the bytes of files below ``root``, one after the other in list order.
+
+    They are read, not mapped, so a script that truncates one cannot end this process.
+    """
     buffer = bytearray(length)
     with memoryview(buffer) as view:
         filled = 0
@@ -272,99 +328,6 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
         if low < high:
             yield file.name, low - position, high - low
         position += file.size
-
-
-def _upload(
-    store: ObjectStore,
-    job_id: str,
-    part: Part,
-    read: _Read,
-    runs: Sequence[tuple[int, int]],
-    num_threads: int,
-    progress: Callable[[int], None],
-    check: Callable[[], None] = lambda: None,
-    *,
-    sharing: Sharing | None,
-    compression: Compression | None,
-    is_repeated: bool = True,
-    done: dict[int, Chunk] | None = None,
-    gives_way: Callable[[], bool] = lambda: False,
-    in_background: bool,
-) -> Part:
-    store = patient(store)
-    key = keys.part(job_id, part.save, part.rank)
-    # Once the record stands, its chunks are never written again: a commit may name them.
-    found = find_record(store, key, Part) if is_repeated else None
-
-    compresses = compression is not None and compression.is_used(in_background=in_background)
-    costs: list[Cost] = []
-    yields = in_background and part.size >= MIN_BACKGROUND_BYTES
-    gets_nothing = threading.Event()
-
-    def give_way() -> None:
-        if gives_way():
-            raise GaveWay(f"the upload of {key} gave way")
-
-    def put(number: int, data: Data) -> int | None:
-        """Put a chunk; return how many bytes it has in the store if it is compressed."""
-        began = time.monotonic()
-        compressed = compress(data, has_time) if compresses else None
-        compressed_at = time.monotonic()
-        body = data if compressed is None else compressed
-        form = keys.chunk if compressed is None else keys.compressed_chunk
-        chunk_key = form(job_id, part.save, part.rank, number)
-        store.put(chunk_key, body)
-        put_seconds = time.monotonic() - compressed_at
-        costs.append(Cost(compressed_at - began, len(data) - len(body), put_seconds, len(body)))
-        return None if compressed is None else len(body)
-
-    def has_time() -> bool:
-        """Return whether there is time to compress, which takes much longer than to hash and to send."""
-        give_way()
-        if yields and is_starved():
-            gets_nothing.set()
-        return not gets_nothing.is_set()
-
-    chunks = {} if done is None else done
-    for chunk in chunks.values():
-        progress(chunk.size)
-
-    def carry(number: int) -> None:
-        give_way()
-        with read(*runs[number]) as data:
-            content = len(data), xxh3_128(data)
-            chunk = None if found is not None or sharing is None else sharing.find(content)
-            if chunk is None:
-                stored = put(number, data) if found is None else None
-                chunk = Chunk(size=content[0], xxh3_128=content[1], stored=stored)
-            chunks[number] = chunk
-            progress(len(data))
-
-    left = [number for number in range(len(runs)) if number not in chunks]
-    if yields:
-
-        def carry_if_there_is_time(number: int) -> None:
-            if not gets_nothing.is_set():
-                carry(number)
-                if is_starved():
-                    gets_nothing.set()
-
-        with low_priority_session():
-            each(
-                carry_if_there_is_time,
-                left,
-                num_threads=num_threads,
-                begin_thread=lower_thread_priority,
-            )
-    each(carry, [number for number in left if number not in chunks], num_threads=num_threads)
-    if compression is not None and in_background:
-        compression.note(costs)
-    check()
-    part = msgspec.structs.replace(part, chunks=tuple(chunks[number] for number in range(len(runs))))
-    if found is not None:
-        check_part(part)
-        return _same(found, part, key)
-    return put_part(store, job_id, part)
 
 
 def _same(standing: Part, ours: Part, key: str) -> Part:

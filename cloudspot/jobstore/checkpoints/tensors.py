@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudspot.errors import CloudspotError, CorruptData
-from cloudspot.jobstore.checkpoints.seals import Item, read_seal
 from cloudspot.jobstore.layout.records import Manifest
+from cloudspot.jobstore.layout.seals import Item
 from cloudspot.train.state.boxes import Box
 
 WRAPPER = "module."
@@ -64,7 +64,7 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
     Raises:
         CorruptData: the seal does not hold what a session writes.
     """
-    seals = (read_seal(part) for part in manifest.parts)
+    seals = (part.parsed_seal for part in manifest.parts)
     shared = next((seal.objects for seal in seals if "0" in seal.rank_states), None)  # as in a resume
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
@@ -129,7 +129,7 @@ def _objects(
 def _items(manifest: Manifest) -> dict[str, list[tuple[int, Item]]]:
     found: dict[str, list[tuple[int, Item]]] = {}
     for part in manifest.parts:
-        for item in read_seal(part).items:
+        for item in part.parsed_seal.items:
             found.setdefault(item.name, []).append((part.rank, item))
     return found
 

@@ -159,7 +159,7 @@ def plan_copy(
     checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
     elsewhere = (*checkpoints, keys.own_agents_prefix(job_id), copies)
     left_out = {keys.summary(job_id), keys.suspicions(job_id), keys.settled_launches(job_id)}
-    artifacts = keys.artifacts_prefix(job_id)
+    artifacts = keys.artifacts_prefix(job_id), keys.outputs_prefix(job_id)
     copied = {
         key: CopiedObject(
             key,
@@ -229,10 +229,10 @@ def copy(
     job_id = plan.submission.job_id
     reserve(plan, source, target)
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
-    carrier = _Carrier(source, target, standing, progress)
+    copier = _ObjectCopier(source, target, standing, progress)
     if all(one.key in standing for one in (*plan.journal, plan.spec)):
         # Each writer of the journal knew what stands before its record: equal ends have equal beginnings.
-        carrier.carry(plan.journal[-1])
+        copier.copy_object(plan.journal[-1])
         progress(plan.num_bytes - plan.journal[-1].size)
         return
     _check_not_removed(target, plan)
@@ -245,12 +245,12 @@ def copy(
     # A checkpoint's manifest after its chunks, so that whatever stands is whole.
     compared = [one for one in plan.journal if one.key in standing]
     for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
-        each(carrier.carry, batch, num_threads=num_threads)
+        each(copier.copy_object, batch, num_threads=num_threads)
     _check_whole(target, plan, standing, {*(one.key for one in missing[:1]), plan.spec.key})
     for one in missing[:1]:
-        carrier.carry(one)
+        copier.copy_object(one)
     note_recent(target, plan.submission)
-    carrier.carry(plan.spec)
+    copier.copy_object(plan.spec)
 
 
 def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
@@ -274,8 +274,8 @@ def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
         raise taken
 
 
-class _Carrier:
-    """Carries objects from store to store. Thread-safe."""
+class _ObjectCopier:
+    """Copies objects from store to store. Thread-safe."""
 
     def __init__(
         self,
@@ -290,14 +290,14 @@ class _Carrier:
         self._progress = progress
         self._lock = threading.Lock()
 
-    def carry(self, one: CopiedObject) -> None:
+    def copy_object(self, one: CopiedObject) -> None:
         """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
         try:
-            self._carry(one)
+            self._copy_object(one)
         except DamagedCheckpoint:
-            self._carry(one)  # the fault may have been on the way, and would cost the whole checkpoint
+            self._copy_object(one)  # the fault may have been on the way, and would cost the whole checkpoint
 
-    def _carry(self, one: CopiedObject) -> None:
+    def _copy_object(self, one: CopiedObject) -> None:
         if one.key in self._standing:
             try:
                 self._compare(one, self._standing[one.key], _Told(one, self._tell))
@@ -307,7 +307,7 @@ class _Carrier:
                 # The job was here before, and has written the file again since.
                 self._target.delete(one.key)
                 del self._standing[one.key]
-                self._carry(one)
+                self._copy_object(one)
         elif one.size <= BLOCK_BYTES:
             data = b"".join(self._blocks(one))
             if create(self._target, one.key, data) is not None:

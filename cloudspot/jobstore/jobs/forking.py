@@ -18,7 +18,6 @@ from cloudspot.jobstore.checkpoints.chunks import StoredChunk, read_stored, stor
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
 from cloudspot.jobstore.checkpoints.manifests import commit_of
 from cloudspot.jobstore.checkpoints.parts import NUM_THREADS
-from cloudspot.jobstore.checkpoints.seals import read_seal
 from cloudspot.jobstore.code.bundle import Bundle
 from cloudspot.jobstore.jobs.submission import code_key
 from cloudspot.jobstore.layout import codec, keys
@@ -91,6 +90,6 @@ def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
 
 def _of_generation_0(part: Part) -> Part:
     # By Python's own writer, as the trainer: the state may hold infinity.
-    seal = None if part.seal is None else json.dumps({**read_seal(part).raw, "generation": 0, "round": 0})
+    seal = None if part.seal is None else json.dumps({**json.loads(part.seal), "generation": 0, "round": 0})
     chunks = tuple(msgspec.structs.replace(chunk, home=None) for chunk in part.chunks)
     return msgspec.structs.replace(part, generation=0, round=0, seal=seal, chunks=chunks)

@@ -254,6 +254,10 @@ told = Key[[str, str]]("jobs/{job}/told/{event}")
 artifacts_prefix = Key[[str]]("jobs/{job}/artifacts/")
 artifact = Key[[str, str]]("jobs/{job}/artifacts/{artifact}")
 """A file of the job's by its path; overwritten. The path may be any that a file system allows."""
+outputs_prefix = Key[[str]]("jobs/{job}/outputs/")
+output = Key[[str, str]]("jobs/{job}/outputs/{artifact}")
+"""A file that the training wrote below its working directory, by its path there; overwritten, and deleted
+where newer ones need its room."""
 
 # --- its nodes ------------------------------------------------------------------------------------
 

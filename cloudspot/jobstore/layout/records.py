@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import date, datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ from cloudspot.decoding import (
     Tally,
 )
 from cloudspot.host.names import printable
+from cloudspot.jobstore.layout.seals import Seal, parse_seal
 from cloudspot.model import EndReason, LaunchRequest, Market, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
@@ -631,7 +633,7 @@ def file_of(name: str, size: int, *, mode: int, is_link: bool = False) -> File:
     return File(path=shown, size=size, mode=mode, raw_path=raw, is_link=is_link)
 
 
-class Part(Dated, frozen=True, kw_only=True):
+class Part(Dated, frozen=True, kw_only=True, dict=True):
     """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
 
     generation: OrdinalOrZero
@@ -668,6 +670,15 @@ class Part(Dated, frozen=True, kw_only=True):
         """Return the ranks that bring a part of that save, ascending."""
         others = set(self.relieved)
         return tuple(rank for rank in range(self.num_parts + len(others)) if rank not in others)
+
+    @cached_property
+    def parsed_seal(self) -> Seal:
+        """Return what the seal says; its text is parsed once.
+
+        Raises:
+            CorruptData: there is none, or it is malformed.
+        """
+        return parse_seal(self.seal or "", f"the seal of part {self.rank}")
 
 
 class Manifest(_Written, frozen=True, kw_only=True):
@@ -823,7 +834,7 @@ class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
     """From the first on, without a gap."""
 
 
-class Lasting(Dated, frozen=True, kw_only=True):
+class ObservedDuration(Dated, frozen=True, kw_only=True):
     """How long, at least, the passes of drivers have seen the same thing, by the store's clock."""
 
     seconds: Seconds
@@ -839,9 +850,9 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: InstanceId
     counter: Tally
     """The newest heartbeat's; 0: it has none."""
-    silent: Lasting | None
+    silent: ObservedDuration | None
     """How long the counter has not moved."""
-    absent: Lasting | None
+    absent: ObservedDuration | None
     """How long no listing has shown the machine."""
 
 
@@ -861,7 +872,7 @@ class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How long drivers have known of an ending."""
 
     ending: Ending
-    known: Lasting
+    known: ObservedDuration
 
 
 class Suspicions(Dated, frozen=True, kw_only=True):

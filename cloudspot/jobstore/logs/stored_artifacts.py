@@ -31,7 +31,7 @@ class Artifact:
 
     name: str
     """Relative and ``/``-separated, as the job wrote it. That of a node other than the first of the training
-    begins with ``node-<launch>.<rank>/``.
+    begins with ``node-<launch>.<rank>/``. An output of the name of an artifact has ``outputs/`` before it.
 
     Others may write keys too: it is a path only if ``is_safe_name`` says so."""
     key: str
@@ -48,13 +48,17 @@ class Artifact:
 
 
 def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
-    """Return the job's artifacts, sorted by name."""
-    found = [
-        Artifact(match[1], meta.key, meta.size, meta.modified_at)
-        for meta in patient(store).list_objects(keys.artifacts_prefix(job_id))
-        if (match := keys.artifact.match(meta.key)) is not None
-    ]
-    return tuple(sorted(found, key=lambda artifact: artifact.name))
+    """Return the job's artifacts, its outputs among them, sorted by name."""
+    found: dict[str, Artifact] = {}
+    for prefix, key in ((keys.artifacts_prefix, keys.artifact), (keys.outputs_prefix, keys.output)):
+        for meta in patient(store).list_objects(prefix(job_id)):
+            match = key.match(meta.key)
+            if match is not None:
+                name = match[1]
+                while name in found:
+                    name = f"outputs/{name}"
+                found[name] = Artifact(name, meta.key, meta.size, meta.modified_at)
+    return tuple(sorted(found.values(), key=lambda artifact: artifact.name))
 
 
 def is_present(artifact: Artifact, directory: Path) -> bool:

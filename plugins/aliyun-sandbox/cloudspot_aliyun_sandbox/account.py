@@ -19,7 +19,11 @@ Parameters = Mapping[str, str]
 ACCOUNT_ID: Final = "1234567890123456"
 IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
-"""The newest of its family, with the sandbox's own Python, and so with torch and this very cloudspot."""
+"""The newest of its family, with the sandbox's own Python and this very cloudspot. As Alibaba Cloud's own, it
+has neither torch nor pip."""
+TORCH_IMAGE_ID: Final = "m-bp1cloudspottorch001"
+TORCH_IMAGE_FAMILY: Final = "cloudspot-torch"
+"""An image as one makes it for training, with torch and pip. The account's own, copied to all regions."""
 BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
 """Has the system's python3 and curl, and no cloudspot. The account's own, in ``OWN_IMAGES_REGION`` only."""
 OWN_IMAGES_REGION: Final = "cn-hangzhou"
@@ -29,6 +33,7 @@ NODE_ROLE: Final = "cloudspot-node"
 _IMAGES: Final = (
     (IMAGE_ID, IMAGE_FAMILY, "x86_64"),
     (BARE_IMAGE_ID, "cloudspot-bare", "x86_64"),
+    (TORCH_IMAGE_ID, TORCH_IMAGE_FAMILY, "x86_64"),
     (ARM_IMAGE_ID, "acs:ubuntu_24_04_arm64", "arm64"),
 )
 _IMAGE_FILTERS: Final = frozenset({"ImageId", "ImageOwnerAlias", "PageNumber", "PageSize", "Status", "Tag"})
@@ -131,7 +136,7 @@ class Account:
                 "ImageId": image_id,
                 "ImageName": image_id,
                 "ImageFamily": family,
-                "ImageOwnerAlias": "self" if image_id in self.image_regions else "system",
+                "ImageOwnerAlias": "self" if image_id.startswith("m-") else "system",
                 "Architecture": architecture,
                 "Size": 20,
                 "Status": "Available",

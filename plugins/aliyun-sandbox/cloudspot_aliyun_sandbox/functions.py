@@ -113,7 +113,6 @@ class StrictFunctions:
         issue: Callable[[str], Credentials],
         environment: Mapping[str, str],
         directory: Path,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Run functions below ``directory``; what is not for them reaches ``app`` unchanged.
 
@@ -128,7 +127,7 @@ class StrictFunctions:
         self._issue = issue
         self._environment = environment
         self._directory = directory
-        self.clock = clock
+        self.clock = time.time
         self._lock = threading.Lock()
         self.functions: dict[str, Function] = {}
         self._processes = FunctionProcesses[CustomRuntime]()

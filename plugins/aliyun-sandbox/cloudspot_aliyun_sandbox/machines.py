@@ -36,6 +36,8 @@ class BootDisk:
     """Where the machine host keeps the disk of which it is a copy; None: it is a plain one."""
     is_bare: bool
     """Its image has no cloudspot."""
+    packages: tuple[str, ...]
+    """What its image's Python has; see EmulatedMachine."""
 
 
 @dataclass
@@ -298,6 +300,7 @@ def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, net
         metadata=facts,
         market=Market(machine.market),
         is_bare=machine.boot_disk.is_bare,
+        packages=machine.boot_disk.packages,
         disk=machine.boot_disk.copied,
         job=job,
     )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from cloudspot.emulation.cloud import MachineHost
+from cloudspot.emulation.cloud import TRAINING_PACKAGES, MachineHost
 from cloudspot.errors import CloudspotError
-from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, Account, numbered_page
+from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, TORCH_IMAGE_ID, Account, numbered_page
 from cloudspot_aliyun_sandbox.launching import ARCHITECTURES, check_tags
 from cloudspot_aliyun_sandbox.machines import BootDisk, Machine, Machines
 from cloudspot_aliyun_sandbox.market import KINDS
@@ -76,8 +76,10 @@ class SavedImages:
         size_gib = check_disk(parameters, self._account.images[image]["Size"])
         saved = self._saved.get(image)
         if saved is None:
-            return BootDisk(size_gib, copied=None, is_bare=image == BARE_IMAGE_ID)
-        return BootDisk(size_gib, copied=saved.disk, is_bare=saved.machine.boot_disk.is_bare)
+            packages = TRAINING_PACKAGES if image in {BARE_IMAGE_ID, TORCH_IMAGE_ID} else ()
+            return BootDisk(size_gib, copied=None, is_bare=image == BARE_IMAGE_ID, packages=packages)
+        of = saved.machine.boot_disk
+        return BootDisk(size_gib, copied=saved.disk, is_bare=of.is_bare, packages=of.packages)
 
     # --- answers --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ user, group or role count together; IAM API reference, PutUserPolicy, CreatePoli
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -20,13 +20,13 @@ _MANAGED: Final = frozenset({"CreatePolicy", "CreatePolicyVersion"})
 _TRUSTS: Final = {"CreateRole": "AssumeRolePolicyDocument", "UpdateAssumeRolePolicy": "PolicyDocument"}
 _ATTACHED: Final = {"AttachUserPolicy": "User", "AttachGroupPolicy": "Group", "AttachRolePolicy": "Role"}
 _COUNTED: Final = {
-    "CreateUser": "Users",
-    "CreateGroup": "Groups",
-    "CreateRole": "Roles",
-    "CreateInstanceProfile": "InstanceProfiles",
-    "CreatePolicy": "Policies",
+    "CreateUser": ("Users", "UserName", "users"),
+    "CreateGroup": ("Groups", "GroupName", "groups"),
+    "CreateRole": ("Roles", "RoleName", "roles"),
+    "CreateInstanceProfile": ("InstanceProfiles", "InstanceProfileName", "instance_profiles"),
+    "CreatePolicy": ("Policies", "PolicyName", "managed_policies"),
 }
-"""What a call makes one more of, as the account's summary names it."""
+"""What a call makes more of, by the account's summary; the parameter with its name; where moto keeps it."""
 
 
 def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
@@ -38,7 +38,8 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
     _check_forms(action, form)
     quotas = iam.account_summary.summary_map
     if action in _COUNTED:
-        what = _COUNTED[action]
+        what, parameter, kept_as = _COUNTED[action]
+        _check_case(form[parameter], getattr(iam, kept_as).values())
         _require(quotas[what] < quotas[f"{what}Quota"], f"{what}PerAccount: {quotas[f'{what}Quota']}")
     if action in _TRUSTS:
         most = quotas["AssumeRolePolicySizeQuota"]
@@ -62,6 +63,14 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
     if action == "AddUserToGroup":
         most, user = quotas["GroupsPerUserQuota"], _holder(iam, "User", form)
         _require(sum(user in one.users for one in iam.groups.values()) < most, f"GroupsPerUser: {most}")
+
+
+def _check_case(named: str, others: Iterable[Any]) -> None:
+    """Refuse a name that differs from another one by its case alone (IAM API reference, CreateRole)."""
+    for one in others:
+        is_awss_own = getattr(one, "arn", "").split(":")[4:5] == ["aws"]
+        if one.name != named and one.name.lower() == named.lower() and not is_awss_own:
+            raise ApiError("EntityAlreadyExists", f"{one.name} already exists.", status=409)
 
 
 def _holder(iam: Any, kind: str, form: Mapping[str, str]) -> Any:

@@ -224,7 +224,7 @@ class Writes:
             f"zones/{zone}",
             _INSERT,
             f"projects/{self._site.project}/zones/{zone}/instances/{name}",
-            target_id=target_id,
+            targetId=target_id,
             user=caller,
             seconds=self.operation_seconds,
             errors=errors,
@@ -270,7 +270,7 @@ class Writes:
             f"zones/{machine.zone}",
             kind,
             f"projects/{self._site.project}/{machine.key}",
-            target_id=machine.id,
+            targetId=machine.id,
             user=caller,
         )
 

@@ -198,7 +198,7 @@ class Machines:
                 f"zones/{machine.zone}",
                 "delete",
                 f"projects/{self._project}/{machine.key}",
-                target_id=machine.id,
+                targetId=machine.id,
                 user=user,
                 seconds=float("inf"),
                 clientOperationId=request_id,
@@ -252,7 +252,7 @@ class Machines:
                     f"zones/{machine.zone}",
                     kind,
                     f"projects/{self._project}/{machine.key}",
-                    target_id=machine.id,
+                    targetId=machine.id,
                     user=SYSTEM,
                     statusMessage=text,
                 )

@@ -52,7 +52,6 @@ class Operations:
         kind: str,
         target: str,
         *,
-        target_id: str = "",
         user: str,
         seconds: float = 0.0,
         errors: ApiErrors = (),
@@ -78,8 +77,6 @@ class Operations:
             "selfLink": f"{BASE}projects/{self._project}/{scope}/operations/{name}",
             **{name: item for name, item in fields.items() if item},
         }
-        if target_id:
-            value["targetId"] = target_id
         if scope != "global":
             kind_of_scope, _, where = scope.partition("/")
             value[kind_of_scope.removesuffix("s")] = f"{BASE}projects/{self._project}/{kind_of_scope}/{where}"

@@ -103,7 +103,7 @@ class SavedImages:
         )
         self._site.images = (*self._site.images, image)
         operation = self._operations.add(
-            "global", "insert", self._path(name), target_id=number, user=caller, seconds=COPY_SECONDS
+            "global", "insert", self._path(name), targetId=number, user=caller, seconds=COPY_SECONDS
         )
         self._copying[name] = _Copying(machine, operation)
         return operation

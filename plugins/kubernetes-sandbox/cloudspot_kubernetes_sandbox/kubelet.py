@@ -45,6 +45,11 @@ _EXITED: Final = "kubelet: the container exited with "
 _ACCOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
 _STOP: Final = "stop"
 _KILLED: Final = 137
+_KEPT: Final = (
+    *("PATH", "PYTHONPATH", "LANG", "HOME", "PIP_INDEX_URL", "PIP_TRUSTED_HOST"),
+    *("CLOUDSPOT_CORES", "CLOUDSPOT_MACHINE"),
+)
+"""What a pod's environment has of its machine's."""
 _RUN: Final = """\
 #!/bin/bash
 # The container's process 1 and, beside it, what signals it when the kubelet says so.
@@ -347,10 +352,7 @@ class Kubelet:
         command = [_expand(text, variables) for text in (*container["command"], *container.get("args", ()))]
         # Each image has its own PATH and the like: here, those of the machine.
         assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        kept = [
-            f'{name}="${{{name}-}}"' for name in ("PATH", "PYTHONPATH", "LANG", "CLOUDSPOT_CORES", "HOME")
-        ]
-        kept += ['CLOUDSPOT_MACHINE="${CLOUDSPOT_MACHINE-}"']
+        kept = [f'{name}="${{{name}-}}"' for name in _KEPT]
         return (
             _RUN.format(
                 files=files,

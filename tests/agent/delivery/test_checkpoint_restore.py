@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from support.records.made_journal import commit
+from support.records.uploads import upload_files
 from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.agent.delivery import checkpoint_restore
@@ -19,7 +20,7 @@ from cloudspot.agent.delivery.checkpoint_restore import restore_newest, restore_
 from cloudspot.agent.leaving import LeavingError
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
-from cloudspot.jobstore.checkpoints import fetching, parts, retention
+from cloudspot.jobstore.checkpoints import fetching, retention
 from cloudspot.jobstore.checkpoints.manifests import Superseded
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import keys
@@ -34,11 +35,8 @@ def put_directory(bench, checkpoint, name, text, **options):
     root.mkdir(exist_ok=True)
     (root / "model").write_text(text)
     save = SaveId(checkpoint.generation, checkpoint.step, 0)
-    parts.upload_directory(
-        bench.store, JOB, save, rank=0, num_parts=1, root=root, directory=name,
-        files=[File(path="model", size=len(text), mode=0o644)], sealed_at=datetime.now(timezone.utc),
-        **options,
-    )  # fmt: skip
+    files = [File(path="model", size=len(text), mode=0o644)]
+    upload_files(bench.store, JOB, save, root, files, name, sealed_at=datetime.now(timezone.utc), **options)
     commit(bench.store, JOB, checkpoint)
 
 
@@ -209,10 +207,10 @@ def test_the_files_of_a_directory_are_as_old_to_one_another_as_they_were(bench):
     root.mkdir()
     for name in names:
         (root / name).write_text(name)
-    parts.upload_directory(
-        bench.store, JOB, SaveId(1, 10, 0), rank=0, num_parts=1, root=root, directory="out",
-        files=[File(path=name, size=len(name), mode=0o644) for name in names], sealed_at=datetime.now(timezone.utc),
-    )  # fmt: skip
+    listed = [File(path=name, size=len(name), mode=0o644) for name in names]
+    upload_files(
+        bench.store, JOB, SaveId(1, 10, 0), root, listed, "out", sealed_at=datetime.now(timezone.utc)
+    )
     commit(bench.store, JOB, bench.id(1, 10))
     life = bench.life(checkpoint={"directory": "out"})
     restore_newest(life.context)

@@ -16,10 +16,11 @@ from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.reclaim import Reclaim
 from cloudspot.agent.training.launching.preparation import fetch_code
+from cloudspot.decoding import convert
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.host.low_priority import NICENESS
 from cloudspot.jobstore.checkpoints import fetching, manifests, parts, retention, shared_chunks
-from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout import keys, seals
 from cloudspot.jobstore.layout.records import SaveId, StopRequest, Transfer, new_nonce
 from cloudspot.model import PreemptionNotice
 from cloudspot.train import handoff as files
@@ -302,7 +303,7 @@ def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
     bench, node, monkeypatch, deadline, took, gives_way
 ):
     """A drain came while an interval save was uploaded, and the notice was over before both were."""
-    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    monkeypatch.setattr(parts, "Upload", partial(parts.Upload, chunk_bytes=1, num_threads=1))
     life, put, found = bench.life(), bench.store.put, []
     life.context.status.upload_seconds = took
     bench.seal(node, bench.id(1, 40), world_size=2)
@@ -328,7 +329,7 @@ def test_a_save_under_way_leaves_its_rest_to_a_drain_that_has_the_time(
 @pytest.mark.full
 def test_a_save_that_gave_way_waits_for_the_drain_of_every_rank_here(bench, node, draining, monkeypatch):
     """It went on after the first rank's, and was in the way of the second's."""
-    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    monkeypatch.setattr(parts, "Upload", partial(parts.Upload, chunk_bytes=1, num_threads=1))
     draining.context.status.upload_seconds = 55.0  # of one rank alone it would be finished first
     put, found = bench.store.put, []
 
@@ -351,9 +352,28 @@ def test_a_save_that_gave_way_waits_for_the_drain_of_every_rank_here(bench, node
     assert found == [(40, 0), *drains, *rest]  # the bench's two parts do not make one checkpoint
 
 
+def test_the_text_of_a_seal_is_parsed_once_from_the_trainers_file_to_the_commit(
+    bench, carry, node, monkeypatch, tmp_path
+):
+    parsed = []
+
+    def counting(value, type_):
+        parsed.append(value["step"])
+        return convert(value, type_)
+
+    monkeypatch.setattr(seals, "convert", counting)
+    bench.seal(node, bench.id(1, 10))
+    assert carry().courier.finish(until=lambda: FAR)
+    assert (bench.commits(), parsed) == ((bench.id(1, 10),), [10])
+    manifest = manifests.read_manifest(bench.store, "digits-1", bench.id(1, 10))
+    fetching.fetch(bench.store, "digits-1", manifest, tmp_path)
+    assert fetching.is_restored(tmp_path, manifest)
+    assert parsed == [10, 10], "and once from the manifest"
+
+
 @pytest.mark.parametrize("num_put", [0, 3])
 def test_what_an_outage_cut_off_goes_on_where_it_was(bench, node, monkeypatch, num_put):
-    monkeypatch.setattr(parts, "upload_part", partial(parts.upload_part, chunk_bytes=1, num_threads=1))
+    monkeypatch.setattr(parts, "Upload", partial(parts.Upload, chunk_bytes=1, num_threads=1))
     bench.seal(node, bench.id(1, 40))
     put, found = bench.store.put, []
 

@@ -12,7 +12,7 @@ from support.records.made_journal import open_launch, start_generation
 
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
-from cloudspot.agent.membership.agreement import PROOF_SECONDS, Membership
+from cloudspot.agent.membership.agreement import PROOF_SECONDS
 from cloudspot.agent.membership.failure_votes import not_reached
 from cloudspot.agent.membership.peers import Standing
 from cloudspot.errors import TransientError
@@ -58,7 +58,7 @@ class Agent:
             machine=f"machine-{self.seat}", launch=launch, rank=rank, store=store, num_seats=num_seats,
             nodes=nodes, spot={"policy": "spot"},
         )  # fmt: skip
-        self.membership = Membership(self.life.context)
+        self.membership = bench.membership(self.life)
         launches.claim_slot(bench.store, JOB, launch, rank, self.life.context.job.identity)
         self.ended = None
         self.thread = None
@@ -98,7 +98,7 @@ class Agent:
         self.life.heartbeat.stop()
         self.life.heartbeat._thread.join(10.0)
         self.membership.stop()
-        object.__setattr__(self.life.context, "insist", lambda *_, **__: time.sleep(3600))
+        object.__setattr__(self.life.context, "insist", self.bench.hang)
 
     def say(self, outcome, **facts):
         leaving = Leaving(outcome, facts.pop("detail", "as told"), **facts)
@@ -131,9 +131,7 @@ def make(bench):
         assert {ranks(agent.found()) for agent in made} == {tuple(range(count))}
         return made
 
-    yield start
-    for agent in made:
-        agent.membership.stop()
+    return start
 
 
 def ranks(generation):

@@ -8,10 +8,15 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
+from cloudspot.jobstore.access.stored_records import find_bytes
+from cloudspot.jobstore.layout import keys
 from cloudspot.model import PreemptionNotice
 
 
-def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(bench, wait_until, tmp_path):
+def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(
+    bench, wait_until, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("cloudspot.agent.store_retry.MAX_WAIT_SECONDS", 0.1)
     down = FaultyStore(bench.store, FaultPlan(outages=(Outage(start=0.0, end=1e12),)), tmp_path / "state")
     life = bench.life(store=down)
     life.notices.start()
@@ -27,3 +32,5 @@ def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(
     bench.provider.notices.notice = PreemptionNotice(deadline=now + timedelta(seconds=5), source="provider")
     wait_until(lambda: life.context.orders.reclaim.notice.source == "provider")
     assert NoticeFile(directory).read().notice.source == "provider"
+    down.plan = FaultPlan()
+    wait_until(lambda: find_bytes(bench.store, keys.notice("digits-1", 1, 0)))

@@ -104,6 +104,30 @@ def test_follow_prints_what_comes_until_the_job_has_ended(jobs, monkeypatch):
     assert threading.active_count() >= 1
 
 
+def test_follow_prints_late_lines_when_they_arrive_with_their_times_and_the_whole_log_has_them_in_order(
+    jobs, monkeypatch
+):
+    jobs.job_file.write_text('name = "digits"\nnodes = 2\n[run]\nentrypoint = "train.py"\n')
+    jobs.submit("going-1")
+    jobs.add_log("going-1", "1-0", ["a", "d", "e"], minutes=0)
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 1:
+            # Another node's, of the time between those; two of them, which stay in their order.
+            jobs.add_log("going-1", "1-1", ["b", "c"], minutes=0.005)
+            jobs.add_finished("going-1", "stopped", minutes=9)
+
+    monkeypatch.setattr("cloudspot.cli.commands.logs.time.sleep", sleep)
+    followed = jobs.run("logs", "going-1", "--follow").stdout.splitlines()
+    whole = jobs.run("logs", "going-1").stdout.splitlines()
+    assert [line.rpartition(" ")[2] for line in followed] == ["a", "d", "e", "b", "c"]
+    assert [line.rpartition(" ")[2] for line in whole] == ["a", "b", "d", "c", "e"]
+    # The same lines: who reads a late one sees when it was written.
+    assert sorted(followed) == sorted(whole)
+
+
 def test_a_tail_that_is_read_half_goes_on_from_the_next_line(jobs):
     jobs.submit("new-1")
     jobs.add_log("new-1", "1-0", ["a", "b"], minutes=0)

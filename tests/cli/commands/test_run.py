@@ -29,6 +29,16 @@ def test_a_dry_run_shows_cost_and_what_next_first_then_offers_in_order_and_store
     assert stored(jobs) == []
 
 
+def test_a_submission_shows_the_job_its_cost_and_what_next_in_its_first_five_lines(jobs, monkeypatch):
+    monkeypatch.setattr(run_module, "follow", lambda *_args, **_options: 0)
+    lines = jobs.run("run", str(jobs.job_file), "--name", "new-1").stdout.splitlines()
+    assert lines[0].startswith(f"submitted job new-1 to {jobs.store.url} (")
+    assert lines[1] == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
+    assert lines[2].startswith("expected: ")
+    assert lines[3] == "no limit: limits.max_cost would set one"
+    assert lines[4].startswith("Ctrl-C leaves the job running; come back with: cloudspot attach new-1")
+
+
 def test_the_json_of_a_dry_run_has_a_request_for_each_offer(jobs):
     plan = jobs.run_json("run", str(jobs.job_file), "--dry-run", "--name", "dry-1")
     assert (plan["id"], plan["provider"], plan["store"]) == ("dry-1", "local", jobs.store.url)

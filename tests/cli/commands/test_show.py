@@ -127,6 +127,12 @@ def test_text_has_the_block_of_figures_and_the_launches(jobs):
     ]
 
 
+def test_what_matters_is_in_the_first_five_lines(jobs):
+    for job in (jobs.reclaimed_and_finished(), jobs.running("going-1")):
+        lines = jobs.run("show", job).stdout.splitlines()
+        assert [line.split()[0] for line in lines[:5]] == ["job", "steps", "cost", "duration", "next"]
+
+
 def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
     job_id = jobs.reclaimed_and_finished()
     own = {"has_session": False}
@@ -192,9 +198,16 @@ def test_the_newest_checkpoint_of_all_is_never_deleted_so_it_is_corrupt_if_it_is
 def test_artifacts_are_named_where_there_are_some(jobs):
     jobs.submit("new-1")
     assert "  artifacts" not in jobs.run("show", "new-1").stdout
-    jobs.store.put(keys.artifacts_prefix("new-1") + "plot.png", b"")
-    line = f"  artifacts    cloudspot artifacts download new-1 --store {jobs.store.url}\n"
-    assert line in jobs.run("show", "new-1").stdout
+    jobs.store.put(keys.artifact("new-1", "plot.png"), b"x" * 2048)
+    for number in range(10):
+        jobs.store.put(keys.output("new-1", f"out/{number}"), b"x")
+    lines = [line.strip() for line in jobs.run("show", "new-1").stdout.splitlines()]
+    first = lines.index("artifacts    plot.png, 2.0 KiB")
+    assert lines[first + 1 : first + 12] == [
+        *(f"out/{number}, 1 B" for number in range(9)),
+        "and 1 more; 2.0 KiB in all",
+        f"get them: cloudspot artifacts download new-1 --store {jobs.store.url}",
+    ]
 
 
 @pytest.mark.parametrize("text", ["digits-7", "digits-7k3f"])

@@ -13,7 +13,7 @@ from cloudspot.cli.commands import attach as attach_module
 from cloudspot.cli.commands import resume as resume_module
 from cloudspot.cli.following import follow as follow_module
 from cloudspot.cli.following.follow import FOLDED, follow
-from cloudspot.cli.following.livefeed import Feed
+from cloudspot.cli.following.livefeed import LiveFeed
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import jobsummary as story_module
 from cloudspot.cli.screen.lines import in_order_of_time
@@ -182,7 +182,7 @@ def test_the_curve_of_the_live_view_begins_before_the_resumption(jobs, monkeypat
         for step, minutes, loss in ((3, 2, 2.0), (41, 103, 1.0))
     )
     followed = resumed_and_finished(jobs, monkeypatch, [before], [after], source="metrics")
-    screen, feed = Screen(), Feed()
+    screen, feed = Screen(), LiveFeed()
     job = Job(jobs.store, "digits-1")
     follower = follow_module._Follower(
         job,
@@ -324,7 +324,7 @@ def test_the_lines_and_events_of_one_look_are_shown_in_the_order_of_their_times(
     jobs.add_log(job_id, "1-0", ["a line"], minutes=100.75)
     job, screen = Job(jobs.store, job_id), Screen()
     interrupts = SimpleNamespace(check=lambda: None)
-    follower = follow_module._Follower(job, interrupts, screen, Feed(), is_new=True)
+    follower = follow_module._Follower(job, interrupts, screen, LiveFeed(), is_new=True)
     history = job.history()
     follower.on_tick(loop.Tick(history=history, instances=(), events=diff(None, history)))
     shown = [line for line in screen.lines if not line.text.startswith("step ")]
@@ -334,7 +334,7 @@ def test_the_lines_and_events_of_one_look_are_shown_in_the_order_of_their_times(
 
 def test_of_many_nodes_the_first_is_read_at_each_look_and_the_others_in_turn(jobs, monkeypatch):
     """An attached terminal listed 64 streams a second."""
-    follower = follow_module._Follower(Job(jobs.store, jobs.running()), None, None, Feed(), is_new=True)
+    follower = follow_module._Follower(Job(jobs.store, jobs.running()), None, None, LiveFeed(), is_new=True)
     streams = [f"3-{rank}" for rank in range(10)]
     monkeypatch.setattr(follower._feed, "streams", lambda *, live: tuple(streams))
     looks = [follower._streams_to_read() for _ in range(3)]

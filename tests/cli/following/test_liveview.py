@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.records.made_records import Records
 
-from cloudspot.cli.following.livefeed import Feed
+from cloudspot.cli.following.livefeed import LiveFeed
 from cloudspot.cli.following.liveview import Heard, Sights, hear, look
 from cloudspot.cli.following.pace import Point
 from cloudspot.controller.loop import Tick
@@ -108,7 +108,7 @@ def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read,
 def test_the_age_of_the_newest_commit_is_told_by_its_own_time(jobs, read, at):
     job = jobs.running()
     jobs.add_checkpoint(job, 1, 10, committed=101.5)
-    feed = Feed()
+    feed = LiveFeed()
     assert feed.view(utc_now()) is None
     feed.take(Tick(history=read(job), instances=()), at(103))
     view = feed.view(at(104))
@@ -134,7 +134,7 @@ def test_the_curve_is_that_of_the_loss(jobs, read, at):
         for n in (3, 4)
     ]
     jobs.add_log(job, "1-0", texts, minutes=101, source="metrics")
-    feed = Feed()
+    feed = LiveFeed()
     feed.take(Tick(history=read(job), instances=()), at(102))
     feed.add(list(ObjectStoreLogSink(jobs.store, job).read("1-0")))
     curve = feed.view(at(102)).curve
@@ -144,7 +144,7 @@ def test_the_curve_is_that_of_the_loss(jobs, read, at):
 
 def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jobs, read, at):
     job = jobs.reclaimed_and_finished()
-    feed = Feed()
+    feed = LiveFeed()
     assert feed.streams(live=False) == ()
     feed.take(Tick(history=read(job), instances=()), at(100))
     assert feed.streams(live=False) == ("2-0", "1-0"), "the nodes of the newest generation come first"
@@ -153,7 +153,7 @@ def test_streams_are_told_without_asking_and_those_of_the_long_dead_are_quiet(jo
 
 def test_a_machine_that_was_just_given_up_may_still_deliver_lines(jobs, read, at):
     job = jobs.running()
-    feed = Feed()
+    feed = LiveFeed()
     feed.take(Tick(history=read(job), instances=()), at(103))
     jobs.add_certificate(job, 1, started=100, ended=103, end_reason=EndReason.RECLAIMED)
     for minutes, streams in [(104, ("1-0",)), (104.9, ("1-0",)), (105.1, ())]:

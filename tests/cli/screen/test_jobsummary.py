@@ -3,8 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+from support.stores.memorystore import InMemoryStore
 
-from cloudspot.cli.screen.jobsummary import _next_text, _nodes_text, steps_lost_text, weights_text
+from cloudspot.cli.screen.jobsummary import (
+    _next_text,
+    _nodes_text,
+    echo_last_lines,
+    steps_lost_text,
+    weights_text,
+)
+from cloudspot.jobstore.layout import keys
 
 
 def test_steps_lost_are_told_as_exactly_as_they_are_known():
@@ -51,3 +59,24 @@ def test_nothing_is_on_its_way_to_a_finished_job(state, text):
     nodes = [{"name": "1.0", "ended": None}, {"name": "2.0", "ended": None}]
     value = {"state": state, "nodes": nodes, "nodes_max": 2, "generations": [{"nodes": ["1.0"]}]}
     assert _nodes_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("outputs", "why"),
+    [
+        (None, "the training wrote no file below its working directory that is kept"),
+        (["out"], "the training wrote nothing that run.outputs names"),
+        ([], "run.outputs is empty"),
+    ],
+)
+def test_a_success_that_kept_nothing_says_so(outputs, why, capsys):
+    store = InMemoryStore()
+    job = SimpleNamespace(id="x", store=store, spec=SimpleNamespace(run=SimpleNamespace(outputs=outputs)))
+    echo_last_lines(job, {"state": "succeeded", "last_commit": {}})
+    assert capsys.readouterr().out == ""
+    echo_last_lines(job, {"state": "succeeded", "last_commit": None})
+    told = f"\nnothing of this job was kept: it has no checkpoint, and {why}\n"
+    assert capsys.readouterr().out == told
+    store.put(keys.output("x", "out/model.bin"), b"x")
+    echo_last_lines(job, {"state": "succeeded", "last_commit": None})
+    assert capsys.readouterr().out == ""

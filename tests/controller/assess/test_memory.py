@@ -1,9 +1,9 @@
 import pytest
 
-from cloudspot.controller.assess.lasting import BEGUN
 from cloudspot.controller.assess.memory import MAX_GAP_SECONDS, Memory
 from cloudspot.controller.assess.observed import CreateFailure
-from cloudspot.jobstore.layout.records import Ending, KnownEnding, Lasting, Seat, Suspect, Suspicions
+from cloudspot.controller.assess.observed_duration import BEGUN
+from cloudspot.jobstore.layout.records import Ending, KnownEnding, ObservedDuration, Seat, Suspect, Suspicions
 from cloudspot.model import InstanceState
 
 
@@ -11,8 +11,7 @@ from cloudspot.model import InstanceState
 def look(records):
     def look(memory, history, *, monotonic, at=0.0):
         return memory.observed(
-            history,
-            now=records.at(at),
+            records.assess(history, at=at),
             monotonic=monotonic,
             token_seconds=600.0,
             absence_proves_after_seconds=60.0,
@@ -163,13 +162,13 @@ def test_what_a_first_pass_sees_has_only_begun(records, beating):
 
 def test_what_was_left_counts_where_this_pass_sees_it_too(records, look, beating):
     memory = Memory()
-    lasting = Lasting(seconds=40.0, until=records.at(0))
+    lasting = ObservedDuration(seconds=40.0, until=records.at(0))
     memory.note_suspicions(left(records, silent=lasting, absent=lasting), records.at(60), 1.0)
     (node,) = pass_by(records, memory, beating)
     observed = look(memory, beating, monotonic=5.0)
     assert observed.absent_seconds == {"i-1-0": 100.0}
     assert observed.silent_seconds == {Seat(1, 0): 100.0}
-    longer = Lasting(seconds=100.0, until=records.at(60))
+    longer = ObservedDuration(seconds=100.0, until=records.at(60))
     assert (node.silent, node.absent) == (longer, longer)
 
 
@@ -177,21 +176,21 @@ def test_what_this_pass_adds_by_its_own_clock_is_not_left_since_the_next_write_h
     records, look, beating
 ):
     memory = Memory()
-    lasting = Lasting(seconds=40.0, until=records.at(0))
+    lasting = ObservedDuration(seconds=40.0, until=records.at(0))
     memory.note_suspicions(left(records, silent=lasting, absent=lasting), records.at(60), 1.0)
     pass_by(records, memory, beating)
     (node,) = pass_by(records, memory, beating, monotonic=12.0)
     observed = look(memory, beating, monotonic=12.0)
     assert observed.absent_seconds == {"i-1-0": 107.0}
     assert observed.silent_seconds == {Seat(1, 0): 107.0}
-    assert node.absent == node.silent == Lasting(seconds=100.0, until=records.at(60))
+    assert node.absent == node.silent == ObservedDuration(seconds=100.0, until=records.at(60))
 
 
 def test_a_machine_that_is_listed_and_a_counter_that_has_moved_make_void_what_was_left(
     records, look, beating
 ):
     memory = Memory()
-    lasting = Lasting(seconds=4000.0, until=records.at(0))
+    lasting = ObservedDuration(seconds=4000.0, until=records.at(0))
     memory.note_suspicions(left(records, silent=lasting, absent=lasting, counter=0), records.at(60), 1.0)
     assert pass_by(records, memory, beating, listed=[records.instance()]) == ()
     observed = look(memory, beating, monotonic=5.0)
@@ -202,7 +201,7 @@ def test_a_machine_that_is_listed_and_a_counter_that_has_moved_make_void_what_wa
 
 def test_what_was_left_of_another_node_says_nothing_of_this_ones_silence(records, look, beating):
     memory = Memory()
-    lasting = Lasting(seconds=4000.0, until=records.at(0))
+    lasting = ObservedDuration(seconds=4000.0, until=records.at(0))
     memory.note_suspicions(left(records, silent=lasting, launch=2), records.at(60), 1.0)
     assert pass_by(records, memory, beating, listed=[records.instance()]) == ()
     assert look(memory, beating, monotonic=5.0).silent_seconds == {Seat(1, 0): 0.0}
@@ -210,10 +209,10 @@ def test_what_was_left_of_another_node_says_nothing_of_this_ones_silence(records
 
 def test_a_pass_whose_listing_failed_passes_an_absence_on_and_does_not_count_its_gap(records, beating):
     memory = Memory()
-    lasting = Lasting(seconds=40.0, until=records.at(0))
+    lasting = ObservedDuration(seconds=40.0, until=records.at(0))
     memory.note_suspicions(left(records, absent=lasting), records.at(60), 1.0)
     (node,) = pass_by(records, memory, beating, listed=None)
-    assert node.absent == Lasting(seconds=100.0, until=None)
+    assert node.absent == ObservedDuration(seconds=100.0, until=None)
     assert pass_by(records, Memory(), beating, listed=None) == ()
 
 
@@ -294,11 +293,11 @@ def test_endings_are_left_to_the_next_pass_while_a_machine_runs_that_they_leave_
 def test_an_ending_that_was_left_counts_and_is_left_again_longer(records, look):
     history = records.history(records.launch(), stop=records.stop())
     memory = Memory()
-    known = KnownEnding(ending=Ending("stop"), known=Lasting(seconds=40.0, until=records.at(0)))
+    known = KnownEnding(ending=Ending("stop"), known=ObservedDuration(seconds=40.0, until=records.at(0)))
     left_behind = Suspicions(suspects=(), endings=(known,), at=records.at(0), writer="w")
     memory.note_suspicions(left_behind, records.at(40), 1.0)
     memory.note_endings(left_behind, records.at(40), records.at(60))
-    longer = Lasting(seconds=100.0, until=records.at(60))
+    longer = ObservedDuration(seconds=100.0, until=records.at(60))
     assert endings_left(records, memory, history, records.instance()) == {Ending("stop"): longer}
     assert look(memory, history, monotonic=5.0).ending_seconds == {Ending("stop"): 100.0}
     memory.note_listing(None, 6.0)

@@ -8,7 +8,7 @@ from cloudspot.controller.supply.restarts import (
     after_losses,
     made_progress,
 )
-from cloudspot.story.outcomes import End
+from cloudspot.story.outcomes import JobEnd
 
 
 def run(records, *outcomes, at=10_000.0, generations=(), commits=(), max_restarts=3, **last):
@@ -47,12 +47,12 @@ def test_failures_are_relaunched_after_a_doubling_delay_until_there_are_too_many
     assert run(records, outcome, outcome, outcome, at=300.0) == Postpone(40.0, f"{outcome}; trying again")
     end = run(records, outcome, outcome, outcome, outcome)
     said = {"lost": "node 4.0 (i-4-0) vanished"}.get(outcome, outcome)
-    assert end == End("failed", f"failed 4 times in a row: {said}", 1)
+    assert end == JobEnd("failed", f"failed 4 times in a row: {said}", 1)
 
 
 def test_without_restarts_the_first_failure_ends_the_job_with_the_scripts_own_status(records):
     end = run(records, "failed", max_restarts=0, exits={0: records.exit("failed", exit_code=7)})
-    assert end == End("failed", "failed 1 times in a row: failed", 7)
+    assert end == JobEnd("failed", "failed 1 times in a row: failed", 7)
 
 
 def failing_setups(records, *launches):
@@ -79,13 +79,13 @@ def test_two_setups_that_fail_with_the_same_error_end_the_job(records):
     """It took four machines to say so."""
     detail = f"failed twice in a row before the training began: {NO_PYTHON['detail']}"
     assert failing_setups(records, NO_PYTHON) == Buy("failed")
-    assert failing_setups(records, NO_PYTHON, NO_PYTHON) == End("failed", detail, 127)
-    assert failing_setups(records, NO_PYTHON, None, NO_PYTHON) == End("failed", detail, 127)
+    assert failing_setups(records, NO_PYTHON, NO_PYTHON) == JobEnd("failed", detail, 127)
+    assert failing_setups(records, NO_PYTHON, None, NO_PYTHON) == JobEnd("failed", detail, 127)
 
 
 def test_what_differs_from_one_failure_to_the_next_alike_is_the_number_in_it(records):
     first, second = ({"detail": f"setup failed: apt-get: lock held by process {pid}"} for pid in (311, 977))
-    assert isinstance(failing_setups(records, first, second), End)
+    assert isinstance(failing_setups(records, first, second), JobEnd)
 
 
 def test_two_nodes_in_a_row_that_reach_no_other_end_a_job_that_has_got_nowhere(records):
@@ -101,7 +101,7 @@ def test_two_nodes_in_a_row_that_reach_no_other_end_a_job_that_has_got_nowhere(r
         return after_losses(records.spec(), records.history(*launches, **changes), records.at(1e6))
 
     end = verdict(cut_off(1), cut_off(2))
-    assert isinstance(end, End)
+    assert isinstance(end, JobEnd)
     assert end.detail == (
         "failed twice in a row before the training began: "
         "node 2.1 does not reach node 1.0; a NetworkPolicy may deny it"
@@ -136,7 +136,7 @@ def test_two_machines_that_cannot_run_the_agent_for_the_same_cause_end_the_job(r
     denied = "agents/1 cannot be fetched from s3://runs: S3 answered 403 AccessDenied"
     detail = f"failed twice in a row before the training began: {denied}"
     assert failing_boots(records, denied) == Buy("voided")
-    assert failing_boots(records, denied, denied) == End("failed", detail, 1)
+    assert failing_boots(records, denied, denied) == JobEnd("failed", detail, 1)
     assert failing_boots(records, denied, "no python3") == Buy("voided")
     assert failing_boots(records, None, None) == Buy("voided")
 
@@ -149,14 +149,14 @@ def test_setups_that_fail_with_different_errors_and_trainings_are_tried_on(recor
 
 def test_a_refusal_for_capacity_counts_neither_as_failure_nor_as_success(records):
     assert run(records, "failed", "failed", "capacity", "failed", "quota", at=1e6) == Buy("quota")
-    assert isinstance(run(records, "failed", "failed", "capacity", "failed", "failed"), End)
+    assert isinstance(run(records, "failed", "failed", "capacity", "failed", "failed"), JobEnd)
 
 
 def test_a_new_checkpoint_between_failures_starts_the_count_again(records):
     generations = [records.generation(n, launch=n) for n in range(1, 5)]
     committed = (records.commit(2, 50, at=150.0),)
     assert run(records, *["failed"] * 4, generations=generations, commits=committed) == Buy("failed")
-    assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), End)
+    assert isinstance(run(records, *["failed"] * 5, generations=generations, commits=committed), JobEnd)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_machine_that_is_lost_after_a_new_checkpoint_is_replaced_at_once_and_c
     generations, committed = (records.generation(1),), (records.commit(1, 50),)
     kept = {"generations": generations, "commits": committed}
     assert run(records, outcome, at=100.0, **kept) == expected
-    assert isinstance(run(records, outcome, at=100.0, max_restarts=0, **kept), End)
+    assert isinstance(run(records, outcome, at=100.0, max_restarts=0, **kept), JobEnd)
     # The one after it made none.
     assert run(records, outcome, "lost", at=200.0, **kept) == Postpone(20.0, "lost; trying again")
 

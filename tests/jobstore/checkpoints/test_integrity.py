@@ -10,9 +10,9 @@ import pytest
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.checkpoints import integrity
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
-from cloudspot.jobstore.checkpoints.seals import parse_seal, plan_digest
 from cloudspot.jobstore.layout import codec
 from cloudspot.jobstore.layout.records import CheckpointId, Chunk, File, Manifest, Part
+from cloudspot.jobstore.layout.seals import parse_seal, plan_digest
 
 AT = datetime(2026, 11, 20, tzinfo=timezone.utc)
 HASH = "0" * 32

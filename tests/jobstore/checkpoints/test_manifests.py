@@ -6,11 +6,12 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 from support.records import made_journal
+from support.records.uploads import upload_session
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
 from cloudspot.jobstore.access.patience import patient
-from cloudspot.jobstore.checkpoints import manifests, parts, retention
+from cloudspot.jobstore.checkpoints import manifests, retention
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import lineage
 from cloudspot.jobstore.layout import codec, keys
@@ -53,16 +54,7 @@ def test_there_is_no_manifest_while_a_part_is_missing(store, checkpoints):
     seals = checkpoints.seals(C, DATAS)
     for rank in (2, 0, 1):
         assert manifests.write_manifest(store, "x", S) is None
-        parts.upload_part(
-            store,
-            "x",
-            S,
-            rank=rank,
-            num_parts=3,
-            data=memoryview(DATAS[rank]),
-            seal=seals[rank],
-            sealed_at=AT,
-        )
+        upload_session(store, "x", seals[rank], DATAS[rank])
     assert manifests.write_manifest(store, "x", S) is not None
 
 
@@ -74,10 +66,7 @@ def test_parts_are_read_only_when_all_are_there_and_none_twice(store, checkpoint
     seals = checkpoints.seals(C, datas)
     counting, known = FaultyStore(store, FaultPlan(), tmp_path), {}
     for rank in range(num_parts):
-        part = parts.upload_part(
-            store, "x", S, rank=rank, num_parts=num_parts, data=memoryview(datas[rank]), seal=seals[rank],
-            sealed_at=AT,
-        )  # fmt: skip
+        part = upload_session(store, "x", seals[rank], datas[rank])
         if rank % 8 == 0:  # this process's own
             known[keys.part("x", SaveId(1, 10, 0), rank)] = part
         commit = manifests.write_manifest(counting, "x", S, known=known)
@@ -92,7 +81,7 @@ def test_of_several_saves_of_a_step_the_first_whole_one_is_committed(store, chec
     checkpoints.generation(store, 1)
     journal = Journal(store, "x")
     seal = checkpoints.seals(drain, [b"a", b"b"])[0]
-    parts.upload_part(store, "x", drain, rank=0, num_parts=2, data=memoryview(b"a"), seal=seal, sealed_at=AT)
+    upload_session(store, "x", seal, b"a")
     assert manifests.commit_whole(store, journal, "x", C) is None
     assert manifests.missing_ranks(store, "x", C) == {1}
     checkpoints.session(store, interval, [b"c", b"d"], commit=False)
@@ -108,9 +97,7 @@ def test_a_save_that_makes_no_checkpoint_hides_no_other(store, checkpoints):
     newer = SaveId(1, 10, 5)
     seals = checkpoints.seals(newer, [b"a", b"b"], plan="f" * 64)
     for rank, data in enumerate((b"a", b"b")):
-        parts.upload_part(
-            store, "x", newer, rank=rank, num_parts=2, data=memoryview(data), seal=seals[rank], sealed_at=AT
-        )
+        upload_session(store, "x", seals[rank], data)
     with pytest.raises(CorruptData, match="not those that were planned"):
         manifests.commit_whole(store, Journal(store, "x"), "x", C)
     checkpoints.session(store, C, DATAS, commit=False)
@@ -138,10 +125,8 @@ def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
 def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
     seals = checkpoints.seals(C, [b"a" * 10, b"b" * 10])
     others = checkpoints.seals(C, [b"a" * 10, b"b" * 11])
-    for rank, (data, seal) in enumerate([(b"a" * 10, seals[0]), (b"b" * 11, others[1])]):
-        parts.upload_part(
-            store, "x", S, rank=rank, num_parts=2, data=memoryview(data), seal=seal, sealed_at=AT
-        )
+    for data, seal in [(b"a" * 10, seals[0]), (b"b" * 11, others[1])]:
+        upload_session(store, "x", seal, data)
     with pytest.raises(CorruptData, match="planned apart"):
         manifests.write_manifest(store, "x", S)
     assert standing(store) == []
@@ -150,7 +135,7 @@ def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
 def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(store, checkpoints):
     checkpoints.session(store, C, [b"a"], commit=False)
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
-    parts.upload_part(store, "x", S, rank=1, num_parts=2, data=memoryview(b"b"), seal=seal, sealed_at=AT)
+    upload_session(store, "x", seal, b"b")
     with pytest.raises(CorruptData, match="disagree on how many"):
         manifests.write_manifest(store, "x", S)
     other = SaveId(1, 11, 0)
@@ -300,10 +285,7 @@ def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_gene
     for checkpoint in (CheckpointId(1, 90), CheckpointId(2, 10), CheckpointId(2, 30)):
         checkpoints.session(store, checkpoint, [b"a", b"b"], commit=False)
     checkpoints.session(store, CheckpointId(2, 20), [b"a", b"b"])
-    parts.upload_part(
-        store, "x", SaveId(2, 40, 0), rank=0, num_parts=2, data=memoryview(b"a"),
-        seal=checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], sealed_at=AT,
-    )  # fmt: skip
+    upload_session(store, "x", checkpoints.seals(CheckpointId(2, 40), [b"a", b"b"])[0], b"a")
     assert manifests.complete(store, Journal(store, "x"), "x") == (CheckpointId(2, 30),)
     assert committed(store) == (CheckpointId(2, 30), CheckpointId(2, 20))
     assert manifests.complete(store, Journal(store, "x"), "x") == ()

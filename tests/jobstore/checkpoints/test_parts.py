@@ -4,10 +4,10 @@ import mmap
 import os
 import sys
 import threading
-from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from support.records.uploads import upload_files, upload_session
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
@@ -19,17 +19,13 @@ from cloudspot.jobstore.checkpoints.parts import xxh3_128
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import File, Part, SaveId
 
-AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 C = SaveId(1, 10, 0)
 DATA = bytes(range(256)) * 20
 
 
 def upload(store, checkpoints, data=DATA, *, checkpoint=C, chunk_bytes=1500, **options):
     [seal] = checkpoints.seals(checkpoint, [data])
-    return parts.upload_part(
-        store, "x", checkpoint, rank=0, num_parts=1, data=memoryview(data), seal=seal, sealed_at=AT,
-        chunk_bytes=chunk_bytes, **options,
-    )  # fmt: skip
+    return upload_session(store, "x", seal, data, chunk_bytes=chunk_bytes, **options)
 
 
 def keys_of(store, prefix="jobs/"):
@@ -80,31 +76,18 @@ def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, che
         upload(store, checkpoints, DATA[::-1])
     with pytest.raises(CorruptData, match="exists already"):
         seal = checkpoints.seals(C, [DATA], rank_states={"0": {"rng": "other"}})[0]
-        parts.upload_part(
-            store,
-            "x",
-            C,
-            rank=0,
-            num_parts=1,
-            data=memoryview(DATA),
-            seal=seal,
-            sealed_at=AT,
-            chunk_bytes=1500,
-        )
+        upload_session(store, "x", seal, DATA, chunk_bytes=1500)
     assert {key: store.get(key) for key in keys_of(store)} == before
 
 
 def test_the_same_files_in_a_save_of_another_number_of_parts_are_another_part(store, tmp_path):
     """With the record that stands, the save would wait for a part that nobody brings."""
     (tmp_path / "a").write_bytes(DATA)
-    about = {
-        "rank": 0, "root": tmp_path, "files": (File(path="a", size=len(DATA), mode=0o644),), "directory": "out",
-        "sealed_at": AT, "chunk_bytes": 1500,
-    }  # fmt: skip
-    first = parts.upload_directory(store, "x", C, num_parts=2, **about)
-    assert parts.upload_directory(store, "x", C, num_parts=2, **about) == first
+    files = (File(path="a", size=len(DATA), mode=0o644),)
+    first = upload_files(store, "x", C, tmp_path, files, "out", num_parts=2)
+    assert upload_files(store, "x", C, tmp_path, files, "out", num_parts=2) == first
     with pytest.raises(CorruptData, match="parts/0000 exists already and names other bytes"):
-        parts.upload_directory(store, "x", C, num_parts=1, **about)
+        upload_files(store, "x", C, tmp_path, files, "out", num_parts=1)
     assert manifests.missing_ranks(store, "x", C.checkpoint) == {1}
 
 
@@ -157,23 +140,24 @@ def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(st
     [seal] = checkpoints.seals(C, [DATA])
     view = memoryview(mapped)
     with pytest.raises(TransientError) as caught:
-        parts.upload_part(
-            patient(down, sleep=lambda seconds: None), "x", C, rank=0, num_parts=1, data=view, seal=seal, sealed_at=AT,
-            chunk_bytes=1500,
-        )  # fmt: skip
+        upload_session(patient(down, sleep=lambda seconds: None), "x", seal, view, chunk_bytes=1500)
     view.release()
     mapped.close()
     assert "injected outage" in str(caught.value)
     assert keys_of(store) == []
 
 
-def test_a_seal_of_another_checkpoint_or_size_is_refused_before_its_record_is_put(store, checkpoints):
-    for changes in ({"step": 11}, {"nbytes": 1}, {"rank": 1}, {"world_size": 2}, {"items": "none"}):
+def test_a_seal_that_contradicts_itself_or_its_bytes_is_refused_before_its_record_is_put(store, checkpoints):
+    for changes, why in (
+        ({"nbytes": 1}, "its items reach to byte 5120 of 1"),
+        ({"nbytes": len(DATA) + 1}, "its size is 5121, and its chunks have 5120 bytes"),
+        ({"rank": 1}, "rank 1 of 1"),
+        ({"relieved": [1, 2]}, "rank 0 of -1"),
+        ({"items": "none"}, "items"),
+    ):
         [seal] = checkpoints.seals(C, [DATA], **changes)
-        with pytest.raises(CorruptData, match=next(iter(changes))):
-            parts.upload_part(
-                store, "x", C, rank=0, num_parts=1, data=memoryview(DATA), seal=seal, sealed_at=AT
-            )
+        with pytest.raises(CorruptData, match=why):
+            upload_session(store, "x", seal, DATA)
     assert keys_of(store, keys.parts_prefix("x", SaveId(1, 10, 0))) == []
 
 
@@ -211,9 +195,7 @@ def test_a_file_that_shrinks_or_vanishes_is_tried_again_later(store, checkpoints
     files = (File(path="a.bin", size=2000, mode=0o644),)
 
     def again():
-        parts.upload_directory(
-            store, "x", C, rank=0, num_parts=1, root=tree, files=files, directory="d", sealed_at=AT
-        )
+        upload_files(store, "x", C, tree, files, "d")
 
     (tree / "a.bin").write_bytes(b"short")
     with pytest.raises(TransientError, match="became shorter"):
@@ -232,10 +214,7 @@ def test_files_that_change_before_the_record_leave_none(store, checkpoints, tree
         raise TransientError("changed")
 
     with pytest.raises(TransientError, match="changed"):
-        parts.upload_directory(
-            store, "x", C, rank=0, num_parts=1, root=tree, directory="d", sealed_at=AT, check=check,
-            files=(File(path="a.bin", size=2000, mode=0o644),),
-        )  # fmt: skip
+        upload_files(store, "x", C, tree, (File(path="a.bin", size=2000, mode=0o644),), "d", check=check)
     assert seen == [keys.chunk("x", SaveId(1, 10, 0), 0, 0)]
     assert keys_of(store, keys.parts_prefix("x", SaveId(1, 10, 0))) == []
 
@@ -247,9 +226,7 @@ def test_a_path_that_could_not_be_put_back_safely_is_not_taken(store, tree, path
         ((), path if path != "." else "./."),  # by itself it is the working directory
     ):
         with pytest.raises(CorruptData, match="not a safe relative path"):
-            parts.upload_directory(
-                store, "x", C, rank=0, num_parts=1, root=tree, files=files, directory=directory, sealed_at=AT
-            )
+            upload_files(store, "x", C, tree, files, directory)
 
 
 def test_extents_cover_each_run_of_bytes_once():

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from support.records import made_journal
 from support.records.sessions import Everything
+from support.records.uploads import upload_session
 from support.stores.memorystore import InMemoryStore
 from support.stores.one_at_a_time import OneAtATime
 from support.worlds.few_or_many import few_or_many
@@ -151,10 +152,7 @@ def test_a_manifest_of_another_save_of_the_step_counts_as_gone(store, checkpoint
     """A slow commit puts it when the one that was committed has been deleted."""
     put(store, checkpoints, C(1, 30), "xyz")
     data, save = b"a" * BLOCK, SaveId(1, 20, 1)
-    parts.upload_part(
-        store, "x", save, rank=0, num_parts=1, data=memoryview(data), seal=checkpoints.seals(save, [data])[0],
-        sealed_at=AT,
-    )  # fmt: skip
+    upload_session(store, "x", checkpoints.seals(save, [data])[0], data, sealed_at=AT)
     store.delete(keys.manifest("x", 1, 20))
     assert manifests.write_manifest(store, "x", save).save == save
     before = chunk_keys(store)
@@ -519,11 +517,10 @@ class History:
         datas = [self.data(save, one) for one in range(2)]
         shares = Sharing(store, journal, "x", save, rank, likely=Everything())
         compresses = self.compresses and random.Random(f"{save} {rank} compresses").random() < 0.6
-        parts.upload_part(
-            store, "x", save, rank=rank, num_parts=2, data=memoryview(datas[rank]),
-            seal=self.seals(save, datas)[rank], sealed_at=AT, sharing=shares,
+        upload_session(
+            store, "x", self.seals(save, datas)[rank], datas[rank], sealed_at=AT, sharing=shares,
             compression=Compression() if compresses else None, in_background=compresses,
-            chunk_bytes=50, num_threads=1, is_repeated=False,
+            chunk_bytes=50, num_threads=1, is_new=True,
         )  # fmt: skip
 
     def commit(self, store, journal, save):
@@ -590,10 +587,7 @@ class History:
         last = max((save.step for save in retention.stored_saves(self.store, "x")), default=0)
         save = SaveId(newest.number, last + 1, 0)
         for rank in range(2):
-            parts.upload_part(
-                self.store, "x", save, rank=rank, num_parts=2, data=memoryview(b""),
-                seal=self.seals(save, [b"", b""])[rank], sealed_at=AT,
-            )  # fmt: skip
+            upload_session(self.store, "x", self.seals(save, [b"", b""])[rank], b"", sealed_at=AT)
         assert manifests.try_commit(self.store, journal, "x", save) is not None
         retention.collect(self.store, journal, "x", self.keep, orphan_grace_seconds=-3600.0)
         named = set()

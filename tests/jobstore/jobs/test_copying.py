@@ -41,6 +41,7 @@ JOB = "digits-1"
 CODE, AGENT, OTHER_AGENT = b"code" * 700, b"wheels", b"other wheels"
 OLD, NEW, TORN = CheckpointId(1, 10), CheckpointId(2, 20), CheckpointId(2, 30)
 ARTIFACT = keys.artifacts_prefix(JOB) + "model.bin"
+OUTPUT = keys.output(JOB, "out/model.bin")
 JOURNAL = [keys.journal(JOB, number) for number in range(1, 10)]
 
 
@@ -150,6 +151,7 @@ def write_job(store, checkpoints, *, compression=None):
         (keys.told(JOB, "reclaimed-1-0"), b"0123456789abcdef"),
         (keys.log_segment(JOB, "1-0", "2026-01-01", 0), b"lines" * 100),
         (ARTIFACT, b"w" * 2500),
+        (OUTPUT, b"v" * 2500),
         (keys.artifacts_prefix(JOB) + "empty", b""),
     ):
         store.put(key, data)
@@ -348,9 +350,10 @@ def test_what_stands_with_another_content_is_an_error_that_names_it(
     assert not is_there(target)
 
 
+@pytest.mark.parametrize("key", [ARTIFACT, OUTPUT])
 @pytest.mark.parametrize("data", [b"short", b"x" * 10**5])
-def test_an_artifact_that_was_written_again_since_the_job_left_is_replaced(source, target, data):
-    target.put(ARTIFACT, data)
+def test_an_artifact_that_was_written_again_since_the_job_left_is_replaced(source, target, key, data):
+    target.put(key, data)
     copy(plan_copy(source, JOB), source, target)
     assert contents(target) == expected_contents(source)
 

@@ -5,14 +5,14 @@ from support.stores.memorystore import InMemoryStore
 
 from cloudspot.jobstore.jobs.suspicions import delete_suspicions, read_suspicions, write_suspicions
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import Lasting, Seat, Suspect, Suspicions
+from cloudspot.jobstore.layout.records import ObservedDuration, Seat, Suspect, Suspicions
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 JOB = "digits-1"
 
 
 def suspicions(writer, *, seconds=0.0, until=None):
-    lasting = Lasting(seconds=seconds, until=until)
+    lasting = ObservedDuration(seconds=seconds, until=until)
     node = Suspect(seat=Seat(1, 0), instance_id="i-1-0", counter=7, silent=None, absent=lasting)
     return Suspicions(suspects=(node,), at=START, writer=writer)
 

@@ -25,7 +25,7 @@ from cloudspot.model import Market
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
 from cloudspot_aliyun.errors import ERRORS
-from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID
+from cloudspot_aliyun_sandbox.account import BARE_IMAGE_ID, IMAGE_ID, TORCH_IMAGE_ID
 from cloudspot_aliyun_sandbox.cloud import BUCKET, REGION, TRAIN_PYTHON, EmulatedAliyun
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
@@ -266,3 +266,16 @@ def test_images_have_what_they_are_said_to_have(account):
         (bare,) = it.run(ask, image=BARE_IMAGE_ID)
         assert it.wait_for_console(ready, "up\n") == ["1", "1", "up"]
         assert "No module named 'cloudspot'" in it.wait_for_console(bare, "up\n")[0]
+
+
+@enclosed
+def test_the_default_image_has_neither_torch_nor_pip_as_alibaba_clouds_ubuntu_has_neither(account):
+    ask = (
+        "for m in torch pip; do python3 -c \"import $m; print('has', '$m')\" 2>&1 | tail -n 1; done; echo up"
+    )
+    with account() as it:
+        (plain,) = it.run(ask)
+        (own,) = it.run(ask, image=TORCH_IMAGE_ID)
+        missing = "ModuleNotFoundError: No module named"
+        assert it.wait_for_console(plain, "up\n") == [f"{missing} 'torch'", f"{missing} 'pip'", "up"]
+        assert it.wait_for_console(own, "up\n") == ["has torch", "has pip", "up"]

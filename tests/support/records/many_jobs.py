@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 from support.records.made_records import Records
+from support.records.uploads import upload_files
 
 from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.access.stored_records import create_record
 from cloudspot.jobstore.checkpoints.manifests import try_commit
-from cloudspot.jobstore.checkpoints.parts import upload_directory
 from cloudspot.jobstore.jobs.job_lists import list_live
 from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.jobstore.journal.journal import Journal
@@ -174,17 +174,9 @@ class _Job:
             create_record(store, keys.certificate(self.id, number, machine), self.change(proof))
 
     def _add_checkpoint(self, save: SaveId) -> None:
-        upload_directory(
-            self._store,
-            self.id,
-            save,
-            rank=0,
-            num_parts=1,
-            root=self._town.workdir,
-            files=[File(path="train.py", size=0, mode=0o644)],
-            directory="output",
-            sealed_at=self._town.records.at(0),
-        )
+        files = [File(path="train.py", size=0, mode=0o644)]
+        sealed_at = self._town.records.at(0)
+        upload_files(self._store, self.id, save, self._town.workdir, files, "output", sealed_at=sealed_at)
         assert try_commit(self._store, self._journal, self.id, save) is not None
 
     def change_beat(self, machine: str):

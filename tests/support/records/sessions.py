@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from support.records.made_journal import commit
+from support.records.uploads import upload_session
 from support.worlds.fake_world import fake_world
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.checkpoints.compression import Compression
 from cloudspot.jobstore.checkpoints.manifests import read_manifest
-from cloudspot.jobstore.checkpoints.parts import upload_part
-from cloudspot.jobstore.layout.records import CheckpointId, Manifest, SaveId
+from cloudspot.jobstore.layout.records import CheckpointId, Manifest
 from cloudspot.train.handoff import seals_directory
 
 _SLOT_SECONDS = 60.0
@@ -46,7 +46,6 @@ def put_session_checkpoint(
         chunk_bytes: The size of all chunks but each part's last.
         compression: As beside the training.
     """
-    save = SaveId(checkpoint.generation, checkpoint.step, 0)
     for rank in range(world_size):
         directory = scratch / f"{checkpoint}-{rank}"
         if callable(objects):
@@ -55,14 +54,11 @@ def put_session_checkpoint(
         else:
             seal_path = _seal(objects, checkpoint, directory, rank, world_size)
         seal = json.loads(seal_path.read_text())
-        upload_part(
+        upload_session(
             store,
             job_id,
-            save,
-            rank=rank,
-            num_parts=world_size,
-            data=memoryview(Path(seal["slot"]).read_bytes()[: seal["nbytes"]]),
-            seal=seal_path.read_bytes(),
+            seal_path.read_bytes(),
+            Path(seal["slot"]).read_bytes()[: seal["nbytes"]],
             sealed_at=datetime.now(timezone.utc),
             chunk_bytes=chunk_bytes,
             compression=compression,

@@ -12,8 +12,8 @@ from support.worlds.simulation import START, Odds, SimStore, Violation, World
 from support.worlds.stopped_calls import Stops
 
 from cloudspot.controller import loop
-from cloudspot.controller.assess.lasting import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.assess.limits import Budget
+from cloudspot.controller.assess.observed_duration import MAX_PASS_GAP_SECONDS
 from cloudspot.controller.decide import decide
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.moving import Target, plan_move

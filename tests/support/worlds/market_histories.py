@@ -12,7 +12,7 @@ from support.worlds.simcloud import SimCloud
 from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import Odds, SimStore, Violation, World
 
-from cloudspot.controller.supply.supply import MARKET_MOVE_SECONDS
+from cloudspot.controller.supply.needs import MARKET_MOVE_SECONDS
 from cloudspot.errors import CapacityError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.access import parallel

@@ -17,6 +17,7 @@ from typing import TypeVar
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Stopped, Worker
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, TransientError
 from cloudspot.host.low_priority import lower_thread_priority
 from cloudspot.host.names import SymlinkError, find_symlink, make_parents
@@ -45,22 +46,21 @@ LEAVE_SECONDS = 5.0
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class InputStaging:
+class InputStaging(Worker):
     """The inputs of the job on this node, one after the other, each by many threads.
 
     First come those for which the training waits.
     """
 
     def __init__(self, context: NodeContext) -> None:
+        super().__init__("staging")
         self._context = context
         self._specs = context.job.spec.data
-        self._stopped = threading.Event()
         self._ready = threading.Event()
         """Nothing is left for which the training waits."""
         self._failed: Leaving | None = None
         self._hopeless = set[str]()
         """Those that are not what the job file says."""
-        self._thread = threading.Thread(target=self._run, name="staging", daemon=True)
 
     def start(self) -> None:
         """Begin, or go on where an earlier agent of this machine stood."""
@@ -68,7 +68,7 @@ class InputStaging:
         if set(self._specs) <= set(self._context.memory.inputs_ready):
             self._ready.set()
         else:
-            self._thread.start()
+            super().start()
 
     def check(self) -> None:
         """Raise LeavingError if an input cannot be had."""
@@ -92,9 +92,9 @@ class InputStaging:
 
     def stop(self) -> None:
         """End the staging where it stands; the next agent of this machine goes on there."""
-        self._stopped.set()
-        if self._thread.is_alive() and not self._ready.is_set():
-            self._thread.join(LEAVE_SECONDS)
+        super().stop()
+        if not self._ready.is_set():
+            self._join(LEAVE_SECONDS)
 
     def _run(self) -> None:
         memory = self._context.memory
@@ -103,7 +103,7 @@ class InputStaging:
             for name, spec in missing.items():
                 if spec.wait:
                     self._bring(name, spec)
-        except _Stopped:
+        except Stopped:
             return
         except _InputError as error:
             _log.error("%s", error)
@@ -114,7 +114,7 @@ class InputStaging:
             self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
             return
         self._ready.set()
-        with suppress(_Stopped):
+        with suppress(Stopped):
             self._bring_meanwhile({name: spec for name, spec in missing.items() if not spec.wait})
 
     def _bring_meanwhile(self, late: dict[str, DataSpec]) -> None:
@@ -138,7 +138,7 @@ class InputStaging:
         """Bring an input; return why that failed, or None."""
         try:
             self._bring(name, spec)
-        except _Stopped:
+        except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours ends no training
             why = str(error) if isinstance(error, _InputError) else f"data.{name} cannot be staged: {error!r}"
@@ -194,10 +194,6 @@ class InputStaging:
             add(here)
             yield add
 
-    def _pause(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
-            raise _Stopped
-
     def _repeat(self, request: Callable[[], _T]) -> _T:
         """Make the request, and again for ``SILENT_SECONDS`` after it first failed, however long it takes."""
         failed_at: float | None = None
@@ -205,7 +201,7 @@ class InputStaging:
         def attempt() -> _T:
             nonlocal failed_at
             if self._stopped.is_set() or self._context.ordered_leaving() is not None:
-                raise _Stopped
+                raise Stopped
             try:
                 return request()
             except TransientError as error:
@@ -317,10 +313,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-class _Stopped(Exception):
-    """The node leaves."""
 
 
 class _InputError(Exception):

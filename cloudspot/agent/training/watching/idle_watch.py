@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError
 from cloudspot.host.process_marks import cpu_seconds, marked_processes
 from cloudspot.jobstore.layout.records import Idle
@@ -140,10 +140,11 @@ class Meter:
         return answer
 
 
-class IdleWatch:
+class IdleWatch(Worker):
     """A thread that measures while the training runs, in a job with ``limits.idle_after``."""
 
     def __init__(self, context: NodeContext, membership: Membership) -> None:
+        super().__init__("idle")
         spec = context.job.spec
         self._context = context
         self._membership = membership
@@ -152,17 +153,11 @@ class IdleWatch:
         self._clock = IdleClock(self._interval)
         self._meter = Meter(spec.procs_per_node, fork_server=context.node.fork_server)
         self._progress: object = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idle", daemon=True)
 
     def start(self) -> None:
         """Begin to measure, if the job asks for it."""
         if self._limit is not None:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread after its current look: this node leaves."""
-        self._stopped.set()
+            super().start()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 from botocore.exceptions import ClientError
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
 
 
 @pytest.fixture
@@ -75,6 +77,55 @@ def test_a_user_may_be_in_ten_groups(iam):
         iam.add_user_to_group(UserName="one", GroupName=f"g{i}")
     refused = code_of(iam.add_user_to_group, UserName="one", GroupName="g10")
     assert refused == ("LimitExceeded", "Cannot exceed quota for GroupsPerUser: 10")
+
+
+CREATED = {
+    "user": ("Users", "UserName", {}),
+    "group": ("Groups", "GroupName", {}),
+    "role": ("Roles", "RoleName", {"AssumeRolePolicyDocument": policy_of(200)}),
+    "instance_profile": ("InstanceProfiles", "InstanceProfileName", {}),
+    "policy": ("Policies", "PolicyName", {"PolicyDocument": policy_of(200)}),
+}
+
+
+@pytest.mark.parametrize("kind", CREATED)
+def test_two_names_differ_by_more_than_their_case(iam, kind):
+    _, parameter, others = CREATED[kind]
+    create = getattr(iam, f"create_{kind}")
+    create(**{parameter: "Training"}, **others)
+    refused = code_of(create, **{parameter: "TRAINING"}, **others)
+    assert refused == ("EntityAlreadyExists", "Training already exists.")
+
+
+@pytest.mark.parametrize("kind", CREATED)
+def test_an_account_has_so_many_of_each_kind(iam, kind, monkeypatch):
+    what, parameter, others = CREATED[kind]
+    summary = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].account_summary
+    most = summary.summary_map[what] + 1
+    snake = {"InstanceProfiles": "instance_profiles"}.get(what, what.lower())
+    monkeypatch.setattr(summary, f"_{snake}_quota", most)
+    create = getattr(iam, f"create_{kind}")
+    create(**{parameter: "a"}, **others)
+    refused = code_of(create, **{parameter: "b"}, **others)
+    assert refused == ("LimitExceeded", f"Cannot exceed quota for {what}PerAccount: {most}")
+
+
+def test_a_policy_has_five_versions_a_profile_one_role_and_a_user_two_keys(iam):
+    made = iam.create_policy(PolicyName="one", PolicyDocument=policy_of(200))["Policy"]["Arn"]
+    for _ in range(4):
+        iam.create_policy_version(PolicyArn=made, PolicyDocument=policy_of(200))
+    version = {"PolicyArn": made, "PolicyDocument": policy_of(200)}
+    assert code_of(iam.create_policy_version, **version)[0] == "LimitExceeded"
+    iam.create_instance_profile(InstanceProfileName="one")
+    for name in ("a", "b"):
+        iam.create_role(RoleName=name, AssumeRolePolicyDocument=policy_of(200))
+    iam.add_role_to_instance_profile(InstanceProfileName="one", RoleName="a")
+    second = {"InstanceProfileName": "one", "RoleName": "b"}
+    assert code_of(iam.add_role_to_instance_profile, **second)[0] == "LimitExceeded"
+    iam.create_user(UserName="one")
+    for _ in range(2):
+        iam.create_access_key(UserName="one")
+    assert code_of(iam.create_access_key, UserName="one")[0] == "LimitExceeded"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.checkpoints.seals import parse_seal, plan_digest, read_seal
 from cloudspot.jobstore.layout.records import CheckpointId, Part
+from cloudspot.jobstore.layout.seals import parse_seal, plan_digest
 from cloudspot.train.state import partition as trainer
 from cloudspot.train.state.boxes import Box
 
@@ -26,23 +26,23 @@ def seal(checkpoints):
 
 
 def test_a_seal_is_typed_and_keeps_what_the_trainer_wrote(seal):
-    found = read_seal(part(json.dumps(seal)))
+    found = part(json.dumps(seal)).parsed_seal
     assert (found.generation, found.step, found.rank, found.world_size, found.nbytes) == (1, 10, 0, 1, 5)
     assert [(item.name, item.shape, item.nbytes) for item in found.items] == [("model/0.0", (5,), 5)]
-    assert found.raw == seal
+    assert json.loads(found.text) == seal
 
 
 def test_a_seal_may_hold_infinity_and_fields_that_are_not_known_yet(seal):
     later = seal | {"objects": {"best": -float("inf")}, "later": 1}
-    found = read_seal(part(json.dumps(later)))
+    found = part(json.dumps(later)).parsed_seal
     assert found.objects == {"best": -float("inf")}
-    assert found.raw == later
+    assert json.loads(found.text) == later
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", "{", "{}", "[" * 100_000], ids=range(6))
 def test_what_is_not_a_seal_is_corrupt(text):
     with pytest.raises(CorruptData, match="the seal of part 0 is malformed"):
-        read_seal(part(text))
+        _ = part(text).parsed_seal
 
 
 def test_the_digest_is_the_one_that_the_trainer_makes(seal):

@@ -1,6 +1,6 @@
 """How long something has lasted that one pass after another sees, by the store's clock; pure.
 
-A ``Lasting`` promises that something was first seen no later than ``until - seconds``, in the store's time.
+An ``ObservedDuration`` promises that something was first seen no later than ``until - seconds`` by it.
 A pass reads the object, and a moment of the store's clock that is past by then, before it looks. If it then
 sees the same again, it may count up to that moment. It may not count up to its own write, since its look may
 be long over by then, nor use a clock of its own, since no two agree.
@@ -11,31 +11,31 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from cloudspot.jobstore.access.store_clock import STAMP_SECONDS
-from cloudspot.jobstore.layout.records import Lasting
+from cloudspot.jobstore.layout.records import ObservedDuration
 
 MAX_PASS_GAP_SECONDS = 600.0
 """The most that counts between two passes: nobody has watched the rest of a longer gap."""
 STILL_SECONDS = 120.0
 """A heartbeat whose own time is this far from ours is worth a note; no clock decides more than that."""
 
-BEGUN = Lasting(seconds=0.0, until=None)
+BEGUN = ObservedDuration(seconds=0.0, until=None)
 """First seen in this pass."""
 
 
-def lengthened(seen: Lasting, moment: datetime) -> Lasting:
+def lengthened(seen: ObservedDuration, moment: datetime) -> ObservedDuration:
     """Return what a pass may count that found ``seen`` in the store and then sees the same again.
 
     ``moment`` is a time of the store's clock, between the write of ``seen`` and the look.
     """
     stamp = timedelta(seconds=STAMP_SECONDS)
     if seen.until is None:
-        return Lasting(seconds=seen.seconds, until=moment + stamp)
+        return ObservedDuration(seconds=seen.seconds, until=moment + stamp)
     gap = (moment - seen.until).total_seconds()
     if gap < -2 * STAMP_SECONDS:
         # The store's clock was set back, so what was counted before cannot be measured any more.
-        return Lasting(seconds=0.0, until=moment + stamp)
+        return ObservedDuration(seconds=0.0, until=moment + stamp)
     counted = min(max(gap, 0.0), MAX_PASS_GAP_SECONDS)
-    return Lasting(seconds=seen.seconds + counted, until=max(seen.until, moment))
+    return ObservedDuration(seconds=seen.seconds + counted, until=max(seen.until, moment))
 
 
 def looks_still(said_at: datetime, now: datetime) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.controller.supply.supply import DAY_SECONDS, Need, expected_seconds_to_loss, need, room
+from cloudspot.controller.supply.needs import DAY_SECONDS, Need, expected_seconds_to_loss, need, room
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.seats import seats_of
 

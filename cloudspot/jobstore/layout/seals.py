@@ -11,7 +11,6 @@ import msgspec
 
 from cloudspot.decoding import NodeCount, OrdinalOrZero, Rank, Seconds, Tally, convert
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.layout.records import Part
 from cloudspot.train.state.boxes import Box
 
 
@@ -67,7 +66,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """The boot of the machine on which it was sealed; empty: an earlier version has written the seal."""
     sealed_monotonic: Seconds = 0.0
     """When it was sealed, by the monotonic clock that the processes of that boot share."""
-    raw: dict[str, Any]
+    text: str
     """All of it, as the trainer wrote it."""
 
 
@@ -78,21 +77,12 @@ def parse_seal(data: str | bytes, what: str) -> Seal:
         CorruptData: it is not a seal.
     """
     try:
+        text = data if isinstance(data, str) else data.decode()
         # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
-        raw = json.loads(data)
-        seal: Seal = convert({**raw, "raw": raw}, Seal)
+        seal: Seal = convert({**json.loads(text), "text": text}, Seal)
     except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise CorruptData(f"{what} is malformed: {error}") from error
     return seal
-
-
-def read_seal(part: Part) -> Seal:
-    """Return the seal of a session's part.
-
-    Raises:
-        CorruptData: it has none, or one that is malformed.
-    """
-    return parse_seal(part.seal or "", f"the seal of part {part.rank}")
 
 
 def plan_digest(seals: Sequence[Seal]) -> str:

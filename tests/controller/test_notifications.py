@@ -8,10 +8,10 @@ from support.records.own_notes import note
 from support.stores.memorystore import InMemoryStore
 from support.worlds.stopped_calls import Stops
 
-from cloudspot.controller import telling
+from cloudspot.controller import notifications
 from cloudspot.controller.clock import Clock
+from cloudspot.controller.notifications import LEAVE_SECONDS, MAX_LINES, Notifications, message_of
 from cloudspot.controller.ownership import store_label
-from cloudspot.controller.telling import LEAVE_SECONDS, MAX_LINES, Teller, message_of
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.notify import NewsKind, NotifySpec
 from cloudspot.jobstore.access.patience import patient
@@ -59,25 +59,25 @@ class Desk:
         self.store.put(keys.spec(JOB), b"{}")
         self.box = Box()
 
-    def teller(self, store=None):
+    def sender(self, store=None):
         clock = Clock(now=lambda: self.records.at(self.seconds), monotonic=lambda: self.seconds)
         store = patient(store or self.store, sleep=lambda seconds: None)
-        return Teller(store, JOB, self.box, clock=clock)
+        return Notifications(store, JOB, self.box, clock=clock)
 
     def look(self, history):
         """Return the requests of one look of a new driver, before each is made."""
         stops = Stops(self.store)
-        teller = self.teller(stops.store)
-        return stops.steps(lambda: teller.tell(self.assess(history), []))
+        sender = self.sender(stops.store)
+        return stops.steps(lambda: sender.tell(self.assess(history), []))
 
     def assess(self, history, notify=ALL):
         spec = self.records.change(self.records.spec(), notify=notify)
         return self.records.assess(history, at=self.seconds, spec=spec)
 
-    def tell(self, teller, history, notify=ALL):
+    def tell(self, sender, history, notify=ALL):
         """Let one driver look once; return its warnings."""
         events = []
-        teller.tell(self.assess(history, notify), events)
+        sender.tell(self.assess(history, notify), events)
         assert all(one.kind is EventKind.WARNED for one in events)
         return [one.text for one in events]
 
@@ -94,10 +94,10 @@ def busy(records, *, finished=None):
 
 
 def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(desk, records):
-    teller = desk.teller()
+    sender = desk.sender()
     first = records.launch(notices={0: records.notice()}, heartbeats={0: records.heartbeat(at=200.0)})
     for _ in range(2):
-        assert desk.tell(teller, records.history(first, generations=(records.generation(1),))) == []
+        assert desk.tell(sender, records.history(first, generations=(records.generation(1),))) == []
     assert desk.box.titles == ["digits-1: reclaimed"]
     (message, urls), *_ = desk.box.put_in
     assert urls == {"urls[0] (json://)": "json://host/x"}
@@ -112,8 +112,8 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
     ended = records.history(
         first, records.launch(2, outcome="succeeded"), finished=records.finished(detail="all \x1b[31mdone")
     )
-    desk.tell(teller, ended)
-    desk.tell(desk.teller(), ended)
+    desk.tell(sender, ended)
+    desk.tell(desk.sender(), ended)
     assert desk.box.titles[1:] == ["digits-1: finished, relaunched"]
     assert desk.box.lines[-1] == "2026-01-01 00:03 UTC: job succeeded: all  [31mdone"
     assert desk.box.put_in[1][0].severity is Severity.SUCCESS
@@ -123,13 +123,13 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
 def test_of_three_drivers_each_event_is_told_once_and_together_however_they_interleave(desk, records, seed):
     rng, history = random.Random(seed), busy(records)
     drivers = [Stops(desk.store) for _ in range(3)]
-    tellers = {one: desk.teller(one.store) for one in drivers}
+    senders = {one: desk.sender(one.store) for one in drivers}
     looks = {}
     for _ in range(400):
         driver = rng.choice(drivers)
-        teller = tellers[driver]
+        sender = senders[driver]
         if driver not in looks:
-            looks[driver] = driver.steps(lambda teller=teller: teller.tell(desk.assess(history), []))
+            looks[driver] = driver.steps(lambda sender=sender: sender.tell(desk.assess(history), []))
         if next(looks[driver], None) is None:
             del looks[driver]
     lines = desk.box.lines
@@ -147,7 +147,7 @@ def test_a_driver_that_is_killed_loses_what_it_has_marked_and_nothing_is_told_tw
     killed.close()
     for _ in range(3):
         desk.seconds += LEAVE_SECONDS
-        desk.tell(desk.teller(), history)
+        desk.tell(desk.sender(), history)
     marks = [meta.key for meta in desk.store.list_objects(keys.told_prefix(JOB))]
     assert len(marks) == 7
     assert len(set(desk.box.lines)) == len(desk.box.lines) <= 7
@@ -173,28 +173,28 @@ class LostAnswers(InMemoryStore):
 
 def test_a_mark_whose_answer_was_lost_is_recognised_as_ones_own(records):
     desk = Desk(records, LostAnswers())
-    teller, history = desk.teller(), busy(records)
-    (warned,), none = [desk.tell(teller, history) for _ in range(2)]
+    sender, history = desk.sender(), busy(records)
+    (warned,), none = [desk.tell(sender, history) for _ in range(2)]
     assert warned.startswith("notify: memory://test: whether jobs/digits-1/told/reclaimed-1-0 was created")
     assert none == []
     desk.store.is_down = False
-    assert desk.tell(teller, history) == []
+    assert desk.tell(sender, history) == []
     assert len(set(desk.box.lines)) == len(desk.box.lines) == 7
 
 
 def test_jobs_without_notify_or_news_cost_no_request(desk, records, monkeypatch):
     for name in ("put", "get", "head", "list_page"):
         monkeypatch.setattr(desk.store, name, None)
-    assert desk.tell(desk.teller(), busy(records), NotifySpec()) == []
-    assert desk.tell(desk.teller(), busy(records), NotifySpec(urls=ALL.urls, events=())) == []
-    assert desk.tell(desk.teller(), records.history(), ALL) == []
+    assert desk.tell(desk.sender(), busy(records), NotifySpec()) == []
+    assert desk.tell(desk.sender(), busy(records), NotifySpec(urls=ALL.urls, events=())) == []
+    assert desk.tell(desk.sender(), records.history(), ALL) == []
     only_costs = NotifySpec(urls=ALL.urls, events=(NewsKind.COST,))
-    assert desk.tell(desk.teller(), busy(records), only_costs) == []
+    assert desk.tell(desk.sender(), busy(records), only_costs) == []
 
 
 def test_nothing_is_told_of_a_job_that_was_removed(desk, records):
     desk.store.delete(keys.spec(JOB))
-    assert desk.tell(desk.teller(), busy(records)) == []
+    assert desk.tell(desk.sender(), busy(records)) == []
     assert desk.box.put_in == []
     assert list(desk.store.list_objects("")) == []
 
@@ -203,11 +203,11 @@ def test_secrets_are_read_before_the_job_ends_and_without_them_the_event_is_left
     notify = NotifySpec(urls=("json://${TOKEN}@host",))
     key = keys.secrets(JOB, 0)
     desk.store.put(key, codec.encode(_Secrets(values={"TOKEN": "word", "OTHER": "x"})))
-    early = desk.teller()
+    early = desk.sender()
     desk.tell(early, records.history(), notify)
     desk.store.delete(key)
     ended = records.history(finished=records.finished("failed"))
-    late = desk.teller()
+    late = desk.sender()
     told = ["notify: notify.urls: TOKEN is not among the job's secrets"]
     assert [desk.tell(late, ended, notify) for _ in range(2)] == [told, []]
     assert desk.box.put_in == []
@@ -220,9 +220,9 @@ def test_secrets_are_read_before_the_job_ends_and_without_them_the_event_is_left
 def test_no_variable_of_the_drivers_own_is_put_into_a_url(desk, records, monkeypatch):
     monkeypatch.setenv("TOKEN", "mine")
     notify = NotifySpec(urls=("json://host/${TOKEN}",))
-    assert len(desk.tell(desk.teller(), busy(records), notify)) == 1
+    assert len(desk.tell(desk.sender(), busy(records), notify)) == 1
     desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values={"TOKEN": "of the job"})))
-    desk.tell(desk.teller(), busy(records), notify)
+    desk.tell(desk.sender(), busy(records), notify)
     assert [urls for _, urls in desk.box.put_in] == [{"urls[0] (json://)": "json://host/of the job"}]
 
 
@@ -245,7 +245,7 @@ def test_only_the_submitters_computer_lets_a_url_lead_anywhere_and_no_secret_dec
         values = {"TOPIC": "job", "TOKEN": "a%2Fb-c", "HOST": "@10.0.0.9/", **changed}
         desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values=values)))
         desk.store.delete(keys.told(JOB, "reclaimed-1-0"))
-        desk.tell(desk.teller(), records.history(records.launch(outcome="reclaimed")), notify)
+        desk.tell(desk.sender(), records.history(records.launch(outcome="reclaimed")), notify)
         desk.seconds += LEAVE_SECONDS
         return desk.box.own
 
@@ -258,8 +258,8 @@ def test_only_the_submitters_computer_lets_a_url_lead_anywhere_and_no_secret_dec
 
 
 def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others(desk, records):
-    notify, teller = NotifySpec(urls=ALL.urls, through="pager"), desk.teller()
-    warned = [desk.tell(teller, busy(records), notify) for _ in range(2)]
+    notify, sender = NotifySpec(urls=ALL.urls, through="pager"), desk.sender()
+    warned = [desk.tell(sender, busy(records), notify) for _ in range(2)]
     assert warned[0][0].startswith('notify: no notifier "pager" is installed')
     assert warned[1] == []
     assert list(desk.store.list_objects(keys.told_prefix(JOB))) == []
@@ -267,8 +267,8 @@ def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others
 
 def test_a_fresh_mark_leaves_what_is_new_to_its_maker_for_a_while_and_an_odd_clock_does_not(desk, records):
     first = records.history(records.launch(outcome="reclaimed"))
-    desk.tell(desk.teller(), first)
-    other = desk.teller()
+    desk.tell(desk.sender(), first)
+    other = desk.sender()
     desk.tell(other, busy(records))
     assert len(desk.box.put_in) == 1
     desk.seconds += LEAVE_SECONDS
@@ -278,20 +278,20 @@ def test_a_fresh_mark_leaves_what_is_new_to_its_maker_for_a_while_and_an_odd_clo
     desk.store._now = lambda: stamped
     desk.store.delete(keys.told(JOB, "reclaimed-4-0"))
     desk.store.put(keys.told(JOB, "reclaimed-3-0"), b"another's")
-    desk.tell(desk.teller(), busy(records))
+    desk.tell(desk.sender(), busy(records))
     assert len(desk.box.put_in) == 3
 
 
 def test_a_bug_in_what_is_told_is_a_warning_and_the_job_is_driven_on(desk, records, monkeypatch):
-    monkeypatch.setattr(telling, "news", None)
-    teller = desk.teller()
-    assert desk.tell(teller, busy(records)) == ["notify: a bug: TypeError"]
-    assert desk.tell(teller, busy(records)) == []
+    monkeypatch.setattr(notifications, "news", None)
+    sender = desk.sender()
+    assert desk.tell(sender, busy(records)) == ["notify: a bug: TypeError"]
+    assert desk.tell(sender, busy(records)) == []
 
 
 def test_quiet_hours_hold_back_all_but_a_limit_and_the_end_and_then_tell_it_together(desk, records):
     notify = NotifySpec(urls=ALL.urls, quiet="22:00-07:00")
-    drivers = [desk.teller() for _ in range(2)]
+    drivers = [desk.sender() for _ in range(2)]
     at_night = busy(records)
     for driver in drivers:
         desk.tell(driver, at_night, notify)
@@ -308,8 +308,8 @@ def test_quiet_hours_hold_back_all_but_a_limit_and_the_end_and_then_tell_it_toge
 
 def test_the_end_of_a_job_is_told_at_night_too_with_all_that_was_held_back(desk, records):
     notify = NotifySpec(urls=ALL.urls, quiet="00:00-23:59")
-    desk.tell(desk.teller(), busy(records), notify)
-    desk.tell(desk.teller(), busy(records, finished=records.finished("failed")), notify)
+    desk.tell(desk.sender(), busy(records), notify)
+    desk.tell(desk.sender(), busy(records, finished=records.finished("failed")), notify)
     assert desk.box.titles == ["digits-1: failed, reclaimed, relaunched"]
     assert len(desk.box.lines) == 8
 

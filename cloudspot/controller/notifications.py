@@ -20,7 +20,7 @@ from cloudspot.jobstore.jobs.submission import read_secrets
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
-from cloudspot.model import Message, Severity, ToldEvent
+from cloudspot.model import Message, MessageEvent, Severity
 from cloudspot.registry import notifier_class
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import Ledger
@@ -42,7 +42,7 @@ _SEVERITIES = {
 }
 
 
-class Teller:
+class Notifications:
     """Finds what people are to be told of one job, and hands it to the outbox. For one thread at a time.
 
     Who creates an event's mark sends it, and marks it before: so it is told at most once, and not at all if
@@ -154,7 +154,7 @@ def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzi
     kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
     job_id = history.submission.job_id
     events = tuple(
-        ToldEvent(kind=one.kind.value, text=_in_a_line(one.text), at=one.at)
+        MessageEvent(kind=one.kind.value, text=_in_a_line(one.text), at=one.at)
         for one in sorted(told, key=lambda one: one.at)
     )
     lines = [f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {one.text}" for one in events if one.text]
