@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,8 @@ HERE = Path(__file__).parent
 class Library:
     """How one script is run, and what must come of it."""
 
-    modules: Sequence[str]
-    """What has to be installed."""
+    packages: Mapping[str, str]
+    """What has to be installed, by the names of the modules."""
     evidence: Sequence[str]
     """How states of its checkpoints are known to be complete: beginnings of what ``show`` says."""
     results: Sequence[str]
@@ -53,21 +53,32 @@ PROVEN = ("proven complete by",)
 SEEN = ("taken for complete since",)
 LIBRARIES = {
     "diffusers": Library(
-        ["accelerate"], PROVEN, ["ddpm-model-64/unet/diffusion_pytorch_model.safetensors"], names_steps=True
+        {"accelerate": "accelerate", "safetensors": "safetensors"},
+        PROVEN,
+        ["ddpm-model-64/unet/diffusion_pytorch_model.safetensors"],
+        names_steps=True,
     ),
-    "hydra": Library(["hydra", "lightning"], SEEN, ["logs/train/runs/*/checkpoints/last.ckpt"]),
-    "ignite": Library(["ignite"], PROVEN, ["line.pt"], names_steps=True),
-    "imagenet": Library([], PROVEN, ["checkpoint.pth.tar", "model_best.pth.tar"]),
-    "keras": Library(["keras"], PROVEN, ["final.keras", "log.csv"]),
-    "lightning": Library(["lightning"], PROVEN, ["line.ckpt"], is_told=True),
-    "stable_baselines3": Library(["stable_baselines3"], PROVEN, ["ppo.zip"]),
-    "timm": Library([], SEEN, ["output/train/run/last.pth.tar", "output/train/run/summary.csv"]),
+    "hydra": Library(
+        {"hydra": "hydra-core", "lightning": "lightning"}, PROVEN, ["logs/train/runs/*/checkpoints/last.ckpt"]
+    ),
+    "ignite": Library({"ignite": "pytorch-ignite"}, PROVEN, ["line.pt"], names_steps=True),
+    "imagenet": Library({}, PROVEN, ["checkpoint.pth.tar", "model_best.pth.tar"]),
+    "keras": Library({"keras": "keras"}, PROVEN, ["final.keras", "log.csv"]),
+    "lightning": Library({"lightning": "lightning"}, PROVEN, ["line.ckpt"], is_told=True),
+    "stable_baselines3": Library({"stable_baselines3": "stable-baselines3"}, PROVEN, ["ppo.zip"]),
+    "timm": Library({}, SEEN, ["output/train/run/last.pth.tar", "output/train/run/summary.csv"]),
     "transformers": Library(
-        ["transformers"], PROVEN, ["output/final/model.safetensors"], is_told=True, names_steps=True
+        {"transformers": "transformers", "accelerate": "accelerate"},
+        PROVEN,
+        ["output/final/model.safetensors"],
+        is_told=True,
+        names_steps=True,
     ),
-    "trl": Library(["trl"], PROVEN, ["output/final/model.safetensors"], is_told=True, names_steps=True),
+    "trl": Library(
+        {"trl": "trl"}, PROVEN, ["output/final/model.safetensors"], is_told=True, names_steps=True
+    ),
     "ultralytics": Library(
-        ["ultralytics"],
+        {"torchvision": "torchvision", "ultralytics": "ultralytics"},
         SEEN,
         ["runs/detect/train/weights/best.pt"],
         save_steps=1,
@@ -82,7 +93,7 @@ CASES = [
             pytest.mark.skipif(
                 importlib.util.find_spec(module) is None, reason=f"NOT TESTED, no {module} is installed"
             )
-            for module in library.modules
+            for module in library.packages
         ],
     )
     for name, library in LIBRARIES.items()
@@ -110,8 +121,10 @@ def test_a_script_does_so_in_an_emulated_cloud(user: User, name: str) -> None:
     library = LIBRARIES[name]
     inside = [sys.executable, interrupted_job.__file__, "aws", str(HERE / name / "job.toml")]
     command = [*COMMAND, "sandbox", "aws", "--reclaim", "none", "--", *inside, str(library.save_steps)]
+    packages = " ".join(library.packages.values())
+    setup = ["--set", f'run.setup="pip install {packages}"'] if packages else []
     done = subprocess.run(
-        [*command, *options(library)], env=user.environ, capture_output=True, text=True, check=False
+        [*command, *options(library), *setup], env=user.environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
     check(library, Interrupted(**json.loads(done.stdout)))
@@ -130,9 +143,10 @@ def check(library: Library, seen: Interrupted) -> None:
         assert max(at_notice, at_stop) <= 1
     # As many saves as a busy machine makes until the agent has had its turn.
     assert max(at_notice, at_loss, at_stop) <= 6 * library.save_steps
-    # In the last part it saves without a pause.
-    for commit in seen.commits[:3]:
-        assert commit["evidence"].startswith(tuple(library.evidence)), seen.commits
+    # The next save may begin before a busy agent has seen what proves this one.
+    assert any(commit["evidence"].startswith(tuple(library.evidence)) for commit in seen.commits), (
+        seen.commits
+    )
     kept = [*seen.artifacts, *seen.checkpoint]
     for result in library.results:
         assert any(Path(name).match(result) for name in kept), (result, kept)

@@ -10,6 +10,7 @@ from ultralytics import YOLO
 
 STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0"))  # as if the model were larger than it is
 STEPS_AN_EPOCH = 4
+RUN = "runs/detect/train"
 
 
 def draw_data(directory):
@@ -32,7 +33,7 @@ def report(trainer):
 
 
 def main():
-    data, last = draw_data(Path("squares")), Path("runs/detect/train/weights/last.pt")
+    data, last = draw_data(Path("squares")), Path(RUN, "weights", "last.pt")
     model = YOLO(last if last.exists() else "yolo11n.yaml")
     model.add_callback("on_train_batch_end", lambda _: time.sleep(STEP_SECONDS))
     model.add_callback("on_model_save", report)
@@ -45,7 +46,7 @@ def main():
         workers=0,
         device="cpu",
         plots=False,
-        exist_ok=True,
+        save_dir=RUN,  # else last.pt names the directory of the computer that wrote it
     )
 
 
