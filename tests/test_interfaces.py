@@ -10,7 +10,7 @@ from cloudspot import interfaces
 from cloudspot.controller.account_orphans import AccountReaper
 from cloudspot.errors import StoreRefused, TransientError
 from cloudspot.interfaces import Provider, Provisioner
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs import removal
 from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory
 from cloudspot.jobstore.layout import keys
@@ -135,7 +135,7 @@ def test_what_a_listing_cannot_say_is_refused_in_one_line(store_type, answer, fa
     store.change = lambda page, prefix, after: answer
     for read in (
         lambda: list(store.list_objects("p/")),
-        lambda: list(patient(store).list_objects("p/")),
+        lambda: list(with_retries(store).list_objects("p/")),
         lambda: store.list_page("p/"),
     ):
         with pytest.raises(StoreRefused, match=fault) as caught:

@@ -16,6 +16,7 @@ class Leaving:
     exit_code: int = 0
     permanent: bool = False
     is_cut_off: bool = False
+    fingerprint: str | None = None
     log_tail: tuple[str, ...] = ()
     final: Final | None = None
     saved_step: int | None = None

@@ -115,7 +115,7 @@ class Life:
             if said.outcome != "superseded":
                 self.last_pass.run_until_replaced()  # the agent before may have been killed meanwhile
             return
-        slot = context.insist(
+        slot = context.retry_until(
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
@@ -125,7 +125,7 @@ class Life:
         self.logs.start()
         self.notices.start()
         # Before it looks for a checkpoint: retention deletes none that a node may be about to choose.
-        context.insist(self.heartbeat.beat)
+        context.retry_until(self.heartbeat.beat)
         self.heartbeat.start()
         threading.Thread(target=self.last_pass.run, name="first pass", daemon=True).start()
         try:
@@ -171,7 +171,7 @@ class Life:
         context = self.context
         run = context.job.spec.run
         resumption = context.job.submission.resumption
-        self._secrets = context.insist(
+        self._secrets = context.retry_until(
             lambda: read_secrets(context.store, context.job_id, run.secrets, resumption=resumption)
         )
         environment = {**self.runtime.inherited, **run.env, **self._secrets}
@@ -249,6 +249,6 @@ class Life:
         """Return the exit record if an earlier agent of this machine has written it."""
         context = self.context
         key = keys.exit_record(context.job_id, context.node.launch, context.rank)
-        record = context.insist(lambda: find_record(context.store, key, Exit))
+        record = context.retry_until(lambda: find_record(context.store, key, Exit))
         is_ours = record is not None and record.instance_id == context.job.identity.instance_id
         return record if is_ours else None

@@ -16,7 +16,7 @@ from cloudspot.agent.life import Life
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
-from cloudspot.agent.store_retry import insist
+from cloudspot.agent.store_retry import retry_until
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError, TransientError
 from cloudspot.host.locks import lock
 from cloudspot.host.low_priority import end_low_priority
@@ -106,7 +106,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
 
 
 def _at_start(call: Callable[[], _T]) -> _T:
-    return insist(call, deadline=time.monotonic() + START_SECONDS)
+    return retry_until(call, deadline=time.monotonic() + START_SECONDS)
 
 
 def _seated(node: Node, store: ObjectStore, identity: NodeIdentity) -> NodeIdentity | None:
@@ -124,15 +124,15 @@ def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
     If nothing were said, the launch would be voided, and the next one would cost as much again.
     """
     deadline = time.monotonic() + START_SECONDS
-    identity = insist(open_provider(node.provider, None).node_identity, deadline=deadline)
-    insist(lambda: clock_of(store).compare(store), deadline=deadline)
-    seated = insist(lambda: _seated(node, store, identity), deadline=deadline)
+    identity = retry_until(open_provider(node.provider, None).node_identity, deadline=deadline)
+    retry_until(lambda: clock_of(store).compare(store), deadline=deadline)
+    seated = retry_until(lambda: _seated(node, store, identity), deadline=deadline)
     if seated is None:
         return
     detail = f"the node cannot run the job: {error}"
     _log.error("%s", detail)
     leaving = Leaving("failed", detail, exit_code=error.exit_code, permanent=True)
-    insist(lambda: write_exit_record(store, node, seated, leaving), deadline=deadline)
+    retry_until(lambda: write_exit_record(store, node, seated, leaving), deadline=deadline)
 
 
 def _log_to(node: Node) -> None:

@@ -66,6 +66,8 @@ class Node:
         """Where it is restored to if memory is plentiful; removed when the training has read it."""
         self.fork_server = directory / "fork-server.socket"
         """Where the process listens from which trainings are forked."""
+        self.fork_server_processes = directory / "fork-server.processes"
+        """Which processes it is: see ``KeptProcesses``."""
         self.fork_server_log = self.logs / "fork-server.log"
         """Why that does not run, or did not fork a program."""
         self.lock = directory / "agent.lock"
@@ -166,7 +168,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     first_rank: int = 0
     """The lowest global rank that this node ran in it."""
     trainer_pid: int = 0
-    """The process group of that generation's training; 0 when none was started, or its end was dealt with."""
+    """The process that has started that generation's training; 0: none, or its end was dealt with."""
     next_why: str = "agent-restarted"
     """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
     generation_began_at: float = 0.0

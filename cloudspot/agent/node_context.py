@@ -12,7 +12,7 @@ from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.orders import Orders
 from cloudspot.agent.status import Status
-from cloudspot.agent.store_retry import insist
+from cloudspot.agent.store_retry import retry_until
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.store_clock import StoreClock, clock_of
@@ -58,7 +58,7 @@ class NodeContext:
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
     """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
 
-    insist = staticmethod(insist)
+    retry_until = staticmethod(retry_until)
 
     @cached_property
     def journal(self) -> Journal:

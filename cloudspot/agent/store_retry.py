@@ -20,13 +20,13 @@ DENIED_SECONDS = 120.0
 """How long a right may be missing: one that was just granted need not take effect at once."""
 
 
-def insist(
+def retry_until(
     call: Callable[[], _T],
     *,
     deadline: float | Callable[[], float] = math.inf,
     sleep: Callable[[float], None] | None = None,
 ) -> _T:
-    """Repeat a call until it succeeds or its ``deadline`` (monotonic) comes, which may be a function.
+    """Retry a call until it succeeds or its ``deadline`` (monotonic) comes, which may be a function.
 
     ``sleep`` takes seconds; None: it is that of ``time``.
 

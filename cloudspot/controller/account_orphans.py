@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError, as_cloudspot_error
 from cloudspot.interfaces import Inventory, ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.index_entry import read_entry
 from cloudspot.jobstore.jobs.job_lists import is_marked_live, list_live
 from cloudspot.jobstore.jobs.reader import has_finished
@@ -124,7 +124,7 @@ class AccountReaper:
     ) -> None:
         """Take the inventories in the order in which to end what they list; ``gone`` has labels of stores."""
         self._inventories = tuple(inventories)
-        self._stores = {store_label(one): patient(one, sleep=sleep) for one in stores}
+        self._stores = {store_label(one): with_retries(one, sleep=sleep) for one in stores}
         self._gone = frozenset(gone) - frozenset(self._stores)
         self._older_than = older_than
         self._now = now

@@ -37,7 +37,7 @@ from cloudspot.decoding import Price, convert
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.job_lists import resumed_writer, unmark_live
 from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.jobs.suspicions import delete_suspicions
@@ -168,7 +168,7 @@ class Controller:
 
         ``driver`` is shared by the controllers of one process; None: it has no other.
         """
-        self._store = patient(store, sleep=sleep)
+        self._store = with_retries(store, sleep=sleep)
         self._job_id = job_id
         self._driver = driver = driver or Driver()
         self._label = store_label(store)

@@ -19,7 +19,7 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError, JobNotFound, JobResumed, as_cloudspot_error
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.jobs.job_lists import drop_marks_of_missing_job, list_live
 from cloudspot.jobstore.jobs.reader import HistoryReader
@@ -77,7 +77,7 @@ class Reconciler:
 
         ``every`` is how long it is between two passes; None: not known.
         """
-        self._store = patient(store, sleep=sleep)
+        self._store = with_retries(store, sleep=sleep)
         self._open_provider = open_provider
         self._clock = clock or clock_by(self._store)
         self._sleep = sleep

@@ -1,1 +1,1 @@
-"""This host: safe names, files that appear whole, private directories, and processes found by a mark."""
+"""This host: safe names, files that appear whole, private directories, and the processes of a program."""

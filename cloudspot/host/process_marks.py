@@ -1,7 +1,8 @@
-"""Find and end every process that carries a mark in its environment, wherever it hides.
+"""Find the processes that carry a mark in their environment, and end any, wherever they hide.
 
-A process can leave its group and its session, but not its environment: on Linux ``/proc`` shows the one it
-was started with, on macOS ``ps -E`` does for one's own processes.
+A process can leave its group and its session. Its environment it can only overwrite, as few do: what must be
+found for certain has a keeper (``kept_processes``). On Linux ``/proc`` shows the one it was started with, on
+macOS ``ps -E`` does for one's own processes.
 """
 
 from __future__ import annotations
@@ -29,13 +30,6 @@ def marked_processes(name: str, value: str) -> tuple[int, ...]:
     own = os.getpid()
     pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
     return tuple(pid for pid in pids if pid != own and mark in _environment(pid))
-
-
-def is_marked(pid: int, name: str, value: str) -> bool:
-    """Return whether the process lives and was started with ``name=value`` in its environment."""
-    if sys.platform == "linux":
-        return f"{name}={value}".encode() in _environment(pid)
-    return pid in marked_processes(name, value)
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -74,11 +68,6 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
         if words and mark in words[1:] and int(words[0]) != os.getpid():
             found.append(int(words[0]))
     return tuple(found)
-
-
-def kill_marked(name: str, value: str, *, timeout_seconds: float = 30.0) -> bool:
-    """SIGKILL the marked processes as ``kill_all`` does."""
-    return kill_all(lambda: marked_processes(name, value), timeout_seconds=timeout_seconds)
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:

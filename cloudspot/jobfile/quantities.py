@@ -131,15 +131,6 @@ def parse_size(text: str) -> int:
         raise ValueError(f"a size of {len(number)} digits is too large") from None
 
 
-def size_text(num_bytes: float) -> str:
-    """Return a size in binary units: ``900 B``, ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def parse_money(text: str) -> tuple[float, str | None]:
     """Return the amount in ``"12.50 USD"`` and the currency (ISO 4217; None if not written).
 

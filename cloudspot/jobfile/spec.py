@@ -287,6 +287,12 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
     ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,
     ``.venv``, inputs and the file of ``on_notice`` always are."""
+    nodes: Literal["first", "all"] = "first"
+    """Whose files make a checkpoint of ``directory``: those of the first node, where rank 0 runs, or, where
+    each node writes its own shards, those of all. With ``"all"`` the names of checkpoints end with their
+    steps: files of one step belong together, and are committed once every node has uploaded its own. Each
+    node gets its own back, and a different number of nodes gets all.
+    [Scripts that shard their state](frameworks.md#sharded-state-of-a-script)."""
     complete_file: Inside | None = None
     """A file in such a directory, or beside such files, that the script writes last. While it is at least as
     new as every other file of the checkpoint, and no process has one open for writing, that is complete; but
@@ -320,6 +326,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             Needs(field, "directory")
             for field in ("complete_file", "exclude", "incomplete_file", "on_notice")
         ),
+        Needs("nodes", "directory", value="all"),
     )
 
 

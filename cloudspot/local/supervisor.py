@@ -18,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.host.locks import try_lock
+from cloudspot.host.process_keeper import adopt_orphans
 from cloudspot.local.forms import make_form
 from cloudspot.local.machine_records import PlannedReclaim, SupervisorRecord
 from cloudspot.local.machines import MachineDirectory, now_utc
 from cloudspot.local.metadataservice import StandingNotice
-from cloudspot.local.processes import become_subreaper, reap_children
+from cloudspot.local.processes import reap_children
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.train.handoff import read_progress
 
@@ -56,7 +57,7 @@ class Supervisor:
             # A handler, not SIG_IGN: exec resets it, so that the machine's processes start clean.
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
-        become_subreaper()
+        adopt_orphans()
         self._form.prepare()
         url = self._form.metadata_url
         self.machine.write_supervisor(SupervisorRecord(pid=os.getpid(), metadata_url=url))

@@ -45,6 +45,8 @@ from cloudspot.host.partial_files import write_whole
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
 """The generation's hand-off directory. Unset: there is no agent."""
+PROCESSES = "processes"
+"""In that directory, the directory that says which processes are the generation's: see ``KeptProcesses``."""
 RESTORE = "CLOUDSPOT_RESTORE"
 """The directory of the checkpoint to resume from; unset on a fresh start."""
 RESTORE_IN_MEMORY = "restore"

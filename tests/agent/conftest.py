@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from support.jobs.marks import kill_marked
 from support.records import made_journal
 from support.records.uploads import upload_session
 
@@ -19,7 +20,6 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.host.boot_clock import this_boot
-from cloudspot.host.process_marks import kill_marked
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.checkpoints import retention

@@ -27,8 +27,10 @@ from cloudspot.agent.notices.notice_file import NoticeFile
 from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.training.launching import trainer
+from cloudspot.agent.training.launching.trainer import processes_of
 from cloudspot.agent.training.programs import container
 from cloudspot.errors import AuthError, ObjectMissing
+from cloudspot.host.kept_processes import KeptProcesses
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.journal.journal import Journal
@@ -379,11 +381,11 @@ def test_the_end_of_the_loop_wins_against_a_drain(bench, wait_until):
 def test_a_notice_while_setting_up_ends_the_setup_and_all_its_children(bench, wait_until):
     life = bench.life(SESSION, run={"setup": "sleep 60 & sleep 60"})
     thread = run(life)
-    mark = ("CLOUDSPOT_SETUP", str(life.context.node.directory))
-    wait_until(lambda: len(marked_processes(*mark)) >= 3)
+    setup = KeptProcesses(life.context.node.directory / "setup.processes")
+    wait_until(lambda: len(setup.pids()) >= 3)
     notice(bench, 10.0)
     end(thread)
-    assert marked_processes(*mark) == ()
+    assert setup.pids() == set()
     assert (bench.exit_record().outcome, bench.exit_record().generation) == ("drained", 0)
 
 
@@ -1246,7 +1248,7 @@ def test_a_trainer_that_lives_is_gone_on_with(bench, wait_until):
     life.courier._stopped.set()
     life.notices.stop()
     object.__setattr__(
-        life.context, "insist", lambda *_, **__: time.sleep(3600)
+        life.context, "retry_until", lambda *_, **__: time.sleep(3600)
     )  # its main thread never speaks again
     after = bench.life(SESSION)
     thread = run(after)
@@ -1263,9 +1265,11 @@ def test_a_trainer_nobody_remembers_is_ended_before_another_starts(bench, wait_u
     life = bench.life(SESSION + "finish(100)\n")
     handoff = life.context.node.handoff(1)
     handoff.mkdir(parents=True)
-    stray = subprocess.Popen(["sleep", "60"], env={**os.environ, files.HANDOFF: str(handoff)})
+    words = processes_of(handoff).command(sys.executable, ["sleep", "60"], ended=handoff / "trainer.ended")
+    stray = subprocess.Popen(words)
+    wait_until(processes_of(handoff).pids)
     life.run()
-    assert stray.wait(10) == -9
+    assert stray.wait(10) == 137
     assert bench.exit_record().outcome == "succeeded"
 
 

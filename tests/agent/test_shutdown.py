@@ -11,8 +11,8 @@ import pytest
 from cloudspot.agent import shutdown
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.notices.notice_file import NoticeFile
+from cloudspot.agent.training.launching.trainer import processes_of
 from cloudspot.errors import ObjectMissing, TransientError
-from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.nodes import launches
 from cloudspot.model import NodeIdentity
@@ -87,20 +87,18 @@ def test_it_speaks_for_no_agent_that_lives(bench, see_off, agent_lock, clock):
         bench.exit_record()
 
 
-def test_a_dead_agents_training_is_ended_before_its_exit_record_says_so(bench, see_off, clock):
+def test_a_dead_agents_training_is_ended_before_its_exit_record_says_so(bench, see_off, clock, wait_until):
     claim(bench)
     node = bench.node()
     handoff = node.handoff(2)
     handoff.mkdir(parents=True)
     NodeMemory(generation=2, restored_step=20).save(node)
     files.progress_path(handoff, 0).write_bytes(files.PROGRESS.pack(57, 100, 58))
-    process = subprocess.Popen(["sleep", "1000"], env={**os.environ, files.HANDOFF: str(handoff)})
-    try:
-        assert see_off() == 0
-        assert marked_processes(files.HANDOFF, str(handoff)) == ()
-    finally:
-        process.kill()
-        process.wait()
+    words = processes_of(handoff).command(sys.executable, ["sleep", "1000"], ended=handoff / "trainer.ended")
+    process = subprocess.Popen(words)
+    wait_until(processes_of(handoff).pids)
+    assert see_off() == 0
+    assert process.wait(10) == 137
     record = bench.exit_record()
     assert (record.outcome, record.instance_id, record.committed) == ("drained", "m-1", None)
     assert (record.generation, record.restored_step, record.step, record.reached_step) == (2, 20, 57, 58)

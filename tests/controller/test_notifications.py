@@ -14,7 +14,7 @@ from cloudspot.controller.notifications import LEAVE_SECONDS, MAX_LINES, Notific
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import TransientError
 from cloudspot.jobfile.notify import NewsKind, NotifySpec
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot.jobstore.jobs.submission import _Secrets
 from cloudspot.jobstore.layout import codec, keys
@@ -61,7 +61,7 @@ class Desk:
 
     def sender(self, store=None):
         clock = Clock(now=lambda: self.records.at(self.seconds), monotonic=lambda: self.seconds)
-        store = patient(store or self.store, sleep=lambda seconds: None)
+        store = with_retries(store or self.store, sleep=lambda seconds: None)
         return Notifications(store, JOB, self.box, clock=clock)
 
     def look(self, history):

@@ -9,7 +9,7 @@ from support.stores.memorystore import InMemoryStore
 from cloudspot.controller.ownership import MAX_LABEL, check_adopted, is_ours, open_to_drive, store_label
 from cloudspot.errors import NotAdopted, SpecError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs import own_jobs
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
@@ -20,7 +20,7 @@ def test_a_store_has_one_label_however_its_url_is_spelled(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "store")
     urls = [f"file://{tmp_path}/store", f"file://{tmp_path}/x/../store/", f"file://{tmp_path}/link"]
     assert {store_label(FileStore(url)) for url in urls} == {f"file://{tmp_path}/store"}
-    assert store_label(patient(FileStore(urls[2]))) == f"file://{tmp_path}/store"
+    assert store_label(with_retries(FileStore(urls[2]))) == f"file://{tmp_path}/store"
     assert store_label(InMemoryStore("MEM://Bucket/p//")) == "mem://Bucket/p"
 
 

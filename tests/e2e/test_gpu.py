@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from support.jobs.acting_user import EXAMPLES, User, wait_for
-
-from cloudspot.host.process_marks import is_marked
+from support.jobs.marks import is_marked
 
 pytestmark = pytest.mark.gpu
 

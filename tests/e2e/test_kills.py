@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.jobs.acting_user import User, kill, wait_for
+from support.jobs.marks import is_marked
 
-from cloudspot.host.process_marks import is_marked, marked_processes
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 from cloudspot.train.fork_server.fork_server import MARK as SERVER_MARK

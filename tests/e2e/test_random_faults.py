@@ -26,10 +26,11 @@ import pytest
 from e2e.test_kills import check_end, command_lines
 from e2e.test_store_faults import step_lines
 from support.jobs.acting_user import User, send, supervisors_processes, wait_for
+from support.jobs.marks import is_marked
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound, TransientError
-from cloudspot.host.process_marks import is_marked, marked_processes
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import keys

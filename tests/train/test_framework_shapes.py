@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
 from cloudspot.train.data.replayed_loader import ReplayedLoader
-from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.state.checkpoint import Checkpoint, weights_sha256
 
 pytestmark = [
@@ -709,7 +709,7 @@ def test_a_seed_that_accelerates_sampler_has_drawn_comes_back(caplog):
         prepared = prepare_data_loader(
             loader, num_processes=1, put_on_device=False, use_seedable_sampler=True
         )
-        return Feed(prepared, epochs=2, world_size=1)
+        return ResumableBatches(prepared, epochs=2, world_size=1)
 
     def fetch(feed, count):
         return [feed.fetch()[0].tolist() for _ in range(count)]
@@ -745,7 +745,7 @@ def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():
         torch.manual_seed(3)
         loader = DataLoader(range(NUM_SAMPLES), 4, shuffle=True)
         divided = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False)
-        return Feed(divided, epochs=3, world_size=2, rank=1)
+        return ResumableBatches(divided, epochs=3, world_size=2, rank=1)
 
     def fetch(feed, count):
         return [feed.fetch()[0].tolist() for _ in range(count)]

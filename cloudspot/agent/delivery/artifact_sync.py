@@ -21,7 +21,7 @@ from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import ObjectMeta
@@ -131,7 +131,7 @@ class ArtifactSync(Worker):
                 return
             self._uploaded[path] = stamp_of(path.stat())
 
-        each(fetch, [name for name in files if not _OTHER_NODE.match(name)], num_threads=NUM_THREADS)
+        map_parallel(fetch, [name for name in files if not _OTHER_NODE.match(name)], num_threads=NUM_THREADS)
 
     def _fetch(self, meta: ObjectMeta, path: Path, directory: Path) -> None:
         # Outside the directory until it is whole: an agent killed here must not sync half a file.
@@ -258,8 +258,8 @@ class ArtifactSync(Worker):
             self._uploaded[found.path] = found.stamp
 
         wanted = [found for found in files if not self._is_sent(found)]
-        each(send, [found for found in wanted if found.stamp.size < _BLOCK], num_threads=NUM_THREADS)
-        each(send, [found for found in wanted if found.stamp.size >= _BLOCK], num_threads=1)
+        map_parallel(send, [found for found in wanted if found.stamp.size < _BLOCK], num_threads=NUM_THREADS)
+        map_parallel(send, [found for found in wanted if found.stamp.size >= _BLOCK], num_threads=1)
         return sent
 
     def _upload(self, key: str, found: Found, until: Callable[[], float]) -> None:

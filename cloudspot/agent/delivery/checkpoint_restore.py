@@ -21,6 +21,7 @@ from cloudspot.host.capacity import free_memory_bytes
 from cloudspot.host.names import find_symlink, printable
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
+from cloudspot.jobstore.checkpoints.chunks import check_sizes, stored_chunks
 from cloudspot.jobstore.checkpoints.shared_chunks import ChunkContent, contents
 from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manifest, Skipped
@@ -44,7 +45,8 @@ class Restored:
     contents: frozenset[ChunkContent] = frozenset()
     """What its chunks hold."""
     on_demand: Manifest | None = None
-    """Set if only the files were made, and ``OnDemandFetch`` brings what the ranks ask for."""
+    """Set if this node's share comes later: of a session's, only the files were made, and ``OnDemandFetch``
+    brings what the ranks ask for; what scripts saved on several nodes, ``restore_own`` brings."""
 
 
 def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
@@ -58,23 +60,25 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
             the work away without asking.
     """
     node, check = context.node, check or context.obey
-    for late in context.insist(lambda: manifests.complete(context.store, context.journal, node.job_id)):
+    for late in context.retry_until(lambda: manifests.complete(context.store, context.journal, node.job_id)):
         _log.info("checkpoint %s was whole but not committed yet: committed it", late)
-    journal = context.insist(context.journal.read)
-    standing = context.insist(lambda: retention.look_for_checkpoints(context.store, node.job_id, journal))
+    journal = context.retry_until(context.journal.read)
+    standing = context.retry_until(
+        lambda: retention.look_for_checkpoints(context.store, node.job_id, journal)
+    )
     notes = {one: _damaged(context, one) for one in standing.damaged}
     skipped: list[Skipped] = []
     for candidate in (*standing.sound, *standing.damaged):
         check()
         try:
-            manifest = context.insist(
+            manifest = context.retry_until(
                 lambda c=candidate: manifests.read_manifest(context.store, node.job_id, c)  # type: ignore[misc]
             )
             is_damaged = candidate in notes
             newer = [] if is_damaged else [note for one, note in notes.items() if one > candidate]
             return _fetch(context, manifest, (*skipped, *newer), check, may_come_later=not is_damaged)
         except (CorruptData, ObjectMissing) as error:
-            if not context.insist(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+            if not context.retry_until(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
                 return restore_newest(context, check=check)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
@@ -93,7 +97,9 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
 
 
 def _damaged(context: NodeContext, checkpoint: CheckpointId) -> Skipped:
-    reason = context.insist(lambda: retention.read_damage(context.store, context.node.job_id, checkpoint))
+    reason = context.retry_until(
+        lambda: retention.read_damage(context.store, context.node.job_id, checkpoint)
+    )
     return Skipped(checkpoint=checkpoint, reason=reason)
 
 
@@ -101,7 +107,7 @@ def newest_candidate(
     context: NodeContext, journal: Sequence[JournalRecord], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
     """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
-    found = context.insist(
+    found = context.retry_until(
         lambda: retention.standing_checkpoints(context.store, context.node.job_id, journal)
     )
     bad = {one.checkpoint for one in skipped}
@@ -123,12 +129,12 @@ def restore_this(
     if checkpoint is None:
         return Restored(checkpoint=None)
     try:
-        manifest = context.insist(
+        manifest = context.retry_until(
             lambda: manifests.read_manifest(context.store, context.node.job_id, checkpoint)
         )
         return _fetch(context, manifest, (), context.obey, may_come_later=True)
     except (CorruptData, ObjectMissing) as error:
-        if not context.insist(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+        if not context.retry_until(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
             return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
@@ -146,31 +152,20 @@ def _fetch(
     held = contents([chunk for part in manifest.parts for chunk in part.chunks])
     restored = Restored(manifest.id, skipped=skipped, contents=held)
     if manifest.kind == "directory":
-        paths, pointers = _paths_of(context, manifest)
-        patterns = context.job.spec.checkpoint.patterns
-        roots = [root for path in paths if (root := root_of(path, patterns))]
+        paths, _, roots = _paths_of(context, manifest)
         restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
+        if len(manifest.parts) > 1:  # which of them are this node's is known once its place is
+            chunks = stored_chunks(node.job_id, manifest)
+            context.retry_until(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
+            return replace(restored, on_demand=manifest)
         is_there = all(os.path.lexists(node.work / path) for path in paths)
         if is_there and _is_of_this_node(context, manifest):
             return restored
-        for root in sorted({*roots} - {"."}):
-            target = node.work / root
-            if target.is_dir() and find_symlink(node.work, root) is None:  # else the fetch refuses it
-                _log.info(
-                    "%s came with the code or holds an older state: it is fetched anew", printable(root)
-                )
-                shutil.rmtree(target)
-
-        def accept(staging: Path) -> None:
-            for path in pointers:
-                if not is_pointer(staging, path, roots) or not may_replace(node.work, path, patterns):
-                    raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
-
-        _bring(context, manifest, node.work, check, accept=accept)
+        _bring_files(context, manifest, check, nodes=(0,))
         return restored
     target, present = _place_for(context, manifest)
     if may_come_later and _is_read_in_part(context, manifest):
-        context.insist(
+        context.retry_until(
             lambda: fetching.lay_out(context.store, node.job_id, manifest, target, present=present)
         )
         return replace(restored, directory=target, on_demand=manifest)
@@ -184,6 +179,59 @@ def _fetch(
         target = node.restore
         _bring(context, manifest, target, check)
     return replace(restored, directory=target)
+
+
+def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nodes: int) -> Restored:
+    """Fetch what scripts have saved on several nodes: of as many nodes the one in this place, else all.
+
+    Call it once the generation is known; anything else was restored before.
+
+    Raises:
+        CorruptData: a chunk does not verify, and all nodes know of it by now; or the checkpoint was deleted.
+    """
+    manifest = restored.on_demand
+    if manifest is None or manifest.kind != "directory":
+        return restored
+    num_parts, work = len(manifest.parts), context.node.work
+    if num_parts == num_nodes and fetching.holds_files(manifest, place, work):
+        return replace(restored, on_demand=None)
+    own = [place] if place < num_parts else []
+    nodes = own if num_parts == num_nodes else [*own, *(rank for rank in range(num_parts) if rank != place)]
+    if num_parts != num_nodes:
+        _log.info(
+            "checkpoint %s is of %d nodes, and %d train: this one gets all files, and of equal paths those "
+            "of node %d", manifest.id, num_parts, num_nodes, nodes[0],
+        )  # fmt: skip
+    try:
+        _bring_files(context, manifest, context.obey, nodes=nodes)
+    except CorruptData as error:
+        reason = str(error)
+        if context.retry_until(lambda: manifests.stands(context.store, context.job_id, manifest.id)):
+            context.retry_until(
+                lambda: retention.note_damage(context.store, context.job_id, manifest.id, reason)
+            )
+        raise
+    return replace(restored, on_demand=None)
+
+
+def _bring_files(
+    context: NodeContext, manifest: Manifest, check: Callable[[], None], *, nodes: Sequence[int]
+) -> None:
+    """Fetch what scripts have saved on these nodes, in place of what lies there under its name."""
+    work, patterns = context.node.work, context.job.spec.checkpoint.patterns
+    _, pointers, roots = _paths_of(context, manifest)
+    for root in sorted({*roots} - {"."}):
+        target = work / root
+        if target.is_dir() and find_symlink(work, root) is None:  # else the fetch refuses it
+            _log.info("%s came with the code or holds an older state: it is fetched anew", printable(root))
+            shutil.rmtree(target)
+
+    def accept(staging: Path) -> None:
+        for path in filter(lambda path: os.path.lexists(staging / path), pointers):
+            if not is_pointer(staging, path, roots) or not may_replace(work, path, patterns):
+                raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
+
+    _bring(context, manifest, work, check, nodes=nodes, accept=accept)
 
 
 def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
@@ -294,8 +342,8 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     return None
 
 
-def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """Return the paths of a script's checkpoint, the oldest first, and those of files that only name it.
+def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths of a script's checkpoint, the oldest first, of files that only name it, and its roots.
 
     Refuses a checkpoint that would replace anything else in the working directory, such as the code.
     """
@@ -315,7 +363,7 @@ def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list
             raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
     paths = [path for _, path, _ in found]
     pointers = [path for path in paths if roots[path] is None]
-    return paths, pointers
+    return paths, pointers, [root for path in paths if (root := roots[path])]
 
 
 def _bring(
@@ -324,10 +372,12 @@ def _bring(
     directory: Path,
     check: Callable[[], None],
     present: frozenset[int] = frozenset(),
+    nodes: Sequence[int] | None = None,
     accept: Callable[[Path], None] = lambda _root: None,
 ) -> None:
     store = _InsistentStore(context, check)
-    with context.status.transferring("restoring", manifest.size) as add:
+    size = sum(part.size for part in manifest.parts if nodes is None or part.rank in nodes)
+    with context.status.transferring("restoring", size) as add:
 
         def progress(num_bytes: int) -> None:
             check()
@@ -339,6 +389,7 @@ def _bring(
             manifest,
             directory,
             present=present,
+            nodes=nodes,
             accept=accept,
             progress=progress,
         )
@@ -351,11 +402,11 @@ class _InsistentStore(WrappedStore):
 
     def __init__(self, context: NodeContext, check: Callable[[], None]) -> None:
         super().__init__(context.store)
-        self._insist = context.insist
+        self._retry_until = context.retry_until
         self._check = check
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
-        return self._insist(request, sleep=self._pause)
+        return self._retry_until(request, sleep=self._pause)
 
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)

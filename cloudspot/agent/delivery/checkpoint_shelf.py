@@ -59,9 +59,15 @@ class CheckpointShelf(Generic[K]):
                 self._maybe.drop()
             self._maybe = self._take(candidate)
 
-    def begin_upload(self) -> K | None:
-        """Return what is uploaded next; call ``end_upload`` after it."""
-        self._uploading, self.ready = self.ready, None
+    def begin_upload(self, state: State | None = None) -> K | None:
+        """Return what is uploaded next, by default what waits for it; call ``end_upload`` after it.
+
+        ``state`` is complete. None: there is nothing, or the state is gone.
+        """
+        if state is None or (self.ready is not None and self.ready.state == state):
+            self._uploading, self.ready = self.ready, None
+        else:
+            self._uploading = self._take(state)
         return self._uploading
 
     def end_upload(self, *, is_to_repeat: bool) -> None:

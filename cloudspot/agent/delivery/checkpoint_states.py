@@ -111,6 +111,8 @@ class Memory(msgspec.Struct, kw_only=True):
     before: dict[str, Version] | None = None
     """What there was before the newest script started; None: none was started here."""
     settled: dict[str, Settled] = {}
+    repeated: set[str] = set()
+    """The checkpoints that the newest script has completed and then written anew."""
     asked: dict[str, Asked] | None = None
     pause: float = 0.0
     """The longest pause seen within a save."""

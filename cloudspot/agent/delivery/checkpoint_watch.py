@@ -89,6 +89,7 @@ class CheckpointWatch:
         if memory.before is None:
             memory.came_with_code = tuple(root for look in looks for root in look.roots)
         memory.before, memory.asked = {look.name: look.version for look in looks}, None
+        memory.repeated = set()
         memory.settled = {
             name: each for name, each in memory.settled.items() if memory.before.get(name) == each.version
         }
@@ -485,6 +486,8 @@ class CheckpointWatch:
             return
         if not self.is_new(look) or not self._may_be_complete(look):
             return
+        if known is not None and not {*known.version} <= {*version}:
+            self.memory.repeated.add(look.name)
         self.save_seconds = self._seconds_to_write(look.name, version)
         self.memory.settled[look.name] = Settled(version, evidence)
         self.has_news = True

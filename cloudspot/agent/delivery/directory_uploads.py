@@ -26,18 +26,18 @@ from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.worker import Worker
 from cloudspot.decoding import convert
-from cloudspot.errors import CorruptData, TransientError
+from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.names import printable
 from cloudspot.host.partial_files import write_whole
 from cloudspot.jobfile.spec import SIGNALS
 from cloudspot.jobstore.access.stored_records import find_meta
-from cloudspot.jobstore.checkpoints import manifests, parts
+from cloudspot.jobstore.checkpoints import manifests, parts, retention
 from cloudspot.jobstore.checkpoints.compression import Compression
 from cloudspot.jobstore.code.extraction import extract_bundle
 from cloudspot.jobstore.jobs.submission import code_key
-from cloudspot.jobstore.journal.lineage import head
+from cloudspot.jobstore.journal.lineage import generations_of, head
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import Commit, SaveId
+from cloudspot.jobstore.layout.records import CheckpointId, Commit, SaveId
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ NUM_TRIES = 100
 """How often to look for what has just changed under a look."""
 COMMIT_SECONDS = 5.0
 """The time between two commits, at least, while the script trains."""
+COMPARE_SECONDS = 5.0
+"""The time between two looks of a node that brings no part for a commit to compare its files with."""
+BEGUN_SECONDS = 1.0
+"""The time between two looks for what the first node uploads, while this one has something of its own."""
 _HOW = {
     "marker": "proven complete by {marker}",
     "index": "proven complete by what its framework writes last",
@@ -70,6 +74,9 @@ class DirectoryUploads(Worker):
     A checkpoint's step is the number that its name ends with. A version for which that one is taken or not
     beyond the newest commit, or a checkpoint without a number, gets the next free one: such a step only tells
     the order.
+
+    Where each node brings a part (``checkpoint.nodes``), the number names the state that all have to bring.
+    While the script runs, the first node chooses and notes it, and the others follow.
     """
 
     def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
@@ -84,7 +91,7 @@ class DirectoryUploads(Worker):
         self._spec = spec = job.checkpoint
         markers = [name for name in (spec.complete_file, spec.incomplete_file) if name is not None]
         told = [spec.on_notice] if spec.on_notice is not None and spec.on_notice not in SIGNALS else []
-        inputs = [data.path for data in job.data.values() if data.path is not None]
+        inputs = [data.path_or_default(name) for name, data in job.data.items()]
         self._files = CheckpointFiles(node.work, spec.patterns, (*spec.exclude, *told, *inputs), markers)
         self._memory_path = node.directory / "checkpoint-watch.json"
         memory = Memory()
@@ -104,6 +111,15 @@ class DirectoryUploads(Worker):
         self._shelf = CheckpointShelf(self._take, lambda kept: kept.holds(self._files.writers))
         self._number = itertools.count()
         self._committed_at = float("-inf")
+        self._brought_step = 0
+        """The newest step of which this node has brought a part, or given it up, in this generation."""
+        self._lacking: tuple[int, float] | None = None
+        """The oldest step, and when its part was brought (monotonic), since which nothing is committed."""
+        self._begun: tuple[int, ...] = ()
+        self._begun_at = float("-inf")
+        self._has_compared = False
+        self._compare_at = float("-inf")
+        """When to look next whether the newest commit has this node's files, too (monotonic)."""
         self._alive = False
         self.answered_at: float | None = None
         """When what the script saved because it was asked to was committed (monotonic)."""
@@ -119,8 +135,11 @@ class DirectoryUploads(Worker):
         self._put_back_code()
         with self._looking:
             self._steps.clear()
+            self._brought_step, self._lacking, self._begun = 0, None, ()
             memory = self._watch.memory
             is_first = memory.before is None
+            if self._spec.nodes == "all" and not is_first:
+                self._set_aside_newer(restored)
             looks = self._look_again()
             if is_first:
                 memory.code = {
@@ -180,22 +199,32 @@ class DirectoryUploads(Worker):
         if self._status.has_session:
             return
         with self._looking:
-            # A node without rank 0 has only files of other ranks: nothing makes a checkpoint of them.
+            # A node that brings no part has only files of other ranks: nothing makes a checkpoint of them.
             looks = self._look_again()
-            torn = self._watch.torn(looks, only_incomplete=self._has_rank_0)
-            # A file without a step belongs to the others, too.
-            kept = {path for look in looks if look not in torn for path in look.files}
-            for path in sorted(
-                {path for look in torn for path in (*look.roots, *_written_with(look))} - kept
-            ):
-                if not os.path.lexists(self._node.work / path):
-                    continue  # it went with the directory above it
-                target = self._move_away(path)
-                _log.warning(
-                    "%s was not complete when the script ended; it is set aside as %s",
-                    printable(path),
-                    printable(str(target)),
-                )
+            torn = self._watch.torn(looks, only_incomplete=self._brings_part)
+            self._set_aside(looks, torn, "was not complete when the script ended")
+
+    def _set_aside_newer(self, restored: Restored) -> None:
+        """Move away states that became no checkpoint, as another node lacks them: they are beyond it."""
+        step = -1 if restored.checkpoint is None else restored.checkpoint.step
+        looks = self._look_again()
+        newer = [
+            look
+            for look in looks
+            if self._watch.is_new(look)
+            and not restored.files & look.files.keys()
+            and (look.step is None or look.step > step)
+        ]
+        self._set_aside(looks, newer, "is not what the job resumes from")
+
+    def _set_aside(self, looks: Sequence[Look], gone: Sequence[Look], why: str) -> None:
+        # A file without a step belongs to the others, too.
+        kept = {path for look in looks if look not in gone for path in look.files}
+        for path in sorted({path for look in gone for path in (*look.roots, *_written_with(look))} - kept):
+            if not os.path.lexists(self._node.work / path):
+                continue  # it went with the directory above it
+            target = self._move_away(path)
+            _log.warning("%s %s; it is set aside as %s", printable(path), why, printable(str(target)))
 
     def _move_away(self, path: str) -> Path:
         target = _free_path(self._node.torn / path)
@@ -211,7 +240,8 @@ class DirectoryUploads(Worker):
                 try:
                     with self._looking:
                         self._look()
-                except OSError as error:
+                    self._suggest_all()
+                except (OSError, CloudspotError) as error:
                     _log.warning("the checkpoints cannot be looked at now: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
@@ -228,7 +258,7 @@ class DirectoryUploads(Worker):
 
         Nothing is looked at while the script has a session, or where what it writes is no checkpoint.
         """
-        if self._status.has_session or not self._has_rank_0:
+        if self._status.has_session or not self._brings_part:
             return False
         if self._status.generation != self._context.memory.generation:
             return False  # its script has not started here: what there is was restored, or came with the code
@@ -254,6 +284,9 @@ class DirectoryUploads(Worker):
             self._status.stall_seconds = self._watch.save_seconds
         self._status.warn("directories", self._restlessness())
         self._status.warn("directory names", self._misnamed(complete))
+        if self._num_parts > 1:
+            unmatched = next(filter(None, map(self._unmatched, complete[-1:])), None)
+            self._status.warn("nodes", unmatched or self._lacks_parts())
         self._looked_at = time.monotonic()
         self._look_seconds = time.thread_time() - used
         return True
@@ -293,13 +326,14 @@ class DirectoryUploads(Worker):
             TransientError: the store failed; the next call goes on.
         """
         hurries = not self._alive or self._watch.was_asked or self._context.orders.pending
-        while self.unsent():
-            if not hurries and time.monotonic() < self._committed_at + COMMIT_SECONDS:
+        while (state := self._choose()) is not None:
+            is_due = hurries or time.monotonic() >= self._committed_at + COMMIT_SECONDS
+            if not is_due and self._leads:
                 return
             with self._looking:
                 if self._expects_answer():
                     return
-                taken = self._shelf.begin_upload()
+                taken = self._shelf.begin_upload(None if self._num_parts == 1 else state)
             if taken is None:
                 return
             has_failed = True
@@ -326,7 +360,8 @@ class DirectoryUploads(Worker):
         with self._looking:
             may_have = self._look()
             ready = self._shelf.ready
-            return [ready.state] if may_have and ready is not None else []
+            found = [ready.state] if may_have and ready is not None else []
+            return found if self._num_parts == 1 else [one for one in found if self._may_bring(one)]
 
     def num_doubtful(self) -> int:
         """Return how many of the newest commits may be torn: so many older ones are kept besides."""
@@ -336,7 +371,7 @@ class DirectoryUploads(Worker):
     def _carry_whole(self, taken: SetAside, commit: Callable[[SaveId, float], Commit | None]) -> None:
         state = taken.state
         try:
-            while not self._carry(taken, self._choose_id(state), commit):
+            while not self._carry(taken, save := self._choose_id(state), commit):
                 pass  # another state has taken that id
         except _ChangedError as error:
             with self._looking:
@@ -346,16 +381,25 @@ class DirectoryUploads(Worker):
         with self._looking:
             self._shelf.note_commit(taken.state)  # the next save may have confirmed it meanwhile
             self._committed_at = time.monotonic()
+            self._brought_step = max(self._brought_step, save.step)
             if self.answered_at is None and self._watch.is_answer(state):
                 self.answered_at = time.monotonic()
 
     def _carry(self, taken: SetAside, save: SaveId, commit: Callable[[SaveId, float], Commit | None]) -> bool:
         """Upload and commit a state, or give it up; return False if the id is taken."""
-        state = taken.state
+        state, num_parts = taken.state, self._num_parts
         self._steps[save.step] = state
         began = time.monotonic()
+        if num_parts > 1 and save.step not in self._begun:
+            retention.note_begun(self._store, self._node.job_id, save.checkpoint)
         described = parts.directory_part(
-            save, taken.files, directory=".", sealed_at=self._context.now(), evidence=self._how(state)
+            save,
+            taken.files,
+            directory=".",
+            sealed_at=self._context.now(),
+            evidence=self._how(state),
+            rank=self._place,
+            num_parts=num_parts,
         )
         upload = parts.Upload(self._store, self._node.job_id, described, compression=self._compression)
 
@@ -367,19 +411,23 @@ class DirectoryUploads(Worker):
             with self._status.transferring("uploading", described.size) as progress:
                 part = upload.run(
                     partial(parts.lend_files, taken.root, taken.files),
-                    sharing=self._sent.sharing(save, 0),
+                    sharing=self._sent.sharing(save, described.rank),
                     progress=progress,
                     check=check,
                     in_background=self._alive and not self._watch.was_asked,
                 )
             self._sent.note(part)
             committed = commit(save, began)
+            if num_parts > 1:
+                if committed is None and self._lacking is None:
+                    self._lacking = save.step, time.monotonic()
+                return True  # whoever brings the last part commits
             if committed is None:
                 raise TransientError(f"{printable(state.name)} was uploaded, and the store does not list it")
             if committed.id != save.checkpoint:
                 return False  # a later one was committed meanwhile
         except CorruptData:
-            if self._stands(save):
+            if num_parts == 1 and self._stands(save):
                 self._steps[save.step] = None
                 return False
             _log.exception("%s is given up", printable(state.name))
@@ -393,6 +441,8 @@ class DirectoryUploads(Worker):
         return None if text is None else text.format(marker=marker, quiet=self._watch.quiet_seconds)
 
     def _choose_id(self, state: State) -> SaveId:
+        if self._num_parts > 1 and state.step is not None:
+            return SaveId(self._status.generation, state.step, 0)
         newest = head(self._context.journal.known)
         known_step = max(self._status.restored_step, 0 if newest is None else newest.step)
         step = max(state.step or 0, known_step + 1)
@@ -404,12 +454,106 @@ class DirectoryUploads(Worker):
         key = keys.part(self._node.job_id, save, 0)
         return find_meta(self._store, key) is not None
 
-    # --- what the user is told, and what is remembered ---------------------------------------------------
+    # --- several nodes -------------------------------------------------------------------------------
 
     @property
-    def _has_rank_0(self) -> bool:
-        """Whether this node has what scripts write on global rank 0, which is the checkpoint."""
-        return 0 in self._status.ranks
+    def _num_parts(self) -> int:
+        """How many nodes bring a part of each checkpoint."""
+        number, known = self._status.generation, self._context.journal.known
+        if self._spec.nodes == "first" or number == 0:
+            return 1
+        return len(generations_of(known)[number - 1].members)
+
+    @property
+    def _place(self) -> int:
+        """Which of the nodes that bring a part this is."""
+        return self._status.ranks[0] // self._context.job.spec.procs_per_node
+
+    @property
+    def _brings_part(self) -> bool:
+        """Whether what the script writes here is, or is part of, the checkpoint."""
+        return 0 in self._status.ranks or self._num_parts > 1
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this node may choose what is uploaded: where no script runs any more, each may."""
+        return 0 in self._status.ranks or not self._alive
+
+    def _choose(self) -> State | None:
+        """Return what is uploaded next: the newest here that another node has begun, or an own choice."""
+        ready = self.unsent()
+        own = ready[0] if ready and self._leads else None
+        if self._num_parts == 1 or (self._alive and self._leads):
+            return own
+        with self._looking:
+            complete = (*self._watch.complete(self._looks), *ready)
+            there = {one.step: one for one in complete if self._may_bring(one)}
+        if there and time.monotonic() >= self._begun_at + BEGUN_SECONDS:
+            self._begun = retention.begun_steps(self._store, self._node.job_id, self._status.generation)
+            self._begun_at = time.monotonic()
+        return next((there[step] for step in reversed(self._begun) if step in there), own)
+
+    def _may_bring(self, state: State) -> bool:
+        """Return whether a part of the checkpoint can be made of a state."""
+        return self._unmatched(state) is None and (state.step or 0) > self._brought_step
+
+    def _unmatched(self, state: State) -> str | None:
+        """Return why the others' parts of a state cannot be told; None: its number tells them."""
+        known_step = self._status.restored_step
+        if state.step is None:
+            why = "its name does not end with its step"
+        elif state.name in self._watch.memory.repeated:
+            why = "it was written more than once under the same number"
+        elif state.step <= known_step:
+            why = f"its number is not beyond step {known_step}, from which the job has resumed"
+        else:
+            return None
+        name = printable(state.name)
+        return f"{name} is not uploaded: {why}, so nothing says which files of the other nodes belong to it"
+
+    def _lacks_parts(self) -> str | None:
+        """Return a warning about checkpoints of which other nodes bring no part."""
+        newest = head(self._context.journal.known)
+        if self._lacking is None or time.monotonic() < self._lacking[1] + RESTLESS_SECONDS:
+            return None
+        if newest is not None and newest >= CheckpointId(self._status.generation, self._lacking[0]):
+            self._lacking = None
+            return None
+        return (
+            f"no checkpoint was committed since step {self._lacking[0]}, as not every node has brought its "
+            "part: do all of them save at the same steps, and under the same numbers?"
+        )
+
+    def _suggest_all(self) -> None:
+        """Say it once if a commit lacks files of this node, which the script may need to resume."""
+        status, now = self._status, time.monotonic()
+        if self._has_compared or self._brings_part or status.has_session or now < self._compare_at:
+            return
+        self._compare_at = now + COMPARE_SECONDS
+        newest = head(self._context.journal.read())
+        if newest is None or newest.generation != self._context.memory.generation:
+            return
+        found = self._files.looks(lambda _: True)
+        looks = [one for one in found or [] if one.step in {None, newest.step}]
+        own = {
+            path: stamp.size for one in looks if self._watch.is_new(one) for path, stamp in one.files.items()
+        }
+        if not own:
+            return
+        manifest = manifests.read_manifest(self._store, self._node.job_id, newest)
+        self._has_compared = True
+        saved = {file.name: file.size for part in manifest.parts for file in part.files}
+        lacking = sorted(path for path, size in own.items() if saved.get(path) != size)
+        if lacking:
+            shown = printable(", ".join(lacking[:3])) + (", ..." if lacking[3:] else "")
+            text = (
+                f"{shown} of this node {'is' if len(lacking) == 1 else 'are'} in no checkpoint, which has "
+                'those of the first node alone: if the script resumes from them, set checkpoint.nodes = "all"'
+            )
+            status.warn("nodes", text)
+            _log.warning("%s", text)
+
+    # --- what the user is told, and what is remembered ---------------------------------------------------
 
     def _remember(self) -> None:
         """Write down, for a later agent of the machine, what the watch has learned."""
@@ -460,7 +604,7 @@ class DirectoryUploads(Worker):
         ]
         if not names:
             return
-        data = self._context.insist(lambda: self._store.get(code_key(submission)))
+        data = self._context.retry_until(lambda: self._store.get(code_key(submission)))
         code = node.staging / "code"
         extract_bundle(data, code, sha256=submission.code_sha256)
         for name in names:

@@ -10,7 +10,7 @@ import msgspec
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.store_retry import insist
+from cloudspot.agent.store_retry import retry_until
 from cloudspot.agent.worker import Stopped, Worker
 from cloudspot.decoding import Tally, decode
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
@@ -62,14 +62,14 @@ def bring(
             add(num_bytes)
 
         try:
-            num_bytes, num_here = insist(
+            num_bytes, num_here = retry_until(
                 lambda: fetch_ranges(store, job_id, manifest, directory, ranges, progress=progress),
                 sleep=pause,
             )
         except CorruptData as error:
             reason = str(error)
-            if insist(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
-                insist(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
+            if retry_until(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
+                retry_until(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
             raise
     _log.info(
         "%s %d of the %d bytes of checkpoint %s; %d of them were here",
@@ -125,7 +125,7 @@ class OnDemandFetch(Worker):
 
     def _run(self) -> None:
         try:
-            restored = insist(self._find, sleep=self._pause)
+            restored = retry_until(self._find, sleep=self._pause)
             if restored is not None and restored.on_demand is not None:
                 self._serve(restored)
         except Stopped:

@@ -27,7 +27,7 @@ from cloudspot.agent.delivery.checkpoint_states import is_log
 from cloudspot.agent.delivery.checkpoint_watch import KNOWN_SECONDS, SETTLED_SECONDS
 from cloudspot.agent.node import Node
 from cloudspot.host.names import find_symlink, is_safe_name, printable
-from cloudspot.jobfile.quantities import size_text
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.spec import SIGNALS, JobSpec
 
 _log = logging.getLogger(__name__)

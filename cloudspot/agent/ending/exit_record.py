@@ -30,6 +30,7 @@ def write_exit_record(
         exit_code=leaving.exit_code,
         permanent=leaving.permanent,
         is_cut_off=leaving.is_cut_off,
+        fingerprint=leaving.fingerprint,
         log_tail=leaving.log_tail,
         generation=status.generation,
         restored_step=status.restored_step,

@@ -72,7 +72,8 @@ class FinalDelivery:
         self._artifacts.stop()
         until = self._until(LAST_WORD_SECONDS)
         synced = _attempt(
-            lambda: context.insist(lambda: self._artifacts.sync(until=until), deadline=until), "artifacts"
+            lambda: context.retry_until(lambda: self._artifacts.sync(until=until), deadline=until),
+            "artifacts",
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
@@ -88,7 +89,7 @@ class FinalDelivery:
         self._stop_heartbeat()
         end = time.monotonic() + LAST_WORD_SECONDS
         _attempt(
-            lambda: context.insist(
+            lambda: context.retry_until(
                 lambda: write_exit_record(
                     context.store, context.node, context.job.identity, leaving, context.status
                 ),
@@ -147,7 +148,7 @@ class FinalDelivery:
         until = self._until(LAST_WORD_SECONDS)
         try:
             while True:
-                found = context.insist(lambda: self._commit(checkpoint), deadline=until)
+                found = context.retry_until(lambda: self._commit(checkpoint), deadline=until)
                 if found != _INCOMPLETE or context.orders.reclaim is None or time.monotonic() >= until():
                     return found
                 time.sleep(POLL_SECONDS)

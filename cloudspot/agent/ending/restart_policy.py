@@ -59,6 +59,13 @@ class Failure:
     """The same for failures of the same kind; None: it may have come from outside the script."""
     is_cut_short: bool = False
     """It exited 0 in the middle of its session's loop."""
+    brings_part: bool = True
+    """Whether a new checkpoint is progress of this node's script, too."""
+
+    @property
+    def tells_where(self) -> bool:
+        """Whether it is known how far it came: a script without a session says nothing of its steps."""
+        return self.has_session or self.seconds < AT_ONCE_SECONDS
 
     def __str__(self) -> str:
         if self.is_cut_short:
@@ -128,7 +135,9 @@ def _restored_step(generation: Generation) -> int:
     return -1 if generation.restore_from is None else generation.restore_from.step
 
 
-def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int) -> float | GiveUp:
+def decide_restart(
+    failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int
+) -> float | GiveUp:
     """Return the seconds to wait before the next start, or that there is none.
 
     Notes the failure in ``memory``, which the caller saves.
@@ -144,11 +153,11 @@ def judge(failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restar
         if num_restarts >= max_restarts:
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
         return wait
-    if not failure.has_session and failure.seconds >= AT_ONCE_SECONDS:
-        # Nobody knows how far it came, so the next one counts as the first of its kind.
+    if not failure.tells_where:  # the next one counts as the first of its kind
         memory.failed_at_step, memory.failed_with = -1, ""
     elif failure.why == FAILED and failure.fingerprint is not None:
-        if (failure.step, failure.fingerprint) == (memory.failed_at_step, memory.failed_with):
+        is_there_again = failure.step == memory.failed_at_step or not failure.brings_part
+        if is_there_again and failure.fingerprint == memory.failed_with:
             return GiveUp(f"the training {failure} twice at step {failure.step}")
         memory.failed_at_step, memory.failed_with = failure.step, failure.fingerprint
     if num_restarts >= max_restarts:

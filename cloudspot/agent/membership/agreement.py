@@ -17,17 +17,17 @@ from cloudspot.agent.delivery.early_restore import EarlyRestore
 from cloudspot.agent.ending.restart_policy import WEIGHT
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership import peers
-from cloudspot.agent.membership.drain_commit import await_commit, await_rank_0
+from cloudspot.agent.membership.drain_commit import await_commit, await_uploads
 from cloudspot.agent.membership.failure_votes import FailureVotes, leaving_cut_off
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import (
     Adopt,
     Hold,
     Leave,
+    Liveness,
     Patience,
     Propose,
     Roster,
-    Standing,
     View,
     Wait,
     absent,
@@ -207,11 +207,11 @@ class Membership:
             self._context.obey()
             self._peers.refresh()
             self._peers.look_for_certificates()
-            standings = {seat: self._peers.standing(seat) for seat in others}
+            liveness = {seat: self._peers.liveness(seat) for seat in others}
             newer = self._context.orders.newer_than(current)
             if newer is not None:
                 return set(current.seats) <= set(newer.seats)
-            lost = {seat for seat in others if standings[seat] in {Standing.SUSPECT, Standing.LEAVING}}
+            lost = {seat for seat in others if liveness[seat] in {Liveness.SUSPECT, Liveness.LEAVING}}
             beats = self._peers.beats()
             # Who ends has yet to say how, and who drains has yet to say whether it has a notice.
             unsaid = {
@@ -221,9 +221,9 @@ class Membership:
                 and beat.state in {"ending", "draining"}
                 and self._peers.exit_record(seat) is None
                 and not self._peers.has_notice(seat)
-                and standings[seat] is not Standing.SUSPECT
+                and liveness[seat] is not Liveness.SUSPECT
             }
-            if not unsaid and Standing.UNKNOWN not in standings.values():
+            if not unsaid and Liveness.UNKNOWN not in liveness.values():
                 self._well_at = time.monotonic()
                 return lost <= self._peers.finished(current.number)
             self._peers.pause()
@@ -237,10 +237,11 @@ class Membership:
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
 
-    def await_rank_0(self) -> None:
-        """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will."""
-        if self.current is not None:
-            await_rank_0(self._context, self._peers, self.current)
+    def await_uploads(self) -> None:
+        """Wait until the others have delivered what a script has saved by itself, or never will."""
+        spec, status = self._context.job.spec.checkpoint, self._context.status
+        if self.current is not None and spec.directory is not None and not status.has_session:
+            await_uploads(self._context, self._peers, self.current)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation to run, with its checkpoint restored on this node.
@@ -262,7 +263,7 @@ class Membership:
         while True:
             context.obey()
             self._peers.refresh()
-            known = context.insist(context.journal.read)
+            known = context.retry_until(context.journal.read)
             context.obey_journal(known)
             roster = roster_of(known)
             self._peers.open_seats.look(roster.candidates - self._peers.heard - {self._seat})
@@ -322,7 +323,7 @@ class Membership:
             if roster.members and self._peers.asked_seconds > PROOF_SECONDS:
                 self._peers.ask()
                 continue
-            if not view.is_member and context.insist(
+            if not view.is_member and context.retry_until(
                 lambda: manifests.complete(context.store, context.journal, context.job_id)
             ):
                 continue  # the members had uploaded more than they have committed
@@ -362,7 +363,7 @@ class Membership:
         beats, busy_states = self._peers.beats(), peers.PREPARING_STATES | peers.BUSY_STATES
         busy = {
             seat: beat.state
-            for seat in sorted(view.standings)
+            for seat in sorted(view.liveness)
             if (beat := beats.get(seat)) is not None and beat.state in busy_states
         }
         if busy:
@@ -405,7 +406,7 @@ class Membership:
             at=context.now(),
             writer=new_nonce(),
         )
-        is_ours = context.insist(lambda: context.journal.append(record, len(known) + 1))
+        is_ours = context.retry_until(lambda: context.journal.append(record, len(known) + 1))
         return record if is_ours else None
 
     def _member(self, seat: Seat, beat: Heartbeat | None) -> Member:
@@ -435,7 +436,7 @@ class Membership:
         """Return a port that was free on the first member; only that node itself can know one."""
         if first.seat == self._seat:
             return free_port()
-        beat = self._context.insist(lambda: self._peers.read_beat(first.seat))
+        beat = self._context.retry_until(lambda: self._peers.read_beat(first.seat))
         assert beat is not None, "a member without a heartbeat is never fresh"
         return beat.port
 
@@ -453,7 +454,7 @@ class Membership:
             min_nodes=self._context.job.spec.nodes.min,
             max_nodes=self._context.job.spec.nodes.max,
             current=self.current,
-            standings={seat: self._standing(roster, seat, patient=patient) for seat in others},
+            liveness={seat: self._liveness(roster, seat, patient=patient) for seat in others},
             gone=frozenset(seat for seat in others if self._peers.is_gone(seat)),
             exits={seat: record for seat, record in exits.items() if record is not None},
             unclaimed=self._peers.open_seats.unclaimed(roster.candidates - others),
@@ -462,18 +463,18 @@ class Membership:
             hold_seconds=self._hold_seconds,
         )
 
-    def _standing(self, roster: Roster, seat: Seat, *, patient: bool) -> Standing:
+    def _liveness(self, roster: Roster, seat: Seat, *, patient: bool) -> Liveness:
         current = self.current
         # Before the first generation any heartbeat will do: no node can have died in one yet.
-        standing = self._peers.standing(seat, has_come=not roster.members)
+        standing = self._peers.liveness(seat, has_come=not roster.members)
         if seat in self._cut_off:
-            return Standing.LEAVING
-        if standing is Standing.BUSY:
+            return Liveness.LEAVING
+        if standing is Liveness.BUSY:
             is_stuck = seat in roster.members and not patient
-            return Standing.LEAVING if is_stuck else standing
-        if standing is Standing.FRESH and current is not None and self._had_time_to_start:
+            return Liveness.LEAVING if is_stuck else standing
+        if standing is Liveness.FRESH and current is not None and self._had_time_to_start:
             hangs = seat in left_behind(current, self._peers.beats())
-            return Standing.LEAVING if hangs else standing
+            return Liveness.LEAVING if hangs else standing
         return standing
 
     @property

@@ -1,6 +1,6 @@
 """What the survivors of a drain wait for before they go on.
 
-That is its commit, which whoever sees all its parts writes, or the last word of the node of rank 0.
+That is its commit, which whoever sees all its parts writes, or the last word of those that bring a part.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         try:
-            commit = context.insist(
+            commit = context.retry_until(
                 lambda: manifests.commit_whole(
                     context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
                 )
@@ -60,21 +60,22 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         peers.pause()
 
 
-def await_rank_0(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
-    """Wait until the node of rank 0 has delivered what a script has saved by itself, or never will.
+def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
+    """Wait until the other nodes have delivered what a script has saved by itself, or never will.
 
-    Only that node uploads it; a generation that is written before makes its commit count for nothing.
+    Those bring a part of a checkpoint, by default that of rank 0 alone; a generation that is written before
+    makes their commit count for nothing.
     """
-    first = current.seats[0]
-    if first == context.seat:
+    bringing = current.seats if context.job.spec.checkpoint.nodes == "all" else current.seats[:1]
+    others = {seat for seat in bringing if seat != context.seat}
+    if not others:
         return
     peers.ask()
     end = time.monotonic() + COMMIT_SECONDS
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
-        if peers.is_gone(first) or first in _settled(peers, current):
-            return
-        if time.monotonic() >= end and not peers.has_notice(first):
+        left = {seat for seat in others if not peers.is_gone(seat)} - _settled(peers, current)
+        if not left or (time.monotonic() >= end and not any(map(peers.has_notice, left))):
             return
         peers.pause()
 
@@ -92,7 +93,7 @@ def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
 def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
     """Return the nodes that have yet to bring a part of the checkpoint."""
     procs = context.job.spec.procs_per_node
-    ranks = context.insist(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
+    ranks = context.retry_until(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
     if ranks is None:
         return set(current.seats)
     return {current.seats[rank // procs] for rank in ranks if rank // procs < len(current.seats)}

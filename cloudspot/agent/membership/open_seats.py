@@ -40,7 +40,7 @@ class OpenSeats:
         context = self._context
         for launch in sorted({seat.launch for seat in unknown}):
             known = self._slots.get(launch, {})
-            self._slots[launch] = context.insist(
+            self._slots[launch] = context.retry_until(
                 lambda k=launch, slots=known: read_slots(context.store, context.job_id, k, known=slots)  # type: ignore[misc]
             )
         self._looked_at = time.monotonic()

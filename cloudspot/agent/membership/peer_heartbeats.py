@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cloudspot.agent.membership.open_seats import OpenSeats
-from cloudspot.agent.membership.peers import PeerClock, Roster, Standing, appraise, roster_of
+from cloudspot.agent.membership.peers import Liveness, PeerClock, Roster, appraise, roster_of
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError
@@ -142,7 +142,7 @@ class PeerHeartbeats(Worker):
 
     def refresh(self) -> None:
         """Look at the other nodes now; return when that has succeeded."""
-        self._context.insist(self._pass)
+        self._context.retry_until(self._pass)
 
     def look_for_certificates(self) -> None:
         """Look which silent members have provably ended, so that nobody has to wait for their silence.
@@ -154,11 +154,11 @@ class PeerHeartbeats(Worker):
             return
         self._certificates_at = time.monotonic()
         with self._lock:
-            unheard = {one for one in newest.seats if self._clock.standing(one) is not Standing.FRESH}
+            unheard = {one for one in newest.seats if self._clock.liveness(one) is not Liveness.FRESH}
         for member in newest.members:
             if member.seat in unheard - self._certified - self._exits.keys():
                 key = keys.certificate(context.job_id, member.launch, member.instance_id)
-                if context.insist(lambda k=key: find_meta(context.store, k)) is not None:  # type: ignore[misc]
+                if context.retry_until(lambda k=key: find_meta(context.store, k)) is not None:  # type: ignore[misc]
                     self._certified |= {member.seat}
 
     def read_beat(self, seat: Seat) -> Heartbeat | None:
@@ -205,15 +205,15 @@ class PeerHeartbeats(Worker):
             if record.outcome == "succeeded" and record.generation == generation
         )
 
-    def standing(self, seat: Seat, *, has_come: bool = False) -> Standing:
+    def liveness(self, seat: Seat, *, has_come: bool = False) -> Liveness:
         """Return how another node stands.
 
         ``has_come``: that it has spoken at all proves well enough that it lives.
         """
         with self._lock:
-            heard, beat = self._clock.standing(seat), self._beats.get(seat)
-            if seat in self._unread and heard is not Standing.SUSPECT:
-                heard, beat = Standing.UNKNOWN, None
+            heard, beat = self._clock.liveness(seat), self._beats.get(seat)
+            if seat in self._unread and heard is not Liveness.SUSPECT:
+                heard, beat = Liveness.UNKNOWN, None
         return appraise(heard, beat, has_to_go=self._has_to_go(seat), has_come=has_come)
 
     def _has_to_go(self, seat: Seat) -> bool:
@@ -234,7 +234,7 @@ class PeerHeartbeats(Worker):
     def is_gone(self, seat: Seat) -> bool:
         """Return whether a node has written its exit record, has provably ended, or is silent."""
         with self._lock:
-            is_silent = self._clock.standing(seat) is Standing.SUSPECT
+            is_silent = self._clock.liveness(seat) is Liveness.SUSPECT
         return is_silent or seat in self._exits or seat in self._certified
 
     def exit_record(self, seat: Seat) -> Exit | None:

@@ -46,7 +46,7 @@ BUSY_STATES = frozenset({"draining", "uploading", "restoring"})
 """The states of a node that lives but is not ready for the next generation."""
 
 
-class Standing(enum.Enum):
+class Liveness(enum.Enum):
     """What this node knows of a peer."""
 
     FRESH = "fresh"
@@ -121,18 +121,18 @@ class PeerClock:
         for heard in self._heard.values():
             heard.first, heard.has_moved = None, False
 
-    def standing(self, seat: Seat) -> Standing:
+    def liveness(self, seat: Seat) -> Liveness:
         """Return what its silence says about a peer."""
         heard = self._heard.get(seat)
         if heard is None:
-            return Standing.UNKNOWN
+            return Liveness.UNKNOWN
         if heard.silent_seconds >= SUSPECT_SECONDS:
-            return Standing.SUSPECT
-        return Standing.FRESH if heard.has_moved else Standing.UNKNOWN
+            return Liveness.SUSPECT
+        return Liveness.FRESH if heard.has_moved else Liveness.UNKNOWN
 
     def suspects(self, seats: Iterable[Seat]) -> frozenset[Seat]:
         """Return those among the nodes that are taken for lost."""
-        return frozenset(seat for seat in seats if self.standing(seat) is Standing.SUSPECT)
+        return frozenset(seat for seat in seats if self.liveness(seat) is Liveness.SUSPECT)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class View:
     max_nodes: int
     current: Generation | None
     """The generation this node last ran, tried to run or holds; None for a newcomer."""
-    standings: Mapping[Seat, Standing]
+    liveness: Mapping[Seat, Liveness]
     """Of the other members, and of the other newcomers that have claimed their seats."""
     gone: frozenset[Seat]
     """Of those, who is silent or has written its exit record. Who only has a notice is not gone."""
@@ -210,7 +210,7 @@ class View:
     @cached_property
     def ready_newcomers(self) -> tuple[Seat, ...]:
         """Return the newcomers that a generation would take in, in the order of their seats."""
-        ready = {seat for seat, standing in self.standings.items() if standing is Standing.FRESH}
+        ready = {seat for seat, standing in self.liveness.items() if standing is Liveness.FRESH}
         if not self.is_member:
             ready.add(self.seat)
         return tuple(sorted(ready.difference(self.roster.members)))
@@ -218,9 +218,9 @@ class View:
     @property
     def coming(self) -> frozenset[Seat]:
         """Return the newcomers that have claimed their seats and are not ready yet."""
-        unready = {Standing.UNKNOWN, Standing.BUSY}
-        newcomers = self.standings.keys() - set(self.roster.members)
-        return frozenset(seat for seat in newcomers if self.standings[seat] in unready)
+        unready = {Liveness.UNKNOWN, Liveness.BUSY}
+        newcomers = self.liveness.keys() - set(self.roster.members)
+        return frozenset(seat for seat in newcomers if self.liveness[seat] in unready)
 
     @property
     def young(self) -> frozenset[Seat]:
@@ -305,20 +305,20 @@ def named(seats: Iterable[Seat]) -> str:
     return f"node {', '.join(map(str, sorted(seats)))}"
 
 
-def appraise(heard: Standing, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Standing:
+def appraise(heard: Liveness, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Liveness:
     """Return how a peer stands, by its silence, its newest heartbeat, and whether it has to go; pure.
 
     ``has_to_go``: it has a notice or an exit record. ``has_come``: any heartbeat at all proves that it lives.
     """
     if has_to_go:
-        return Standing.LEAVING
-    if heard is Standing.SUSPECT or beat is None:
+        return Liveness.LEAVING
+    if heard is Liveness.SUSPECT or beat is None:
         return heard
     if beat.state == "ending":
-        return Standing.LEAVING
-    if beat.state in PREPARING_STATES or (heard is Standing.UNKNOWN and not has_come):
-        return Standing.UNKNOWN  # a generation would have to wait for its setup, however long that takes
-    return Standing.BUSY if beat.state in BUSY_STATES else Standing.FRESH
+        return Liveness.LEAVING
+    if beat.state in PREPARING_STATES or (heard is Liveness.UNKNOWN and not has_come):
+        return Liveness.UNKNOWN  # a generation would have to wait for its setup, however long that takes
+    return Liveness.BUSY if beat.state in BUSY_STATES else Liveness.FRESH
 
 
 def verdict(view: View) -> Verdict:
@@ -337,12 +337,12 @@ def verdict(view: View) -> Verdict:
 
 
 def _verdict_of_member(view: View) -> Verdict:
-    members, standings = view.roster.members, view.standings
+    members, liveness = view.roster.members, view.liveness
     others = [seat for seat in members if seat != view.seat]
-    if any(standings[seat] in {Standing.UNKNOWN, Standing.BUSY} for seat in others):
+    if any(liveness[seat] in {Liveness.UNKNOWN, Liveness.BUSY} for seat in others):
         return Wait()
     come = view.ready_newcomers
-    stay = [seat for seat in members if seat == view.seat or standings[seat] is Standing.FRESH]
+    stay = [seat for seat in members if seat == view.seat or liveness[seat] is Liveness.FRESH]
     relieved = _relieved(view)
     stay = [seat for seat in stay if seat not in relieved]
     seats = (*stay, *come)

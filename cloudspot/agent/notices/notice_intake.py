@@ -12,7 +12,7 @@ from functools import partial
 
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.notices.notice_file import NoticeFile
-from cloudspot.agent.notices.notice_pipe import NoticePipe, Word, as_notice, tell_agent
+from cloudspot.agent.notices.notice_pipe import NoticePipe, PipeByte, as_notice, tell_agent
 from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.errors import CloudspotError
@@ -89,9 +89,9 @@ class NoticeIntake:
 
     def _read_pipe(self) -> None:
         # First what the file says: an agent before this one may have died before it recorded that.
-        word = Word.NOTICE
+        word = PipeByte.NOTICE
         while not self._stopped.is_set():
-            if word is Word.STOP:
+            if word is PipeByte.STOP:
                 _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
                 self.take(as_notice(now=time.monotonic(), wall=self._context.now()))
             else:
@@ -115,7 +115,7 @@ class NoticeIntake:
         )
         key = keys.notice(context.job_id, context.node.launch, context.rank)
         try:
-            context.insist(lambda: create_record(context.store, key, record), deadline=reclaim.deadline)
+            context.retry_until(lambda: create_record(context.store, key, record), deadline=reclaim.deadline)
         except CloudspotError as error:
             _log.warning("the notice was not recorded: %s", error)
             return

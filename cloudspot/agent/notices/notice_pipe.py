@@ -16,7 +16,7 @@ STOP_SECONDS = 60.0
 """How long the agent may take to save and leave after SIGTERM. Its unit waits half a minute longer."""
 
 
-class Word(enum.IntEnum):
+class PipeByte(enum.IntEnum):
     """What one byte in the pipe says; any other is a signal that means nothing here."""
 
     STOP = signal.SIGTERM
@@ -49,12 +49,12 @@ class NoticePipe:
         for number in (signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
 
-    def read(self) -> Word:
+    def read(self) -> PipeByte:
         """Wait for the next word and return it."""
         while True:
             byte = os.read(self._reader, 1)[0]
-            if byte in {Word.STOP, Word.NOTICE}:
-                return Word(byte)
+            if byte in {PipeByte.STOP, PipeByte.NOTICE}:
+                return PipeByte(byte)
 
 
 def tell_agent(directory: Path) -> None:
@@ -66,7 +66,7 @@ def tell_agent(directory: Path) -> None:
             return
         raise
     try:
-        os.write(pipe, bytes([Word.NOTICE]))
+        os.write(pipe, bytes([PipeByte.NOTICE]))
     except BlockingIOError:  # full of words that the agent has yet to read
         pass
     finally:

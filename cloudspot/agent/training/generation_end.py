@@ -16,7 +16,7 @@ from cloudspot.agent.ending.restart_policy import (
     WEIGHT,
     Failure,
     GiveUp,
-    judge,
+    decide_restart,
     restarts_in_a_row,
 )
 from cloudspot.agent.leaving import Leaving
@@ -26,7 +26,7 @@ from cloudspot.agent.membership.reachability import goes_on
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.launching.trainer import log_tail
-from cloudspot.agent.training.watching.supervision import KILLED, End
+from cloudspot.agent.training.watching.supervision import KILLED, TrainerEnd
 from cloudspot.jobstore.journal.lineage import generations_of
 from cloudspot.jobstore.layout.records import Failed, Final, Seat
 from cloudspot.train import handoff as files
@@ -63,7 +63,7 @@ class GenerationEnd:
         self._membership = membership
         self._courier = courier
 
-    def conclude(self, handoff: Path, end: End, *, seconds: float) -> Leaving | None:
+    def conclude(self, handoff: Path, end: TrainerEnd, *, seconds: float) -> Leaving | None:
         """Return how to leave; None: the next generation starts, and the node's memory says why.
 
         ``seconds`` is how long the trainer ran.
@@ -81,8 +81,6 @@ class GenerationEnd:
             why = self._conclude(handoff, end, ordered, seconds=seconds)
         if isinstance(why, Leaving):
             return why  # until the exit record is written, a later agent has to come to the same end
-        if context.job.spec.checkpoint.directory is not None and not context.status.has_session:
-            self._membership.await_rank_0()
         self._note_end(why)
         return None
 
@@ -101,7 +99,9 @@ class GenerationEnd:
         memory.trainer_pid, memory.next_why = 0, why
         memory.save(self._context.node)
 
-    def _conclude(self, handoff: Path, end: End, ordered: Leaving | None, *, seconds: float) -> Leaving | str:
+    def _conclude(
+        self, handoff: Path, end: TrainerEnd, ordered: Leaving | None, *, seconds: float
+    ) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
         if end.was_told:
             # Whatever its status, and whichever node has to go: it was asked to leave.
@@ -186,8 +186,8 @@ class GenerationEnd:
         steps = [value.step for value in drained if value is not None and value.step is not None]
         if ordered is None:
             # One node's order drains all; this one looks for its own only now and then.
-            context.insist(context.read_stop)
-            context.insist(context.read_journal)
+            context.retry_until(context.read_stop)
+            context.retry_until(context.read_journal)
             ordered = context.ordered_leaving()
         if ordered is not None:
             saved = steps[0] if len(steps) == len(drained) else None
@@ -209,7 +209,7 @@ class GenerationEnd:
             return "regrouped"
         return replace(leaving, log_tail=self._tail())
 
-    def _failed(self, end: End, *, seconds: float) -> Leaving | str:
+    def _failed(self, end: TrainerEnd, *, seconds: float) -> Leaving | str:
         context, status = self._context, self._context.status
         assert end.code is not None
         if end.why == NOT_RESTORED:
@@ -222,21 +222,25 @@ class GenerationEnd:
             why=end.why,
             fingerprint=end.fingerprint,
             is_cut_short=end.is_cut_short,
+            brings_part=status.has_session or 0 in status.ranks or context.job.spec.checkpoint.nodes == "all",
         )
         tail = self._tail()
         finished = self._membership.finished()
         if finished:
             # Only here the script failed after the loop; without the others it cannot be run again.
             detail = f"the training {failure} after node {min(finished)} had finished"
-            return Leaving("failed", detail, end.code, log_tail=tail)
-        known = generations_of(context.insist(context.journal.read))
+            fingerprint = failure.fingerprint if failure.tells_where else None
+            return Leaving("failed", detail, end.code, fingerprint=fingerprint, log_tail=tail)
+        known = generations_of(context.retry_until(context.journal.read))
         # Another node may have proposed the next one already, for this very failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
         first_launch = context.job.submission.num_launches_before + 1
         current = [one for one in known[: status.generation] if one.members[0].launch >= first_launch]
         num_restarts = restarts_in_a_row(current, kind)
         max_restarts = context.job.spec.limits.max_restarts
-        verdict = judge(failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts)
+        verdict = decide_restart(
+            failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts
+        )
         if isinstance(verdict, GiveUp):
             # In one direction packets may still travel: then only others know.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()

@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.agent.delivery.artifact_sync import ArtifactSync
-from cloudspot.agent.delivery.checkpoint_restore import Restored, on_demand_here
+from cloudspot.agent.delivery.checkpoint_restore import (
+    Restored,
+    on_demand_here,
+    restore_own,
+)
 from cloudspot.agent.delivery.courier import Courier
 from cloudspot.agent.delivery.log_pump import LogPump
 from cloudspot.agent.delivery.on_demand_fetch import OnDemandFetch
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
+from cloudspot.agent.ending.restart_policy import NOT_RESTORED
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
@@ -34,9 +39,9 @@ from cloudspot.agent.training.watching.drain_schedule import DrainSchedule
 from cloudspot.agent.training.watching.idle_watch import IdleWatch
 from cloudspot.agent.training.watching.script_notice import withdraw
 from cloudspot.agent.training.watching.supervision import Supervisor
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.journal.lineage import generations_of
-from cloudspot.jobstore.layout.records import Generation
+from cloudspot.jobstore.layout.records import Failed, Generation
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -117,7 +122,7 @@ class GenerationRun:
         context, memory, status = self._context, self._context.memory, self._context.status
         known: Sequence[Generation] = ()
         if memory.generation > 0:
-            known = generations_of(context.insist(context.journal.read))
+            known = generations_of(context.retry_until(context.journal.read))
             # Also where its trainer has ended: a generation is started once, and never again.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
@@ -146,12 +151,19 @@ class GenerationRun:
         status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
+        self._membership.await_uploads()  # after this node's own: they wait for those
         if not self._have_ended:
             context.uploaded_slots.clear()  # what still lives may write there
         record, restored = self._membership.next(why)
         self._find_restored = lambda: restored
         memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
         index = self._take_ranks(record)
+        try:
+            restored = restore_own(context, restored, place=index, num_nodes=len(record.members))
+        except CorruptData as error:
+            _log.error("generation %d cannot start, looking for another checkpoint: %s", record.number, error)
+            status.failed = Failed(generation=record.number, why=NOT_RESTORED, exit_code=1)
+            return self._start(NOT_RESTORED)
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
         start_runtime(context, self._runtime)
@@ -244,7 +256,7 @@ class GenerationRun:
         index, procs = record.seats.index(self._context.seat), self._spec.procs_per_node
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         if index == 0:
-            self._context.insist(self._artifacts.take_root)
+            self._context.retry_until(self._artifacts.take_root)
         return index
 
     def _check_programs(self) -> None:

@@ -9,10 +9,11 @@ import click
 
 from cloudspot.cli import exit_codes
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, size_text, warn
+from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, warn
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CloudspotError
+from cloudspot.host.size_text import size_text
 from cloudspot.jobstore.logs.stored_artifacts import Artifact, download, is_present, list_artifacts
 
 pattern_argument = click.argument("patterns", metavar="[PATTERN]...", nargs=-1)

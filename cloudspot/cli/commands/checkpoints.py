@@ -10,10 +10,11 @@ import click
 import msgspec
 
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, shared_size_text, size_text
+from cloudspot.cli.screen.output import echo, echo_json, echo_table, moment_text, shared_size_text
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
+from cloudspot.host.size_text import size_text
 from cloudspot.jobstore.checkpoints.fetching import verify
 from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
 from cloudspot.jobstore.layout.records import CheckpointId, Manifest

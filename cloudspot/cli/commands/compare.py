@@ -17,8 +17,9 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import money_text
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import read_bundle
 from cloudspot.jobstore.jobs.submission import code_key
 from cloudspot.story.comparison import CodeFile, code_differences, code_files, job_file_differences, results
@@ -86,7 +87,7 @@ def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
 
 def _read_code(job: Job) -> dict[str, CodeFile]:
     submission = job.first_history.submission
-    data = patient(job.store).get(code_key(submission))
+    data = with_retries(job.store).get(code_key(submission))
     return code_files(read_bundle(data, sha256=submission.code_sha256))
 
 
@@ -152,7 +153,7 @@ def _echo_code(value: Mapping[str, Any]) -> None:
         return
     output.echo("the code differs:", style="bold")
     for one in code["files"]:
-        sizes = [output.size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
+        sizes = [size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
         output.echo(f"  {_CHANGES[one['change']]} {one['path']} ({' > '.join(sizes)})")
     for one in code["files"]:
         if one["diff"]:

@@ -35,6 +35,7 @@ from cloudspot.controller.launchrequest import PlannedLaunch
 from cloudspot.controller.launchrequest import plan as make_plan
 from cloudspot.controller.ownership import store_label
 from cloudspot.controller.supply.needs import MOST_AT_ONCE
+from cloudspot.host.size_text import size_text
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.spec import JobSpec
@@ -107,7 +108,7 @@ def print_plan(
         output.echo(line)
     output.echo("nothing was launched or stored; to start it: cloudspot run, with the same arguments")
     output.echo()
-    output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {output.size_text(bundle.size)}")
+    output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {size_text(bundle.size)}")
     for line in inputs_text(inputs, [launch.offer for launch in planned]):
         output.echo(line)
     for line in setup_text([launch.offer for launch in planned]):

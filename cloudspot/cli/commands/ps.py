@@ -18,7 +18,7 @@ from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Summary
@@ -81,7 +81,7 @@ def ps(
         jobs = sort_jobs(jobs, sort)
     shown = jobs if show_all else _without_most_ended(jobs)
     num_more = page.num_more + len(jobs) - len(shown)
-    if store_url is not None and not page.jobs and not patient(store).list_page("", limit=1).objects:
+    if store_url is not None and not page.jobs and not with_retries(store).list_page("", limit=1).objects:
         # A typo in its name looks the same as a new store.
         output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]

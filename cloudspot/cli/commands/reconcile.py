@@ -29,7 +29,7 @@ from cloudspot.errors import (
     as_cloudspot_error,
 )
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, mark_live
 from cloudspot.jobstore.jobs.reader import HistoryReader
@@ -44,7 +44,7 @@ LONG_OVER = timedelta(days=1)
 
 
 @click.command("reconcile")
-@click.option("--watch", is_flag=True, help=f"Repeat every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help=f"Retry every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
 @click.option(
     "--job",
     "job_id",
@@ -254,7 +254,7 @@ def mark_all(store: ObjectStore) -> None:
                 writer = "unreadable"  # Each pass names it, until it is removed.
             mark_live(store, job_id, writer)
 
-    each(mark, unmarked)
+    map_parallel(mark, unmarked)
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:

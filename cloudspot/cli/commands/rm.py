@@ -28,6 +28,7 @@ from cloudspot.errors import (
     SpecError,
     TransientError,
 )
+from cloudspot.host.size_text import size_text
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.access.store_clock import store_time
@@ -89,7 +90,7 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
         count, num_bytes = measure(store, job.id)
         log_bytes = sum(piece.num_bytes or 0 for piece in logs[job.id])
         count, num_bytes = sizes[job.id] = count + len(logs[job.id]), num_bytes + log_bytes
-        output.echo(f"{job.id}: {count} objects, {output.size_text(num_bytes)}")
+        output.echo(f"{job.id}: {count} objects, {size_text(num_bytes)}")
     what = jobs[0].id if len(jobs) == 1 else f"these {len(jobs)} jobs"
     output.confirm_deletion(f"all data of {what}", yes=yes)
     for job in jobs:

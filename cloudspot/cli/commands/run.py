@@ -24,6 +24,7 @@ from cloudspot.cli.sharedoptions import (
 )
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import SpecError
+from cloudspot.host.size_text import size_text
 
 
 @click.command("run")
@@ -81,7 +82,7 @@ def run(
     submission = submit_prepared(prepared, name)
     job = Job(store, submission.job_id)
     if not as_json:
-        size = output.size_text(submission.code_bytes)
+        size = size_text(submission.code_bytes)
         output.echo("submitted job ", output.Styled(job.id, "bold"), f" to {store.url} ({size} of code)")
         for line in outlook(prospects, prepared.spec, offers):
             output.echo(line)

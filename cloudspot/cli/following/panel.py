@@ -13,6 +13,7 @@ from cloudspot.cli.following.curve import draw
 from cloudspot.cli.following.liveview import NodeView, View
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.printable import printable_value
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text
 
 LABEL_WIDTH = 9
@@ -235,7 +236,7 @@ def _node(node: NodeView, width: int, marks: _Marks) -> Text:
         share = min(1.0, transfer.done / transfer.total) if transfer.total else 0.0
         line.append(f"  {transfer.what} ")
         line.append_text(_bar(share, min(20, width // 5), marks))
-        line.append(f" {output.size_text(transfer.done)} of {output.size_text(transfer.total)}")
+        line.append(f" {size_text(transfer.done)} of {size_text(transfer.total)}")
     return line
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
+from cloudspot.host.size_text import size_text
 from cloudspot.jobstore.layout.records import LogStanding, Seat
 from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream
 from cloudspot.model import LogPiece
@@ -72,7 +73,7 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
                 str(Seat(each.launch, each.rank)),
                 "-" if each.first_day is None else each.first_day.isoformat(),
                 "-" if each.last_day is None else each.last_day.isoformat(),
-                "-" if each.num_bytes is None else output.size_text(each.num_bytes),
+                "-" if each.num_bytes is None else size_text(each.num_bytes),
                 str(each.num_lines),
                 _delivery_text(each),
             )
@@ -93,7 +94,7 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
     day = before.astimezone(timezone.utc).date()
     old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)
-    what = f"{len(old)} pieces, {output.size_text(size)}, of the log of {job.id} from before {day} (UTC)"
+    what = f"{len(old)} pieces, {size_text(size)}, of the log of {job.id} from before {day} (UTC)"
     if old:
         output.confirm_deletion(what, yes=yes)
         job.log_sink.remove(old)
@@ -176,7 +177,7 @@ def _delivery_text(stream: _Stream) -> str:
         return f"{text}: {standing.error}" if standing.error else text
     late = [f"{missing} line{'s' if missing > 1 else ''}"] if missing else []
     if standing.waiting_bytes:
-        late.append(output.size_text(standing.waiting_bytes))
+        late.append(size_text(standing.waiting_bytes))
     text = f"{' and '.join(late)} {'never delivered' if stream.is_over else 'behind'}"
     return f"{text}: {standing.error}" if standing.error else text
 

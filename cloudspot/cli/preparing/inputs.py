@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudspot.cli.screen import output
 from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, TransientError
+from cloudspot.host.size_text import size_text
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.data import DataSpec
@@ -55,12 +56,12 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
             output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either {then}")
     num_bytes = sum(one.num_bytes for one in found)
     if 0 < spec.resources.disk < num_bytes:
-        there = f"resources.disk is {output.size_text(spec.resources.disk)}"
-        output.warn(f"data: the inputs have {output.size_text(num_bytes)}, and {there}; ask for more")
+        there = f"resources.disk is {size_text(spec.resources.disk)}"
+        output.warn(f"data: the inputs have {size_text(num_bytes)}, and {there}; ask for more")
     has_own_disk = provider.is_this_computer or spec.providers.get(provider.name, {}).get("disk")
     if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * GIB:
         output.warn(
-            f"data: the inputs have {output.size_text(num_bytes)}, and resources.disk is not given; give it, "
+            f"data: the inputs have {size_text(num_bytes)}, and resources.disk is not given; give it, "
             "unless the machines have disks of their own for that"
         )
     return found
@@ -104,7 +105,7 @@ def _where(found: FoundInput) -> str:
 def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
     """Yield a line for each input, and one of what each new machine fetches, and what that costs."""
     for one in found:
-        size = f"{one.num_files} file(s), {output.size_text(one.num_bytes)}"
+        size = f"{one.num_files} file(s), {size_text(one.num_bytes)}"
         how = size if one.spec.is_staged else "read in place, as often as the training does"
         yield f"{_where(one)}: {'not read from here' if one.unread else how}"
     if not found:
@@ -115,9 +116,9 @@ def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterato
         known = "" if all(not one.unread for one in staged) else " and what could not be read from here"
         num_bytes = sum(one.num_bytes for one in staged)
         later = sum(one.num_bytes for one in staged if not one.spec.wait)
-        text = f"each new machine fetches {output.size_text(num_bytes - later)}{known} before it trains"
+        text = f"each new machine fetches {size_text(num_bytes - later)}{known} before it trains"
         if any(not one.spec.wait for one in staged):
-            text += f" and {output.size_text(later)} meanwhile"
+            text += f" and {size_text(later)} meanwhile"
         if per_gib:
             text += f", for up to {money_text(num_bytes / GIB * per_gib, dearest.currency)} {away}"
         texts.append(text)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.story.node_names import parse_seat, ranges
 
@@ -220,7 +221,7 @@ def _echo_machines(value: Mapping[str, Any], most: int) -> None:
         if purpose != "training" and (one["seconds"] >= 0.05 or one["spent"]):
             much = output.duration_text(one["seconds"])
             if purpose == "transfer":
-                much = output.size_text(sum(line["transfer_bytes"] for line in value["ledger"]))
+                much = size_text(sum(line["transfer_bytes"] for line in value["ledger"]))
             rows.append((f"of it: {purpose}", "", much, "", money_text(one["spent"], currency)))
     rows.append(("on demand", "", total, "", money_text(on_demand, currency)))
     if on_demand > 0:

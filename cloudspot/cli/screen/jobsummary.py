@@ -11,6 +11,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.checkpoints.fetching import verify
 from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
@@ -141,8 +142,8 @@ def _artifacts_text(job: Job) -> str:
     found = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
     if not found:
         return ""
-    total = output.size_text(sum(one.size for one in found))
-    lines = [f"{one.name}, {output.size_text(one.size)}" for one in found[:MAX_ARTIFACTS]]
+    total = size_text(sum(one.size for one in found))
+    lines = [f"{one.name}, {size_text(one.size)}" for one in found[:MAX_ARTIFACTS]]
     if len(found) > MAX_ARTIFACTS:
         lines.append(f"and {len(found) - MAX_ARTIFACTS} more; {total} in all")
     return "\n".join([*lines, f"get them: {job.command('artifacts download')}"])
@@ -172,11 +173,11 @@ def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     told = [node for node in nodes if node["data"]]
     for node in told[-MAX_STAGED:]:
         for one in node["data"]:
-            size = output.size_text(one["bytes"])
+            size = size_text(one["bytes"])
             if one["name"] is None:
-                yield f"node {node['name']} stages: {output.size_text(one['here_bytes'])} of {size} here"
+                yield f"node {node['name']} stages: {size_text(one['here_bytes'])} of {size} here"
                 continue
-            fetched = output.size_text(one["fetched_bytes"]) if one["fetched_bytes"] else "nothing"
+            fetched = size_text(one["fetched_bytes"]) if one["fetched_bytes"] else "nothing"
             took = output.duration_text(one["seconds"])
             files = f"{one['files']} file" + ("" if one["files"] == 1 else "s")
             yield f"node {node['name']}: {one['name']}, {files}, {size}; fetched {fetched} in {took}"

@@ -22,9 +22,7 @@ import click
 from cloudspot.cli import exit_codes
 from cloudspot.cli.screen.printable import in_one_line
 from cloudspot.errors import SpecError
-from cloudspot.jobfile import quantities
-
-size_text = quantities.size_text
+from cloudspot.host.size_text import size_text
 
 
 def is_terminal() -> bool:

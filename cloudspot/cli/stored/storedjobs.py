@@ -17,7 +17,7 @@ from cloudspot.errors import (
     as_cloudspot_error,
 )
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Summary
@@ -42,7 +42,7 @@ class StoredJobs:
 
     def each(self, look: Callable[[str], _Found | None], job_ids: Sequence[str]) -> list[_Found]:
         """Return what ``look`` finds of each job, in order, without those of which it finds nothing."""
-        found = each(look, job_ids, num_threads=NUM_THREADS)
+        found = map_parallel(look, job_ids, num_threads=NUM_THREADS)
         return [one for one in found if one is not None]
 
     def find_summary(self, job_id: str) -> Summary | None:

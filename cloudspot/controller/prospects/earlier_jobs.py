@@ -12,7 +12,7 @@ from cloudspot.controller.assess.measured import start_seconds
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.jobs.job_lists import list_recent
 from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
 from cloudspot.jobstore.journal.history import History
@@ -69,7 +69,7 @@ def jobs_of_name(store: ObjectStore, name: str) -> Iterator[str]:
         except CloudspotError:
             return None
 
-    summaries = [one for one in each(read, ids) if one is not None and one.name == name]
+    summaries = [one for one in map_parallel(read, ids) if one is not None and one.name == name]
     telling = [one for one in summaries if one.state == "succeeded" or one.steps_total is not None]
     telling.sort(key=lambda one: one.state != "succeeded")
     yield from (one.job_id for one in telling[:MAX_HISTORIES])

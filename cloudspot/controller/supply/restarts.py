@@ -45,8 +45,9 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
     that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
     these without a new checkpoint in between. It ends sooner when two in a row failed before the training
     began, for the same cause: an error of the node, a network that is cut, or what a machine said that could
-    not run the agent. (A machine lost after a new checkpoint is not the script's fault, and is replaced at
-    once.) A refusal for lack of capacity or quota is neither: the policy turns to other offers.
+    not run the agent; or when the script failed twice in the same way at the same step. (A machine lost after
+    a new checkpoint is not the script's fault, and is replaced at once.) A refusal for lack of capacity or
+    quota is neither: the policy turns to other offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:
@@ -64,6 +65,10 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
     errors = [_early_error(history, loss.launch) for loss in failures[:2]]
     if len(errors) == 2 and errors[0] and _alike(errors[0]) == _alike(errors[1]):
         detail = f"failed twice in a row before the training began: {errors[0]}"
+        return JobEnd("failed", detail, exit_code_of(failures[0].launch))
+    own = [_own_failure(loss.launch) for loss in failures[:2]]
+    if len(own) == 2 and own[0] is not None and own[0] == own[1]:
+        detail = f"failed twice in a row at step {own[0][0]}: {failures[0].end.detail}"
         return JobEnd("failed", detail, exit_code_of(failures[0].launch))
     delay, cause = _delay(history, losses, failures)
     if delay > 0 and cause is not None:
@@ -140,6 +145,12 @@ def _early_error(history: History, launch: LaunchHistory) -> str:
     ]
     boots = [slot.cause for _, slot in sorted(launch.slots.items()) if slot.cause]
     return next(iter([*exits, *boots]), "")
+
+
+def _own_failure(launch: LaunchHistory) -> tuple[int, str] | None:
+    """Return the step and the kind of a failure of the script that no restart on its node followed."""
+    found = ((one.step, one.fingerprint) for one in own_exits(launch) if one.outcome == "failed")
+    return next(((step, kind) for step, kind in found if kind is not None), None)
 
 
 def _alike(error: str) -> str:

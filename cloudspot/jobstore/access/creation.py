@@ -7,7 +7,7 @@ from typing import Final
 
 from cloudspot.errors import CorruptData, ObjectExists, ObjectMissing, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.retrying import retry
 
 WAITS = (0.2, 0.4, 0.8, 1.6)
@@ -62,4 +62,4 @@ def create(
             raise TransientError(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
         return None if found == data else found
 
-    return retry(attempt, waits=waits, sleep=sleep or patient(store).sleep)
+    return retry(attempt, waits=waits, sleep=sleep or with_retries(store).sleep)

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def each(
+def map_parallel(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     *,

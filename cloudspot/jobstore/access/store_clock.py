@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from cloudspot.errors import CloudspotError
 from cloudspot.host.boot_clock import boot_seconds
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
 
@@ -136,7 +136,7 @@ def _time_of_put(store: ObjectStore) -> datetime:
     Its key is new, so no cache on the way knows an older answer.
     """
     key = keys.probe(new_nonce())
-    store = patient(store)
+    store = with_retries(store)
     try:
         store.put(key, b"")
         return store.head(key).modified_at

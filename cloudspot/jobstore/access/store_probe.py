@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloudspot.errors import AuthError, ObjectExists, StoreRefused
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import WAITS, create
-from cloudspot.jobstore.access.patience import PatientStore, patient
+from cloudspot.jobstore.access.retrying_store import RetryingStore, with_retries
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
@@ -24,7 +24,7 @@ def probe(store: ObjectStore) -> None:
     """
     key = keys.probe(new_nonce())
     first, second = new_nonce().encode(), new_nonce().encode()
-    store = patient(store)
+    store = with_retries(store)
     try:
         if create(store, key, first) is not None:
             raise StoreRefused(f"{store.url}: a key that nobody has used holds other bytes than were put")
@@ -46,7 +46,7 @@ def probe(store: ObjectStore) -> None:
         store.delete(key)
 
 
-def _second_create_is_accepted(store: PatientStore, key: str, data: bytes) -> bool:
+def _second_create_is_accepted(store: RetryingStore, key: str, data: bytes) -> bool:
     try:
         retry(lambda: store.put(key, data, if_absent=True), waits=WAITS, sleep=store.sleep)
     except ObjectExists:

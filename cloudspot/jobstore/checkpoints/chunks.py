@@ -11,7 +11,7 @@ import xxhash
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import Data, ObjectStore
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.checkpoints.compression import decompress
 from cloudspot.jobstore.checkpoints.parts import xxh3_128
 from cloudspot.jobstore.layout import keys
@@ -62,7 +62,9 @@ def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Seq
     """
     homes = {chunk.home.save for part in manifest.parts for chunk in part.chunks if chunk.home is not None}
     prefixes = [keys.save_prefix(job_id, save) for save in (manifest.save, *sorted(homes))]
-    listed = each(lambda prefix: [(meta.key, meta.size) for meta in store.list_objects(prefix)], prefixes)
+    listed = map_parallel(
+        lambda prefix: [(meta.key, meta.size) for meta in store.list_objects(prefix)], prefixes
+    )
     sizes = dict(itertools.chain.from_iterable(listed))
     for stored in chunks:
         size = sizes.get(stored.key)

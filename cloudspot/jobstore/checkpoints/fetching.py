@@ -18,8 +18,8 @@ from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.disk_room import check_room
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints.chunks import (
     StoredChunk,
     check_sizes,
@@ -52,7 +52,7 @@ def verify(
             the message names the first one found.
     """
     check_manifest(manifest)
-    store = patient(store)
+    store = with_retries(store)
     chunks = stored_chunks(job_id, manifest)
     check_sizes(store, job_id, manifest, chunks)
 
@@ -63,7 +63,7 @@ def verify(
             size = sum(len(block) for _, block in read_blocks(store, stored))
         progress(size)
 
-    each(check, chunks, num_threads=NUM_THREADS)
+    map_parallel(check, chunks, num_threads=NUM_THREADS)
 
 
 def fetch(
@@ -73,6 +73,7 @@ def fetch(
     directory: Path,
     *,
     present: Collection[int] = (),
+    nodes: Sequence[int] | None = None,
     accept: Callable[[Path], None] = lambda _root: None,
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
@@ -86,6 +87,10 @@ def fetch(
     Existing files of other names are left alone, and no symlink is followed. ``progress`` is told the bytes
     as they come.
 
+    Of a script's own, ``nodes`` says whose files are fetched, and of several with the same path, the first
+    one's stays. None: those of all, and where several nodes have brought some, each node's go below
+    ``node-<number>``.
+
     Of a session's, the ranks in ``present`` have their files in ``directory`` already, which nobody else may
     write to: chunks that verify there are not read from the store. Returns the bytes of these.
 
@@ -95,21 +100,40 @@ def fetch(
             written, or the checkpoint directory exists already.
     """
     check_manifest(manifest)
-    store = patient(store)
-    chunks = stored_chunks(job_id, manifest)
-    carrier = _Carrier(store, chunks, present, progress)
+    store = with_retries(store)
+    chunks = [
+        stored for stored in stored_chunks(job_id, manifest) if nodes is None or stored.part.rank in nodes
+    ]
+    writer = _ChunkWriter(store, chunks, present, progress)
     # What the manifest claims must be there before a byte is written: no claim may fill the disk.
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        _check_room(directory, manifest, manifest.size)
+        _check_room(directory, manifest, sum(stored.chunk.size for stored in chunks))
         if manifest.kind == "session":
             files = _make_files(manifest, directory, present)
-            each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
+            map_parallel(
+                lambda s: writer.write(directory, files[s.part.rank], s), chunks, num_threads=num_threads
+            )
             write_whole(directory / RESTORE_MANIFEST, _description(manifest))
         else:
-            _fetch_directories(manifest, chunks, directory, carrier, accept, num_threads)
-    return carrier.present_bytes
+            _fetch_directories(manifest, nodes, chunks, directory, writer, accept, num_threads)
+    return writer.present_bytes
+
+
+def holds_files(manifest: Manifest, node: int, directory: Path) -> bool:
+    """Return whether a node's files of a script's own checkpoint lie below the directory, unchanged."""
+    buffer = bytearray(1 + max((chunk.size for part in manifest.parts for chunk in part.chunks), default=0))
+    part = manifest.parts[node]
+    try:
+        sizes = [(directory / (part.directory or "") / file.name).lstat().st_size for file in part.files]
+        return sizes == [file.size for file in part.files] and all(
+            _is_there(directory / (part.directory or ""), part.files, stored, buffer)
+            for stored in stored_chunks("", manifest)
+            if stored.part.rank == node
+        )
+    except OSError:
+        return False
 
 
 def lay_out(
@@ -124,7 +148,7 @@ def lay_out(
         CloudspotError: the disk refuses.
     """
     check_manifest(manifest)
-    check_sizes(patient(store), job_id, manifest, stored_chunks(job_id, manifest))
+    check_sizes(with_retries(store), job_id, manifest, stored_chunks(job_id, manifest))
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         _make_files(manifest, directory, present)
@@ -151,15 +175,17 @@ def fetch_ranges(
         CorruptData: a chunk is missing, cut short or changed.
         CloudspotError: the disk refuses, or has no room for them.
     """
-    store = patient(store)
+    store = with_retries(store)
     chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
-    carrier = _Carrier(store, chunks, {part.rank for part in manifest.parts}, progress)
+    writer = _ChunkWriter(store, chunks, {part.rank for part in manifest.parts}, progress)
     files = {part.rank: _files_of(part) for part in manifest.parts}
     num_bytes = sum(stored.chunk.size for stored in chunks)
     with _disk_errors(directory):
         _check_room(directory, manifest, num_bytes)
-        each(lambda s: carrier.carry(directory, files[s.part.rank], s), chunks, num_threads=num_threads)
-    return num_bytes, carrier.present_bytes
+        map_parallel(
+            lambda s: writer.write(directory, files[s.part.rank], s), chunks, num_threads=num_threads
+        )
+    return num_bytes, writer.present_bytes
 
 
 def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
@@ -167,7 +193,7 @@ def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, in
     return any(low < end and stored.start < high for low, high in ranges.get(part_file(stored.part.rank), ()))
 
 
-class _Carrier:
+class _ChunkWriter:
     """Writes chunks to files; each thread keeps its buffer, since touching fresh memory costs the most."""
 
     def __init__(
@@ -190,7 +216,7 @@ class _Carrier:
         """The bytes of the chunks that were there."""
         return sum(self._found)
 
-    def carry(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
+    def write(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
         """Have a chunk in the files below a directory, verified."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = bytearray(self._room)
@@ -261,24 +287,29 @@ def _description(manifest: Manifest, *, on_demand: bool = False) -> bytes:
 
 def _fetch_directories(
     manifest: Manifest,
+    nodes: Sequence[int] | None,
     chunks: Sequence[StoredChunk],
     directory: Path,
-    carrier: _Carrier,
+    writer: _ChunkWriter,
     accept: Callable[[Path], None],
     num_threads: int,
 ) -> None:
-    names = {part.directory or "" for part in manifest.parts} - {"."}
-    for name in names:
+    order = [part.rank for part in manifest.parts] if nodes is None else nodes
+    parts = [manifest.parts[rank] for rank in order]
+    for name in {part.directory or "" for part in parts} - {"."}:
         _check_free(directory, name)
     with partial_directory(directory) as staging:
-        roots = {part.rank: _root_of(staging, part) for part in manifest.parts}
-        for part in manifest.parts:
+        whole = staging / "whole"
+        roots = {part.rank: _root_of(staging, part) for part in parts}
+        for part in parts:
             for file in part.files:
                 # It must be new: the disk may take two names for one, as where it ignores case.
                 path = make_parents(roots[part.rank], file.name)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
-        each(lambda s: carrier.carry(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads)
-        for part in manifest.parts:
+        map_parallel(
+            lambda s: writer.write(roots[s.part.rank], s.part.files, s), chunks, num_threads=num_threads
+        )
+        for part in parts:
             first = time.time_ns() - len(part.files) * _AGE_NANOSECONDS
             for number, file in enumerate(part.files):
                 path = roots[part.rank] / file.name
@@ -289,13 +320,19 @@ def _fetch_directories(
             for file in part.files:
                 if file.is_link:
                     _make_link(roots[part.rank], file, part)
-        accept(staging)
-        _place(staging, directory)
+        for part in reversed(parts):
+            place = whole / f"node-{part.rank}" if nodes is None and len(parts) > 1 else whole
+            place.mkdir(parents=True, exist_ok=True)
+            _place(staging / str(part.rank), place)
+        accept(whole)
+        _place(whole, directory)
 
 
 def _root_of(staging: Path, part: Part) -> Path:
-    """Return where the files of a part go, which exists then."""
-    return staging if part.directory == "." else make_parents(staging, f"{part.directory}/file").parent
+    """Return where the files of a part go, which exists then: apart from those of other parts."""
+    root = staging / str(part.rank)
+    root.mkdir()
+    return root if part.directory == "." else make_parents(root, f"{part.directory}/file").parent
 
 
 def _make_link(root: Path, file: File, part: Part) -> None:

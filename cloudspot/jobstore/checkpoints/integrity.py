@@ -89,8 +89,8 @@ def _part_problems(part: Part) -> Iterator[str]:
             yield "a session's part has no files"
         yield from _seal_problems(part, part.parsed_seal)
     elif part.kind == "directory":
-        if part.seal is not None:
-            yield "a directory's part has no seal"
+        if part.seal is not None or part.relieved:
+            yield "a directory's part has no seal, and relieves no node"
         yield from _file_problems(part)
     else:
         yield f"its kind is {part.kind!r}"
@@ -171,13 +171,15 @@ def _file_problems(part: Part) -> Iterator[str]:
 
 
 def _collisions(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield paths that cannot exist side by side: one twice, or one below a file."""
+    """Yield paths that cannot exist side by side: one twice on a node, or one below a file."""
     directories = {part.directory or "" for part in parts}
-    files = [f"{part.directory}/{file.name}" for part in parts for file in part.files]
-    taken = set(files)
-    if len(taken) != len(files):
-        yield "it holds a file twice"
-    for path in files:
+    taken: set[str] = set()
+    for part in parts:
+        files = {f"{part.directory}/{file.name}" for file in part.files}
+        if len(files) != len(part.files):
+            yield "it holds a file twice"
+        taken |= files
+    for path in sorted(taken):
         for parent in parents(path):
             if parent in taken:
                 yield f"it holds {parent[:200]!r} as a file and as a directory"

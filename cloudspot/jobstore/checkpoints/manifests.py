@@ -8,8 +8,8 @@ from datetime import datetime
 
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import create_record, find_meta, read_record
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
@@ -41,7 +41,7 @@ def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
         ObjectMissing: there is no such checkpoint (any more).
     """
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
-    manifest = read_record(patient(store), key, Manifest)
+    manifest = read_record(with_retries(store), key, Manifest)
     if manifest.id != checkpoint:
         raise CorruptData(f"{key} holds the manifest of checkpoint {manifest.id}")
     try:
@@ -69,7 +69,7 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
 def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
     """Return whether the checkpoint has not been deleted."""
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
-    return find_meta(patient(store), key) is not None
+    return find_meta(with_retries(store), key) is not None
 
 
 def try_commit(
@@ -118,7 +118,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         kind=manifest.kind,
         size=manifest.size,
         shared=manifest.shared,
-        evidence=manifest.parts[0].evidence,
+        evidence="; ".join(dict.fromkeys(part.evidence for part in manifest.parts if part.evidence)) or None,
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),
@@ -155,7 +155,7 @@ def write_manifest(
     Raises:
         CorruptData: the parts do not make one checkpoint, or one contradicts itself.
     """
-    store = patient(store)
+    store = with_retries(store)
     known = {} if known is None else known
     names = [keys.part(job_id, save, rank) for rank in _list_parts(store, job_id, save)]
     found = {name: known[name] for name in names if name in known}
@@ -230,7 +230,7 @@ def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[Checkpo
     The node that brought the last part may have been lost before it could commit. What does not make one
     checkpoint is passed over.
     """
-    store = patient(store)
+    store = with_retries(store)
     newest = newest_generation(journal.read())
     before = len(journal.known)
     if newest is None:
@@ -251,11 +251,11 @@ def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
 
     A rank that was relieved brings none.
     """
-    save = max(stored_saves(patient(store), job_id, checkpoint), default=None)
-    ranks = [] if save is None else _list_parts(patient(store), job_id, save)
+    save = max(stored_saves(with_retries(store), job_id, checkpoint), default=None)
+    ranks = [] if save is None else _list_parts(with_retries(store), job_id, save)
     if save is None or not ranks:
         return None
-    part = read_record(patient(store), keys.part(job_id, save, ranks[0]), Part)
+    part = read_record(with_retries(store), keys.part(job_id, save, ranks[0]), Part)
     return frozenset(part.ranks).difference(ranks)
 
 
@@ -266,5 +266,5 @@ def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[int]:
 
 
 def _read_parts(store: ObjectStore, names: Sequence[str]) -> dict[str, Part]:
-    parts = each(lambda key: read_record(store, key, Part), names)
+    parts = map_parallel(lambda key: read_record(store, key, Part), names)
     return dict(zip(names, parts, strict=True))

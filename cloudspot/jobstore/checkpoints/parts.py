@@ -22,8 +22,8 @@ import xxhash
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.low_priority import is_starved, low_priority_session, lower_thread_priority
 from cloudspot.interfaces import Data, ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import create_record, find_record
 from cloudspot.jobstore.checkpoints.compression import Compression, Cost, compress
 from cloudspot.jobstore.checkpoints.integrity import MAX_CHUNK_BYTES, check_part
@@ -122,7 +122,7 @@ class Upload:
         ``compression`` says whether to compress (None: never). ``is_new``: nobody has ever tried to upload
         this part, so it is not looked for first. No chunk has more than ``chunk_bytes``.
         """
-        self._store = patient(store)
+        self._store = with_retries(store)
         self._job_id = job_id
         self._part = part
         self._key = keys.part(job_id, part.save, part.rank)
@@ -203,13 +203,13 @@ class Upload:
         with _forgetting_frames():
             if yields:
                 with low_priority_session():
-                    each(
+                    map_parallel(
                         carry_if_there_is_time,
                         self._missing(),
                         num_threads=self._num_threads,
                         begin_thread=lower_thread_priority,
                     )
-            each(carry, self._missing(), num_threads=self._num_threads)
+            map_parallel(carry, self._missing(), num_threads=self._num_threads)
         if self._compression is not None and in_background:
             self._compression.note(costs)
         check()

@@ -9,8 +9,8 @@ from functools import partial
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import create_record, find_meta, find_record, first_names
 from cloudspot.jobstore.checkpoints.chunks import stored_chunks
@@ -53,7 +53,7 @@ def look_for_checkpoints(
 
     The journal is read before this lists the manifests, so each of its checkpoints had one.
     """
-    there, damaged = _list_manifests(patient(store), job_id)
+    there, damaged, _ = _list_manifests(with_retries(store), job_id)
     found = [checkpoint for checkpoint in lineage(journal) if checkpoint in there]
     return StandingCheckpoints(
         sound=tuple(one for one in found if one not in damaged),
@@ -72,13 +72,24 @@ def standing_checkpoints(
 def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reason: str) -> None:
     """Let every node know that a chunk of a checkpoint does not verify: they try it last."""
     damage = Damage(reason=reason, at=clock_of(store).now(), writer=new_nonce())
-    create_record(patient(store), keys.damage(job_id, checkpoint), damage)
+    create_record(with_retries(store), keys.damage(job_id, checkpoint), damage)
+
+
+def note_begun(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> None:
+    """Let the other nodes know that this one uploads its part of the checkpoint."""
+    with_retries(store).put(keys.begun(job_id, checkpoint), b"")
+
+
+def begun_steps(store: ObjectStore, job_id: str, generation: int) -> tuple[int, ...]:
+    """Return the steps of a generation whose checkpoints a node has begun to upload, ascending."""
+    begun = _list_manifests(with_retries(store), job_id)[2]
+    return tuple(sorted(one.step for one in begun if one.generation == generation))
 
 
 def read_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> str:
     """Return what was noted of a damaged checkpoint; empty: the note is gone, or malformed."""
     try:
-        found = find_record(patient(store), keys.damage(job_id, checkpoint), Damage)
+        found = find_record(with_retries(store), keys.damage(job_id, checkpoint), Damage)
     except CorruptData:
         return ""
     return "" if found is None else found.reason
@@ -111,11 +122,11 @@ def collect(
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
-    store = patient(store)
+    store = with_retries(store)
     # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
     # comes meanwhile is newer.
     num_known = len(journal.known or journal.read())
-    manifests, damaged = _list_manifests(store, job_id)
+    manifests, damaged, begun = _list_manifests(store, job_id)
     records = journal.read()
     candidates = [one for one in lineage(records) if one in manifests]
     newest_started = newest_generation(records)
@@ -138,7 +149,9 @@ def collect(
     ahead = sorted(_marked(store, job_id, newest).intersection(doomed, commits)) if keep == 1 else ()
     lent = [
         manifest
-        for manifest in each(partial(committed_manifest, store, job_id), [commits[one] for one in ahead])
+        for manifest in map_parallel(
+            partial(committed_manifest, store, job_id), [commits[one] for one in ahead]
+        )
         if manifest is not None
     ]
     for checkpoint in doomed:
@@ -146,6 +159,9 @@ def collect(
     for checkpoint in damaged:
         if checkpoint in doomed or checkpoint not in manifests:
             store.delete(keys.damage(job_id, checkpoint))
+    map_parallel(
+        store.delete, [keys.begun(job_id, checkpoint) for checkpoint in begun if checkpoint < newest]
+    )
     contents = {keys.saves_prefix(job_id, checkpoint): checkpoint for checkpoint in doomed}
     if with_orphans:
         useless_before = manifests[newest].modified_at - timedelta(seconds=orphan_grace_seconds)
@@ -215,7 +231,7 @@ def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozense
     None: one of them is gone. Newer checkpoints have taken its place meanwhile, and may name its chunks.
     """
     sharing = [one for one in kept if one.shared > 0]
-    found = each(partial(committed_manifest, store, job_id), sharing)
+    found = map_parallel(partial(committed_manifest, store, job_id), sharing)
     standing = [manifest for manifest in found if manifest is not None]
     if len(standing) < len(found):
         return None
@@ -244,20 +260,22 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> b
         if keys.heartbeat.match(meta.key) is not None
         and (moment - meta.modified_at).total_seconds() < BEATING_SECONDS
     ]
-    return any(each(may, beats))
+    return any(map_parallel(may, beats))
 
 
 def _list_manifests(
     store: ObjectStore, job_id: str
-) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId]]:
-    """Return the manifests that stand, and the checkpoints of which damage was noted."""
-    manifests, damaged = {}, set()
+) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId], set[CheckpointId]]:
+    """Return the manifests that stand, and of which checkpoints damage or the beginning was noted."""
+    manifests, damaged, begun = {}, set(), set()
     for meta in store.list_objects(keys.manifests_prefix(job_id)):
         if (match := keys.manifest.match(meta.key)) is not None:
             manifests[CheckpointId(*match[1:])] = meta
         elif (match := keys.damage.match(meta.key)) is not None:
             damaged.add(match[1])
-    return manifests, damaged
+        elif (match := keys.begun.match(meta.key)) is not None:
+            begun.add(match[1])
+    return manifests, damaged, begun
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
@@ -278,5 +296,5 @@ def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for is_part in (True, False):
-        each(store.delete, [key for key in found if (keys.part.match(key) is not None) is is_part])
+        map_parallel(store.delete, [key for key in found if (keys.part.match(key) is not None) is is_part])
     return bool(found)

@@ -22,8 +22,8 @@ from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.disk_room import check_room
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints.chunks import StoredChunk, check_sizes, read_blocks, stored_chunks
 from cloudspot.jobstore.checkpoints.parts import NUM_THREADS
 from cloudspot.jobstore.checkpoints.tensors import StoredTensor, num_elements
@@ -79,7 +79,7 @@ def write_safetensors(
         TransientError: the store failed; nothing is left at ``path``.
     """
     header, begins = _layout(tensors, metadata)
-    store = patient(store)
+    store = with_retries(store)
     chunks = _needed(job_id, manifest, tensors)
     # What the manifest claims must be there before a byte is written.
     check_sizes(store, job_id, manifest, chunks)
@@ -99,7 +99,7 @@ def write_safetensors(
                             write_at(descriptor, run, target)
                 progress(len(block))
 
-        each(carry, chunks, num_threads=num_threads)
+        map_parallel(carry, chunks, num_threads=num_threads)
     return size
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_meta, find_record
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import head
@@ -81,7 +81,7 @@ class Sharing:
 
         ``known`` keeps the chunks of the base for the other parts of this node.
         """
-        self._store = patient(store)
+        self._store = with_retries(store)
         self._journal = journal
         self._job_id = job_id
         self._save = save

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.host.size_text import size_text
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import bundle_digests, digest_of, is_safe_link, link_digest
 from cloudspot.jobstore.code.ignores import Ignores
 
@@ -152,7 +153,7 @@ def put_bundle(
     Raises:
         CorruptData: its key holds something else.
     """
-    store = patient(store)
+    store = with_retries(store)
     try:
         # The size reveals a foreign object cheaply; the bytes are checked where they are used.
         is_same = store.head(key).size == bundle.size
@@ -239,15 +240,11 @@ def _check_size(entries: list[_Entry], max_bytes: int) -> None:
         return
     weighty = [entry for entry in entries if entry.size * _NUM_WEIGHTY >= total]
     largest = sorted(weighty or entries, key=lambda entry: (-entry.size, entry.name))[:_NUM_NAMED]
-    named = ", ".join(f"{entry.name} ({_mib(entry.size)})" for entry in largest)
+    named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in largest)
     raise BundleError(
-        f"the code has {_mib(total)}, more than {_mib(max_bytes)}; "
+        f"the code has {size_text(total)}, more than {size_text(max_bytes)}; "
         f"name what is not code in .cloudspotignore; largest: {named}"
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
 
 
 def _archive(entries: list[_Entry], progress: Callable[[int], None]) -> bytes:

@@ -26,7 +26,7 @@ from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.access.disk_room import check_fits, check_room
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.inputs.fetching_processes import Fetch, fetching_processes, processes_for
 from cloudspot.jobstore.inputs.inputs import (
     BLOCK_BYTES,
@@ -48,7 +48,7 @@ PORTION_FILES, PORTION_BYTES = 64, 16 << 20
 """How many small files another process is told to fetch at once, and how much that may be."""
 
 
-class Repeat(Protocol):
+class Retry(Protocol):
     """Makes a request, again and again where it fails in passing; raises what ends the staging."""
 
     def __call__(self, request: Callable[[], T], /) -> T:
@@ -59,7 +59,7 @@ class Repeat(Protocol):
 class Staging:
     """How an input is brought here."""
 
-    repeat: Repeat
+    repeat: Retry
     pause: Callable[[float], None]
     """Waits for some seconds; raises what ends the staging."""
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
@@ -203,10 +203,10 @@ class _SmallFiles:
             # All are synced when all are written: a journal then commits once for many of them.
             fetched = list[tuple[int, Wanted]]()
             try:
-                each(lambda one: fetched.append(self._fetch(one, whole)), missing, num_threads=number)
+                map_parallel(lambda one: fetched.append(self._fetch(one, whole)), missing, num_threads=number)
             except BaseException as error:  # noqa: BLE001 - the others stay
                 failure = error
-            each(lambda one: _settle(*one), fetched, num_threads=number)
+            map_parallel(lambda one: _settle(*one), fetched, num_threads=number)
         if failure is not None:
             raise failure
 
@@ -263,7 +263,7 @@ class _Large:
         # The kernel lets one thread at a time write to a file, and has the others wait on the processor.
         self._writing = threading.Lock()
 
-    def tasks(self, repeat: Repeat, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
+    def tasks(self, repeat: Retry, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
         """Yield what fetches a block; the file is open until all of these have run, or ``close``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self.part, flags, 0o600)
@@ -357,7 +357,7 @@ def _work(*kinds: tuple[Iterator[Callable[[], None]], int]) -> None:
     workers: list[Callable[[], None]] = []
     for tasks, num_threads in kinds:
         workers += [partial(work, tasks, threading.Lock())] * num_threads
-    each(lambda worker: worker(), workers, num_threads=len(workers))
+    map_parallel(lambda worker: worker(), workers, num_threads=len(workers))
 
 
 def _settle(descriptor: int, file: Wanted) -> None:

@@ -29,8 +29,8 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import WAITS, create
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import PatientStore, patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import RetryingStore, with_retries
 from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.jobstore.access.stored_records import find_bytes, find_meta
 from cloudspot.jobstore.checkpoints.chunks import (
@@ -142,7 +142,7 @@ def plan_copy(
         CorruptData: a record is malformed, or the job's code is gone.
         JobNotFound: there is no such job.
     """
-    source = patient(source)
+    source = with_retries(source)
     reader = HistoryReader(source, job_id)
     history = reader.read()
     if not is_estimate:
@@ -225,7 +225,7 @@ def copy(
         StoreRefused: the target breaks a promise.
         TransientError: a store failed.
     """
-    source, target = patient(source), patient(target)
+    source, target = with_retries(source), with_retries(target)
     job_id = plan.submission.job_id
     reserve(plan, source, target)
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
@@ -245,7 +245,7 @@ def copy(
     # A checkpoint's manifest after its chunks, so that whatever stands is whole.
     compared = [one for one in plan.journal if one.key in standing]
     for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
-        each(copier.copy_object, batch, num_threads=num_threads)
+        map_parallel(copier.copy_object, batch, num_threads=num_threads)
     _check_whole(target, plan, standing, {*(one.key for one in missing[:1]), plan.spec.key})
     for one in missing[:1]:
         copier.copy_object(one)
@@ -261,7 +261,7 @@ def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
         StoreRefused: the target breaks a promise.
         TransientError: a store failed.
     """
-    source, target = patient(source), patient(target)
+    source, target = with_retries(source), with_retries(target)
     job_id = plan.submission.job_id
     if source.canonical_url == target.canonical_url:
         raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
@@ -279,8 +279,8 @@ class _ObjectCopier:
 
     def __init__(
         self,
-        source: PatientStore,
-        target: PatientStore,
+        source: RetryingStore,
+        target: RetryingStore,
         standing: dict[str, int],
         progress: Callable[[int], None],
     ) -> None:

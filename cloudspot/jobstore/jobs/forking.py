@@ -11,8 +11,8 @@ import msgspec
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.checkpoints.chunks import StoredChunk, read_stored, stored_chunks
 from cloudspot.jobstore.checkpoints.integrity import check_manifest
@@ -31,7 +31,7 @@ def code_of(store: ObjectStore, submission: Submission) -> Bundle:
         CorruptData: it is not what the submission names.
         ObjectMissing: it is gone.
     """
-    data = patient(store).get(code_key(submission))
+    data = with_retries(store).get(code_key(submission))
     if hashlib.sha256(data).hexdigest() != submission.code_sha256:
         raise CorruptData(f"{store.url}: {code_key(submission)} is not the code it is named after")
     return Bundle(data=data, sha256=submission.code_sha256, files=(), skipped=())
@@ -54,7 +54,7 @@ def bring_checkpoint(
         CorruptData: the checkpoint does not verify.
     """
     check_manifest(manifest)
-    store = patient(store)
+    store = with_retries(store)
     copy = _renumbered(manifest, at=clock_of(store).now())
 
     def carry(pair: tuple[StoredChunk, StoredChunk]) -> None:
@@ -66,7 +66,7 @@ def bring_checkpoint(
         progress(source.chunk.size)
 
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
-    each(carry, tuple(pairs), num_threads=NUM_THREADS)
+    map_parallel(carry, tuple(pairs), num_threads=NUM_THREADS)
     record = commit_of(copy, at=copy.at)
     # Put, not created: an earlier submission of this id may have been cut short after it.
     store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from cloudspot.errors import JobNotFound, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Removal
 
@@ -31,7 +31,7 @@ def read_entry(store: ObjectStore, job_id: str) -> Entry:
     Raises:
         JobNotFound: there is none.
     """
-    store = patient(store)
+    store = with_retries(store)
     key = keys.index(job_id)
     try:
         since, data = store.head(key).modified_at, store.get(key)

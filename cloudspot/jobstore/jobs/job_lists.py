@@ -14,7 +14,7 @@ from datetime import datetime
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Submission
@@ -28,7 +28,7 @@ def list_jobs(store: ObjectStore) -> tuple[str, ...]:
 
     A job whose submission was cut short is listed too; reading it raises JobNotFound.
     """
-    found = (keys.index.match(meta.key) for meta in patient(store).list_objects(keys.index_prefix()))
+    found = (keys.index.match(meta.key) for meta in with_retries(store).list_objects(keys.index_prefix()))
     return tuple(match[0] for match in found if match is not None)
 
 
@@ -44,13 +44,13 @@ def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
 
 def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
     """Take the mark back, as the job is settled; safe to repeat."""
-    patient(store).delete(keys.live(job_id, writer))
+    with_retries(store).delete(keys.live(job_id, writer))
 
 
 def list_live(store: ObjectStore) -> dict[str, datetime]:
     """Return the ids of the jobs that are marked live, sorted, and since when, by the store's clock."""
     found: dict[str, datetime] = {}
-    for meta in patient(store).list_objects(keys.live_prefix()):
+    for meta in with_retries(store).list_objects(keys.live_prefix()):
         match = keys.live.match(meta.key)
         if match is not None:
             found[match[0]] = max(meta.modified_at, found.get(match[0], meta.modified_at))
@@ -59,17 +59,17 @@ def list_live(store: ObjectStore) -> dict[str, datetime]:
 
 def is_marked_live(store: ObjectStore, job_id: str) -> bool:
     """Return whether the job is marked live; one request."""
-    return bool(patient(store).list_page(keys.live_marks_prefix(job_id), limit=1).objects)
+    return bool(with_retries(store).list_page(keys.live_marks_prefix(job_id), limit=1).objects)
 
 
 def note_recent(store: ObjectStore, submission: Submission) -> None:
     """Put the job into the list that ``list_recent`` reads; safe to repeat."""
-    patient(store).put(_recent_key(submission), b"")
+    with_retries(store).put(_recent_key(submission), b"")
 
 
 def forget_recent(store: ObjectStore, submission: Submission) -> None:
     """Take it out again."""
-    patient(store).delete(_recent_key(submission))
+    with_retries(store).delete(_recent_key(submission))
 
 
 def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
@@ -77,14 +77,14 @@ def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
 
     It is one request. Times are those that the submitters stated.
     """
-    page = patient(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
+    page = with_retries(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
     found = [keys.recent.match(meta.key) for meta in page.objects]
     return tuple(match[1] for match in found if match is not None), page.next_after is None
 
 
 def forget_job(store: ObjectStore, job_id: str) -> None:
     """Delete all marks of a job whose submission is gone, and all that the other list has of it."""
-    store = patient(store)
+    store = with_retries(store)
     for meta in list(store.list_objects(keys.live_marks_prefix(job_id))):
         store.delete(meta.key)
     for meta in list(store.list_objects(keys.recent_prefix())):
@@ -95,7 +95,7 @@ def forget_job(store: ObjectStore, job_id: str) -> None:
 
 def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
     """Delete the marks of a job that is not in the store, unless its id is reserved for a submission."""
-    store = patient(store)
+    store = with_retries(store)
     marks = [meta.key for meta in store.list_objects(keys.live_marks_prefix(job_id))]
     # In this order: a submission reserves its id before it puts its mark, so these marks have no job.
     if find_meta(store, keys.index(job_id)) is None:

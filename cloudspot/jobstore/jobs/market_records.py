@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import read_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import MarketSeen, Submission
@@ -39,7 +39,7 @@ def write_market_seen(store: ObjectStore, submission: Submission, provider: str,
 
     ``submission`` is the job's first one, so that a job that was resumed has one record all the same.
     """
-    store = patient(store)
+    store = with_retries(store)
     key = keys.market_seen(provider, submission.milliseconds, submission.writer)
     store.put(key, codec.encode(seen))
     for meta in _list(store, provider)[MAX_KEPT:]:
@@ -48,7 +48,7 @@ def write_market_seen(store: ObjectStore, submission: Submission, provider: str,
 
 def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
     """Return the newest records of a provider, at most ``MAX_READ``, in as many requests and one more."""
-    store = patient(store)
+    store = with_retries(store)
 
     def read(meta: ObjectMeta) -> MarketSeen | str | None:
         try:
@@ -58,7 +58,7 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
         except ObjectMissing:  # Somebody has added one, and this was among the oldest.
             return None
 
-    read_ones = each(read, _list(store, provider)[:MAX_READ])
+    read_ones = map_parallel(read, _list(store, provider)[:MAX_READ])
     return MarketRecords(
         tuple(one for one in read_ones if isinstance(one, MarketSeen)),
         tuple(one for one in read_ones if isinstance(one, str)),

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import read_first_submission, read_submission_of, submission_key
 from cloudspot.jobstore.journal.history import History, LaunchHistory, decode_job_file, turns_of
@@ -60,7 +60,7 @@ def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     Raises:
         CorruptData: it is malformed, or another job's.
     """
-    summary = find_record(patient(store), keys.summary(job_id), Summary)
+    summary = find_record(with_retries(store), keys.summary(job_id), Summary)
     if summary is not None and summary.job_id != job_id:
         raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
     return summary
@@ -91,7 +91,7 @@ def has_finished(store: ObjectStore, job_id: str) -> bool:
 
 def write_summary(store: ObjectStore, summary: Summary) -> None:
     """Replace the job's advisory summary."""
-    patient(store).put(keys.summary(summary.job_id), codec.encode(summary))
+    with_retries(store).put(keys.summary(summary.job_id), codec.encode(summary))
 
 
 class HistoryReader:
@@ -107,7 +107,7 @@ class HistoryReader:
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
-        self._store = patient(store)
+        self._store = with_retries(store)
         self._job_id = job_id
         self.journal = Journal(self._store, job_id)
         self._submissions: list[tuple[Submission, str]] = []
@@ -333,7 +333,7 @@ class HistoryReader:
         def read(place: _Place) -> Any:
             return find_node_record(self._store, place.form, self._job_id, place.launch, place.name)
 
-        for place, record in zip(places, each(read, places), strict=True):
+        for place, record in zip(places, map_parallel(read, places), strict=True):
             if record is not None:
                 self._records[place.form][place.launch][place.name] = record
                 if place.form is keys.heartbeat:

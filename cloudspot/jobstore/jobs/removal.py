@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.index_entry import read_entry
 from cloudspot.jobstore.jobs.job_lists import forget_job
 from cloudspot.jobstore.jobs.shared_objects import delete_unneeded, needed_until_removed
@@ -29,7 +29,7 @@ NUM_THREADS = 8
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
     """Return how many objects the job has, and their bytes, without the code that jobs may share."""
     num_objects = num_bytes = 0
-    for page in _pages(patient(store), keys.job_prefix(job_id)):
+    for page in _pages(with_retries(store), keys.job_prefix(job_id)):
         num_objects += len(page)
         num_bytes += sum(meta.size for meta in page)
     return num_objects, num_bytes
@@ -51,7 +51,7 @@ def remove_job(
     Raises:
         JobNotFound: there is no such job.
     """
-    store = patient(store)
+    store = with_retries(store)
     removal = _begin(store, job_id)
     store.delete(keys.summary(job_id))
     store.delete(keys.spec(job_id))
@@ -62,7 +62,7 @@ def remove_job(
         progress(meta.size)
 
     def delete_all(found: Iterable[ObjectMeta]) -> None:
-        each(delete, tuple(found), num_threads=num_threads)
+        map_parallel(delete, tuple(found), num_threads=num_threads)
 
     for page in _pages(store, keys.job_prefix(job_id)):
         delete_all(meta for meta in page if not meta.key.startswith(journal))

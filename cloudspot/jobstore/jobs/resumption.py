@@ -17,7 +17,7 @@ from cloudspot.errors import CloudspotError, JobNotFound, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.code.bundle import OpenProgress, no_progress
@@ -100,7 +100,7 @@ def resume(
     """
     check_resumable(store, history)
     check_secrets(spec.secret_names, environ)
-    store = patient(store)
+    store = with_retries(store)
     store_id = store.establish()
     clock = clock_of(store)
     clock.compare(store)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from cloudspot.errors import CorruptData, JobNotFound
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.jobs.index_entry import read_entry
 from cloudspot.jobstore.jobs.job_lists import is_marked_live, list_jobs
 from cloudspot.jobstore.jobs.reader import has_finished
@@ -49,7 +49,7 @@ def find_unneeded(
     left, seen = shared, set(but)
     # Listed again before anything goes: a job may have been submitted meanwhile.
     while left and (new := sorted(set(list_jobs(store)) - seen)):
-        needed = each(lambda other: need(store, other, shared), new, num_threads=NUM_THREADS)
+        needed = map_parallel(lambda other: need(store, other, shared), new, num_threads=NUM_THREADS)
         left = left.difference(*needed)
         seen.update(new)
     return left

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_record, read_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import StandingDriver
@@ -38,7 +38,7 @@ def note_driver(
 
     None: so often as it has come until now, which its first pass cannot tell.
     """
-    store, key = patient(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
+    store, key = with_retries(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
     try:
         before = find_record(store, key, StandingDriver)
     except CorruptData:
@@ -56,7 +56,7 @@ def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[Stan
 
     When each came last is the store's word: what it writes itself may be by a wrong clock.
     """
-    store = patient(store)
+    store = with_retries(store)
 
     def read(meta: ObjectMeta) -> StandingDriver | None:
         try:
@@ -67,7 +67,7 @@ def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[Stan
     listed = _list(store)
     return tuple(
         one
-        for meta, one in zip(listed, each(read, listed), strict=True)
+        for meta, one in zip(listed, map_parallel(read, listed), strict=True)
         if one is not None and provider in one.providers and _is_expected(one, meta.modified_at, now)
     )
 

@@ -16,7 +16,7 @@ from cloudspot.errors import CloudspotError, CorruptData, JobExists, JobNotFound
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import MAX_STRING_BYTES, JobSpec, spec_to_json
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of, utc_now
 from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.jobstore.access.stored_records import create_record, find_bytes, find_meta, find_record
@@ -129,7 +129,7 @@ def submit_bundle(
     if keys.JOB_ID.fullmatch(job_id) is None:
         raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
     check_secrets(submission.secret_names, environ)
-    store = patient(store)
+    store = with_retries(store)
     submission = msgspec.structs.replace(submission, store_id=store.establish())
     probe(store)
     clock_of(store).compare(store)
@@ -190,7 +190,7 @@ def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, 
         CorruptData: it is malformed, another job's, or of another format.
         JobNotFound: there is no such job, or its submission was cut short.
     """
-    data = find_bytes(patient(store), keys.spec(job_id))
+    data = find_bytes(with_retries(store), keys.spec(job_id))
     if data is None:
         raise JobNotFound(f"no job {job_id!r} in {store.url}")
     return _decode(data, job_id, keys.spec(job_id)), hash_of(data)
@@ -207,7 +207,7 @@ def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submissi
     if first_sha256 == sha256:
         return first
     key = keys.submission(job_id, sha256)
-    data = find_bytes(patient(store), key)
+    data = find_bytes(with_retries(store), key)
     if data is None:
         raise CorruptData(f"neither {keys.spec(job_id)} nor {key} is the submission that is wanted")
     if hash_of(data) != sha256:
@@ -318,14 +318,14 @@ def read_secrets(
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
     """
-    secrets = find_record(patient(store), keys.secrets(job_id, resumption), _Secrets)
+    secrets = find_record(with_retries(store), keys.secrets(job_id, resumption), _Secrets)
     return {} if secrets is None else {k: v for k, v in secrets.values.items() if k in names}
 
 
 def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
     """Delete the secrets that were put for the resumption (0: none yet) or before it; safe to repeat."""
     for number in range(resumption + 1):
-        patient(store).delete(keys.secrets(job_id, number))
+        with_retries(store).delete(keys.secrets(job_id, number))
 
 
 def request_stop(

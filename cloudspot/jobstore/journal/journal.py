@@ -16,8 +16,8 @@ import msgspec
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_bytes, find_record
 from cloudspot.jobstore.journal.consistency import JournalOrder
 from cloudspot.jobstore.layout import codec, keys
@@ -34,7 +34,7 @@ class Journal:
     """A job's journal. Keeps what it has read, since records never change. Thread-safe."""
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
-        self._store = patient(store)
+        self._store = with_retries(store)
         self._job_id = job_id
         self._lock = threading.Lock()
         """Never held during a request: who commits must not wait for who polls."""
@@ -132,7 +132,9 @@ class Journal:
         while (start := runs[-1].stop if runs else 0) in longest:
             runs.append(longest[start])
         found, order = list[JournalRecord](), JournalOrder(self._job_id)
-        for run, records in zip(runs, each(partial(self._read_copy, first.writer), runs), strict=True):
+        for run, records in zip(
+            runs, map_parallel(partial(self._read_copy, first.writer), runs), strict=True
+        ):
             with suppress(CorruptData):
                 order.extend(records)
                 found += records
@@ -188,7 +190,7 @@ class Journal:
         )
         numbers = range(after + 1, after + 1 + sum(1 for _ in listed))
         found: list[JournalRecord] = []
-        for record in each(self._find, numbers):
+        for record in map_parallel(self._find, numbers):
             if record is None:
                 break
             found.append(record)

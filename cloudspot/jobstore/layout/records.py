@@ -564,6 +564,8 @@ class Exit(_Written, frozen=True, kw_only=True):
     """No other machine would fare better: the job ends."""
     is_cut_off: bool = False
     """The network to other members, who live, is cut."""
+    fingerprint: str | None = None
+    """``failed``: the same for failures of the same kind, which the node's end cuts short of a second try."""
     log_tail: tuple[str, ...] = ()
     generation: OrdinalOrZero
     restored_step: Tally

@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_bytes, first_names
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import LogPiece, LogRecord
@@ -50,7 +50,7 @@ class ObjectStoreLogSink(LogSink):
     is_in_store: ClassVar[bool] = True
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
-        self._store = patient(store)
+        self._store = with_retries(store)
         self._job_id = job_id
         self._last_seq: dict[str, int] = {}
         """The last line's number of each segment read so far; a reader that follows skips them."""
@@ -121,7 +121,7 @@ class ObjectStoreLogSink(LogSink):
         """Delete a stream's days; see LogSink."""
         for piece in pieces:
             found = [meta.key for meta in self._store.list_objects(piece.name)]
-            each(self._store.delete, found)
+            map_parallel(self._store.delete, found)
             self._listed.pop(piece.stream, None)
 
     def _write_segment(self, date: str, records: list[LogRecord]) -> None:

@@ -15,8 +15,8 @@ from cloudspot.host.names import is_safe_name, make_parents
 from cloudspot.host.partial_files import whole_file
 from cloudspot.host.piecewise_writes import write_at
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 
 NUM_THREADS = 4
@@ -51,7 +51,7 @@ def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
     """Return the job's artifacts, its outputs among them, sorted by name."""
     found: dict[str, Artifact] = {}
     for prefix, key in ((keys.artifacts_prefix, keys.artifact), (keys.outputs_prefix, keys.output)):
-        for meta in patient(store).list_objects(prefix(job_id)):
+        for meta in with_retries(store).list_objects(prefix(job_id)):
             match = key.match(meta.key)
             if match is not None:
                 name = match[1]
@@ -90,7 +90,7 @@ def download(
         CloudspotError: the directory cannot be made.
         TransientError: the store failed; whole files stay, and the next call can fetch the rest.
     """
-    store = patient(store)
+    store = with_retries(store)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,7 +114,7 @@ def download(
             return error.strerror or str(error)
         return None
 
-    problems = each(carry, artifacts, num_threads=num_threads)
+    problems = map_parallel(carry, artifacts, num_threads=num_threads)
     return [
         "another artifact has the same name on this disk"
         if problem is None and _inode(directory / artifact.name) != written[artifact.key]

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import msgspec
 
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import create_record, read_record
 from cloudspot.jobstore.layout import keys
@@ -95,9 +95,9 @@ def read_slots(
 
     ``known`` are those that an earlier call returned: they never change and are not read again.
     """
-    store = patient(store)
+    store = with_retries(store)
     listed = [keys.slot.match(meta.key) for meta in store.list_objects(keys.slots_prefix(job_id, launch))]
     new = [match[2] for match in listed if match is not None and match[2] not in known]
     new_keys = [keys.slot(job_id, launch, rank) for rank in new]
-    slots = each(lambda key: read_record(store, key, Slot), new_keys)
+    slots = map_parallel(lambda key: read_record(store, key, Slot), new_keys)
     return {**known, **dict(zip(new, slots, strict=True))}

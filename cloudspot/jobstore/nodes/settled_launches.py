@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from cloudspot.errors import CorruptData
 from cloudspot.interfaces import ObjectStore
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.journal.consistency import check_place
 from cloudspot.jobstore.journal.history import History, LaunchHistory
@@ -39,7 +39,7 @@ def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHi
     record = SettledLaunches(
         submission=submission.writer, launches=tuple(_to_record(launch) for launch in launches)
     )
-    patient(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
+    with_retries(store).put(keys.settled_launches(submission.job_id), codec.encode(record))
 
 
 def find_settled(
@@ -48,7 +48,7 @@ def find_settled(
     """Return the job's copy, or None; ``journal`` was read before."""
     key = keys.settled_launches(submission.job_id)
     try:
-        found = find_record(patient(store), key, SettledLaunches)
+        found = find_record(with_retries(store), key, SettledLaunches)
         if found is None or found.submission != submission.writer:
             return None
         _check(found, {one.launch: one.num_nodes for one in journal if isinstance(one, Intent)}, key)

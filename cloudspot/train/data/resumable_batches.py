@@ -25,7 +25,7 @@ from cloudspot.train.state import randomness
 _log = logging.getLogger("cloudspot")
 
 
-class Feed:
+class ResumableBatches:
     """Iterates a loader for a number of epochs, and can resume at another feed's position."""
 
     def __init__(

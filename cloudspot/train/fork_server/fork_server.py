@@ -5,12 +5,12 @@ these processes and at each start of the training. Here it happens once a machin
 prepares. ``fork_client`` stands in for each program; one that may not run here is started as usual.
 
 A forked program differs as little as possible from one that was started: it has its own arguments,
-environment (also in ``/proc``, by which the agent finds it), directory, streams, process group, random
-numbers and ``__main__``. All of a machine's share one seed of ``hash()``. A program is refused where it would
-not import or see the same: see ``_why_not``.
+environment (also in ``/proc``), directory, streams, process group, random numbers and ``__main__``. All of a
+machine's share one seed of ``hash()``. A program is refused where it would not import or see the same: see
+``_why_not``.
 
-Between the server and each program stands a fork that only waits for it: a program goes on, and its client
-learns how it ended, whatever becomes of the server.
+Between the server and each program stands a fork that only waits for it, and keeps what it leaves behind.
+Whatever becomes of the server, a program goes on, its client learns how it ended, and the agent finds it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from cloudspot.host import process_keeper
+from cloudspot.train import handoff
 from cloudspot.train.fork_server import fork_client
 from cloudspot.train.fork_server.fork_client import ANSWER, GO
 from cloudspot.train.fork_server.preload_watch import LEAST_SECONDS, Watch
@@ -222,6 +224,9 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     # One of the generation's processes, and a launcher to whoever looks for its scripts.
     words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
     room.show(replace(program, words=words))
+    records = f"{program.environment.get(handoff.HANDOFF, '')}/{handoff.PROCESSES}"
+    process_keeper.adopt_orphans()
+    process_keeper.join_group(records)
     pid = _fork()
     if pid == 0:
         return
@@ -230,6 +235,8 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     if pid > 0:
         for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
             signal.signal(number, signal.SIG_IGN)
+        if handoff.HANDOFF in program.environment:  # before it begins
+            process_keeper.record(records, process_keeper.WATCHER)
         pidfd = os.pidfd_open(pid)
         waits: list[socket.socket | int] = [client, pidfd]
         with contextlib.suppress(OSError):
@@ -241,6 +248,10 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(OSError):
             client.sendall(ANSWER % (code if code >= 0 else 128 - code))
+        client.close()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()  # for what the program has left behind, which is found below this process
     os._exit(0)
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.state import randomness
@@ -80,7 +80,7 @@ class RestoredState:
         if self._checkpoint.position is not None:
             raise SessionError("the checkpoint was saved in a loop over run.batches(): use that again")
 
-    def resume_feed(self, feed: Feed) -> None:
+    def resume_feed(self, feed: ResumableBatches) -> None:
         """Bring a feed to the saved position. This draws random numbers: restore the generators afterwards.
 
         Raises:

@@ -16,7 +16,7 @@ import torch
 from cloudspot.train import handoff
 from cloudspot.train.data import sample_order
 from cloudspot.train.data.replayed_loader import generator_states
-from cloudspot.train.data.resumable_batches import Feed, ResumedLoader, is_stateful
+from cloudspot.train.data.resumable_batches import ResumableBatches, ResumedLoader, is_stateful
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.sessions import sigterm
@@ -46,7 +46,7 @@ class Session:
         self._seed = torch.initial_seed() if self._restored is None else self._restored.seed
         self._start = 0 if self._restored is None else self._restored.step
         self._loop = TrainingLoop(objects, rank=world.rank, start=self._start)
-        self._feed: Feed | None = None
+        self._feed: ResumableBatches | None = None
         self._epochs: _Epochs | None = None
         self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
         self._tracked_loader = dataloader
@@ -198,7 +198,7 @@ class Session:
         feed.close()
         self._loop.end()
 
-    def _steps_of(self, feed: Feed) -> Iterator[Any]:
+    def _steps_of(self, feed: ResumableBatches) -> Iterator[Any]:
         """Make a step of each batch that is left."""
         loop = self._loop
         step = loop.step
@@ -367,9 +367,9 @@ class Session:
             on_iter=self._watch_randomness,
         )
 
-    def _feed_of(self, loader: Any, *, epochs: int, first: int = 0) -> Feed:
+    def _feed_of(self, loader: Any, *, epochs: int, first: int = 0) -> ResumableBatches:
         world = self._world
-        return Feed(
+        return ResumableBatches(
             loader,
             epochs=epochs,
             first=first,

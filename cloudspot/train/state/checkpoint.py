@@ -282,7 +282,7 @@ class Checkpoint:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Where a loop over batches stood: what ``Feed.take`` returned; None for a loop over steps.
+        """Where a loop over batches stood, as ``ResumableBatches.take`` returned it; None: a loop over steps.
 
         ``ended`` is whether it stood between the last batch of the epoch before and the code after it.
         """

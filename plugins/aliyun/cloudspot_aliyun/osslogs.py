@@ -25,8 +25,8 @@ from typing import ClassVar, Final, NamedTuple
 
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream
-from cloudspot.jobstore.access.parallel import each
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.logs.objectlog import list_streams
 from cloudspot.model import LogPiece, LogRecord
@@ -100,7 +100,7 @@ class OssLogSink(LogSink):
             self._bucket = store.bucket  # Its credentials, connections, and what it knows of the bucket.
         else:
             self._bucket = OssBucket(store.url, clients or AliyunClients(), sleep)
-        self._store = patient(store, sleep=sleep)
+        self._store = with_retries(store, sleep=sleep)
         self._job_id = job_id
         self._sleep = sleep
         self._instance_id = instance_id
@@ -229,7 +229,7 @@ class OssLogSink(LogSink):
         ]
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        each(self._store.delete, [piece.name for piece in pieces], num_threads=NUM_THREADS)
+        map_parallel(self._store.delete, [piece.name for piece in pieces], num_threads=NUM_THREADS)
 
     def _files(self, stream: str) -> list[_File]:
         """Return the objects of a stream, in the order of their first lines."""

@@ -8,9 +8,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.records import made_journal
 
-from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest
+from cloudspot.agent.delivery.checkpoint_restore import Restored, restore_newest, restore_own
 from cloudspot.agent.leaving import LeavingError
+from cloudspot.errors import CorruptData
 from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import SaveId
@@ -41,9 +43,9 @@ def clock(monkeypatch):
 class Script:
     """A life whose script has begun, with its clock."""
 
-    def __init__(self, bench, clock, **checkpoint) -> None:
+    def __init__(self, bench, clock, *, data=None, **checkpoint) -> None:
         self.bench, self.clock = bench, clock
-        self.life = bench.life(checkpoint={"directory": "out", **checkpoint})
+        self.life = bench.life(checkpoint={"directory": "out", **checkpoint}, data=data or {})
         bench.start()
         status = self.life.context.status
         status.generation = self.life.context.memory.generation = 1
@@ -224,6 +226,17 @@ def test_what_was_saved_is_restored_as_it_was(script, bench, pattern, paths):
     assert found.checkpoint == restored.checkpoint
 
 
+@pytest.mark.parametrize("path", [{}, {"path": "corpus"}])
+def test_an_input_is_no_checkpoint_where_everything_is(script, bench, path):
+    one = script(directory=".", data={"corpus": {"url": "s3://bucket/corpus/", "wait": False, **path}})
+    one.write(f"{path.get('path', 'data/corpus')}/books.txt", "so many")
+    one.write("model.pt", "weights")
+    one.uploads.end_of_script(exited_0=True, is_leaving=False)
+    one.carry()
+    (part,) = manifests.read_manifest(bench.store, "digits-1", bench.commits()[-1]).parts
+    assert [file.path for file in part.files] == ["model.pt"]
+
+
 def test_a_pointer_in_the_store_never_replaces_code(script, bench):
     one = script(directory="step-*")
     one.write("step-10/model", "weights")
@@ -361,3 +374,264 @@ def test_a_file_without_a_step_is_set_aside_once_and_only_if_no_whole_checkpoint
     one.uploads.end_of_script(exited_0=False)
     one.uploads.set_aside_torn()
     assert {path.name for path in one.work.iterdir() if path.is_file()} == left
+
+
+class Node(Script):
+    """A node of a generation of two whose script writes shards."""
+
+    def __init__(self, bench, clock, rank, **checkpoint) -> None:
+        self.bench, self.clock, self.rank = bench, clock, rank
+        self.life = bench.life(
+            machine=f"machine-{rank}",
+            rank=rank,
+            nodes=2,
+            run={"command": ["python", "train.py"]},
+            checkpoint={
+                "directory": "out/checkpoint-*",
+                "nodes": "all",
+                "complete_file": "done",
+                **checkpoint,
+            },
+        )
+        if not bench.generations():
+            made_journal.start_generation(bench.store, 1, job_id="digits-1", ranks=(0, 1))
+        context = self.life.context
+        context.status.generation = context.memory.generation = 1
+        context.status.ranks = (rank,)
+        context.journal.read()
+        self.work = context.node.work
+        self.uploads = self.life.courier._directories
+        self.uploads.begin(Restored(None))
+
+    def save(self, step: int, text: str | None = None) -> None:
+        self.write(f"out/checkpoint-{step}/shard-{self.rank}", text or f"{step} of {self.rank}")
+        self.write(f"out/checkpoint-{step}/config", f"node {self.rank}")
+        self.write(f"out/checkpoint-{step}/done", "")
+        self.wait(1.0)
+
+    def carry(self) -> None:
+        self.clock.now += 6.0  # the time between two commits
+        super().carry()
+
+    def restore(self, *, place=None, num_nodes=2):
+        found = restore_newest(self.life.context)
+        return restore_own(
+            self.life.context, found, place=self.rank if place is None else place, num_nodes=num_nodes
+        )
+
+    def files(self) -> dict[str, str]:
+        return {
+            path.relative_to(self.work).as_posix(): path.read_text()
+            for path in sorted(self.work.glob("out/*/*"))
+        }
+
+    def warning(self) -> str | None:
+        return self.life.context.status._warnings.get("nodes")
+
+
+@pytest.fixture
+def nodes(bench, clock, monkeypatch):
+    monkeypatch.setattr("cloudspot.agent.delivery.set_aside._clone", lambda *_: False)
+    return lambda **checkpoint: [Node(bench, clock, rank, **checkpoint) for rank in (0, 1)]
+
+
+def files_of(rank, *steps):
+    return {
+        f"out/checkpoint-{step}/{name}": text
+        for step in steps
+        for name, text in (("config", f"node {rank}"), ("done", ""), (f"shard-{rank}", f"{step} of {rank}"))
+    }
+
+
+def test_what_each_node_has_saved_becomes_one_checkpoint_once_all_have_brought_their_parts(nodes):
+    """Only the first node's files were uploaded, and yet commits were reported."""
+    first, second = nodes()
+    first.save(6)
+    first.carry()
+    assert first.bench.commits() == ()
+    second.carry()
+    assert first.bench.commits() == (), "it has saved nothing"
+    second.save(6)
+    second.carry()
+    assert first.bench.commits() == (first.bench.id(1, 6),)
+    manifest = manifests.read_manifest(first.bench.store, "digits-1", first.bench.id(1, 6))
+    assert [sorted(file.name for file in part.files) for part in manifest.parts] == [
+        [f"out/checkpoint-6/{name}" for name in ("config", "done", f"shard-{rank}")] for rank in (0, 1)
+    ]
+
+
+def test_the_nodes_upload_the_state_that_the_first_has_chosen_however_often_they_save(nodes):
+    """Each by itself would choose its own newest: no two of them would ever belong together."""
+    first, second = nodes()
+    second.save(6)
+    second.carry()
+    first.save(6)
+    first.save(12)
+    second.save(12)
+    first.carry()
+    for step in (18, 24):
+        first.save(step)
+        second.save(step)
+    second.carry()
+    assert first.bench.commits() == (first.bench.id(1, 12),)
+    first.carry()
+    second.carry()
+    assert first.bench.commits()[-1] == first.bench.id(1, 24)
+
+
+def test_each_node_uploads_the_last_state_once_its_script_has_ended(nodes):
+    first, second = nodes()
+    for one in (second, first):
+        one.save(6)
+        one.uploads.end_of_script(exited_0=True, is_leaving=False)
+    second.carry()
+    first.carry()
+    assert first.bench.commits() == (first.bench.id(1, 6),)
+
+
+def test_a_node_that_is_lost_before_its_upload_leaves_the_checkpoint_before(nodes, bench):
+    first, second = nodes()
+    for step in (6, 12):
+        first.save(step)
+        second.save(step)
+        first.carry()
+        if step == 6:
+            second.carry()
+    first.uploads.end_of_script()
+    assert restore_newest(first.life.context).checkpoint == bench.id(1, 6)
+    first.uploads.set_aside_torn()
+    restored = first.restore()
+    first.life.context.status.restored_step = 6
+    first.uploads.begin(restored)
+    assert first.files() == files_of(0, 6), "it would go on from step 12, and the other node from step 6"
+    assert (first.life.context.node.torn / "out" / "checkpoint-12" / "shard-0").exists()
+
+
+def test_each_node_gets_its_own_files_back(nodes):
+    first, second = nodes()
+    for one in (first, second):
+        one.save(6)
+        one.carry()
+    for one in (first, second):
+        one.uploads.end_of_script()
+        shutil.rmtree(one.work / "out")
+        restored = one.restore()
+        assert restored.on_demand is None
+        assert one.files() == files_of(one.rank, 6)
+
+
+def test_a_node_in_another_place_gets_the_files_of_that_place(nodes):
+    first, second = nodes()
+    for one in (first, second):
+        one.save(6)
+        one.carry()
+    second.restore(place=0)
+    assert second.files() == files_of(0, 6)
+
+
+def test_another_number_of_nodes_gets_the_files_of_all(nodes):
+    first, second = nodes()
+    for one in (first, second):
+        one.save(6)
+        one.carry()
+    for one, place, config in ((first, 0, "node 0"), (second, 1, "node 1"), (first, 2, "node 0")):
+        one.uploads.end_of_script()
+        one.restore(place=place, num_nodes=3)
+        assert one.files() == {**files_of(0, 6), **files_of(1, 6), "out/checkpoint-6/config": config}
+
+
+def test_files_that_lie_there_unchanged_are_not_fetched_again(nodes, monkeypatch):
+    first, second = nodes()
+    for one in (first, second):
+        one.save(6)
+        one.carry()
+    monkeypatch.setattr("cloudspot.jobstore.checkpoints.fetching.fetch", None)
+    assert first.restore().checkpoint == first.bench.id(1, 6)
+    first.write("out/checkpoint-6/shard-0", "5 of 0")
+    with pytest.raises(TypeError):
+        first.restore()
+
+
+def test_a_part_that_does_not_verify_is_known_to_all_nodes(nodes, bench):
+    first, second = nodes()
+    for step in (6, 12):
+        for one in (first, second):
+            one.save(step)
+            one.carry()
+    bench.spoil(bench.id(1, 12))
+    shutil.rmtree(first.work / "out")
+    with pytest.raises(CorruptData):
+        first.restore()
+    assert second.restore().checkpoint == bench.id(1, 6)
+
+
+def test_states_without_a_step_are_not_put_together(nodes):
+    """Nothing says which of them belong together."""
+    first, second = nodes(directory="out/last")
+    for one in (first, second):
+        one.write("out/last/model", "weights")
+        one.write("out/last/done", "")
+        one.wait(1.0)
+        one.carry()
+        assert one.uploads.unsent() == []
+        assert "its name does not end with its step" in one.warning()
+    assert first.bench.commits() == ()
+
+
+def test_a_number_that_stands_for_two_states_is_not_put_together(nodes):
+    """A script that rewrites epoch-3 every minute: one node's part would be older than another's."""
+    first, second = nodes()
+    second.save(3, "half of the epoch")
+    second.save(3, "all of the epoch")
+    first.save(3)
+    for one in (first, second):
+        one.carry()
+    assert "it was written more than once under the same number" in second.warning()
+    assert first.bench.commits() == ()
+
+
+def test_it_is_said_that_a_node_brings_no_part(nodes, clock):
+    first, second = nodes()
+    first.save(6)
+    second.save(7)
+    first.carry()
+    second.carry()
+    clock.now += 301.0
+    first.wait(1.0)
+    assert first.warning().startswith("no checkpoint was committed since step 6, as not every node")
+    second.save(18)
+    first.save(18)
+    for one in (first, second):
+        one.carry()
+    first.life.context.journal.read()
+    first.wait(1.0)
+    assert first.warning() is None
+
+
+def test_files_of_a_node_that_are_in_no_checkpoint_are_told(nodes):
+    """The job could never resume, and bought machines again and again."""
+    first, second = nodes(nodes="first")
+    first.save(6)
+    first.carry()
+    second.life.context.journal.read()
+    second.uploads._suggest_all()
+    assert second.warning() is None
+    second.save(6)
+    second.clock.now += 6.0
+    second.uploads._suggest_all()
+    assert second.warning() == (
+        "out/checkpoint-6/shard-1 of this node is in no checkpoint, which has those of the first node alone: if the "
+        'script resumes from them, set checkpoint.nodes = "all"'
+    )
+
+
+def test_what_all_nodes_write_alike_is_not_told(nodes):
+    first, second = nodes(nodes="first")
+    for one in (first, second):
+        one.write("out/checkpoint-6/model", "weights")
+        one.write("out/checkpoint-6/done", "")
+        one.wait(1.0)
+    first.carry()
+    second.life.context.journal.read()
+    second.uploads._suggest_all()
+    assert second.warning() is None

@@ -13,7 +13,7 @@ from cloudspot.agent.ending.final_delivery import FinalDelivery
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.orders import Orders
 from cloudspot.agent.reclaim import understand
-from cloudspot.agent.store_retry import insist
+from cloudspot.agent.store_retry import retry_until
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.jobstore.layout.records import Final, Seat
 from cloudspot.model import PreemptionNotice
@@ -28,7 +28,7 @@ def context():
 
     return SimpleNamespace(
         orders=Orders(),
-        insist=insist,
+        retry_until=retry_until,
         status=SimpleNamespace(state="", restored_step=50, generation=1, ranks=(0,), committed=None),
         journal=SimpleNamespace(known=(), read=fail),
         store=SimpleNamespace(put=fail, list_objects=fail, list_pages=fail, get=fail),

@@ -10,9 +10,9 @@ from cloudspot.agent.ending.restart_policy import (
     STUCK,
     Failure,
     GiveUp,
+    decide_restart,
     fingerprint_of,
     has_connected,
-    judge,
     restarts_in_a_row,
 )
 from cloudspot.agent.node import NodeMemory
@@ -27,8 +27,8 @@ def failure(step, *, seconds=1.0, has_session=True, why=FAILED, fingerprint="exi
 
 def test_twice_at_the_same_step_is_the_scripts_own_error():
     memory = NodeMemory()
-    assert judge(failure(7), memory, num_restarts=0, max_restarts=3) == 0.0
-    assert judge(failure(7), memory, num_restarts=1, max_restarts=3) == GiveUp(
+    assert decide_restart(failure(7), memory, num_restarts=0, max_restarts=3) == 0.0
+    assert decide_restart(failure(7), memory, num_restarts=1, max_restarts=3) == GiveUp(
         "the training failed with exit status 1 twice at step 7"
     )
 
@@ -36,65 +36,86 @@ def test_twice_at_the_same_step_is_the_scripts_own_error():
 def test_failing_otherwise_at_the_same_step_counts_only_against_the_restarts():
     memory = NodeMemory()
     for number, fingerprint in enumerate("abab"):
-        found = judge(failure(7, fingerprint=fingerprint), memory, num_restarts=number, max_restarts=4)
+        found = decide_restart(
+            failure(7, fingerprint=fingerprint), memory, num_restarts=number, max_restarts=4
+        )
         assert found == 2.0**number - 1.0
-    assert isinstance(judge(failure(7, fingerprint="b"), memory, num_restarts=4, max_restarts=9), GiveUp)
+    assert isinstance(
+        decide_restart(failure(7, fingerprint="b"), memory, num_restarts=4, max_restarts=9), GiveUp
+    )
 
 
 def test_what_may_come_from_outside_counts_only_against_the_restarts():
     memory = NodeMemory()
     for number in range(3):
-        found = judge(failure(7, fingerprint=None), memory, num_restarts=number, max_restarts=3)
+        found = decide_restart(failure(7, fingerprint=None), memory, num_restarts=number, max_restarts=3)
         assert found == 2.0**number - 1.0
-    assert judge(failure(7, fingerprint=None), memory, num_restarts=3, max_restarts=3) == GiveUp(
+    assert decide_restart(failure(7, fingerprint=None), memory, num_restarts=3, max_restarts=3) == GiveUp(
         "the training failed with exit status 1 at step 7, after 3 restarts"
     )
 
 
 def test_the_scripts_own_error_is_known_again_after_what_came_from_outside():
     memory = NodeMemory()
-    judge(failure(7), memory, num_restarts=0, max_restarts=9)
-    judge(failure(5, fingerprint=None), memory, num_restarts=1, max_restarts=9)
-    judge(failure(7, why=STUCK), memory, num_restarts=2, max_restarts=9)
-    assert isinstance(judge(failure(7), memory, num_restarts=3, max_restarts=9), GiveUp)
+    decide_restart(failure(7), memory, num_restarts=0, max_restarts=9)
+    decide_restart(failure(5, fingerprint=None), memory, num_restarts=1, max_restarts=9)
+    decide_restart(failure(7, why=STUCK), memory, num_restarts=2, max_restarts=9)
+    assert isinstance(decide_restart(failure(7), memory, num_restarts=3, max_restarts=9), GiveUp)
 
 
 def test_a_memory_of_an_earlier_version_counts_as_another_failure():
     memory = NodeMemory(failed_at_step=7)
-    assert judge(failure(7), memory, num_restarts=1, max_restarts=9) == 1.0
+    assert decide_restart(failure(7), memory, num_restarts=1, max_restarts=9) == 1.0
 
 
 def test_a_step_further_counts_only_against_the_restarts():
     memory = NodeMemory()
-    assert judge(failure(7), memory, num_restarts=0, max_restarts=2) == 0.0
-    assert judge(failure(8), memory, num_restarts=1, max_restarts=2) == 1.0
-    assert judge(failure(9), memory, num_restarts=2, max_restarts=2) == GiveUp(
+    assert decide_restart(failure(7), memory, num_restarts=0, max_restarts=2) == 0.0
+    assert decide_restart(failure(8), memory, num_restarts=1, max_restarts=2) == 1.0
+    assert decide_restart(failure(9), memory, num_restarts=2, max_restarts=2) == GiveUp(
         "the training failed with exit status 1 at step 9, after 2 restarts"
     )
 
 
 def test_being_stuck_twice_at_a_step_is_tried_again():
     memory = NodeMemory()
-    judge(failure(7, why=STUCK), memory, num_restarts=0, max_restarts=3)
-    assert judge(failure(7, why=STUCK), memory, num_restarts=1, max_restarts=3) == 1.0
+    decide_restart(failure(7, why=STUCK), memory, num_restarts=0, max_restarts=3)
+    assert decide_restart(failure(7, why=STUCK), memory, num_restarts=1, max_restarts=3) == 1.0
 
 
 def test_a_script_without_a_session_fails_for_good_only_when_it_fails_at_once_twice():
     memory = NodeMemory()
     late, early = failure(0, seconds=7200.0, has_session=False), failure(0, has_session=False)
-    assert isinstance(judge(late, memory, num_restarts=0, max_restarts=9), float)
-    assert isinstance(judge(late, memory, num_restarts=1, max_restarts=9), float)
-    assert isinstance(judge(early, memory, num_restarts=2, max_restarts=9), float)
-    assert isinstance(judge(early, memory, num_restarts=3, max_restarts=9), GiveUp)
+    assert isinstance(decide_restart(late, memory, num_restarts=0, max_restarts=9), float)
+    assert isinstance(decide_restart(late, memory, num_restarts=1, max_restarts=9), float)
+    assert isinstance(decide_restart(early, memory, num_restarts=2, max_restarts=9), float)
+    assert isinstance(decide_restart(early, memory, num_restarts=3, max_restarts=9), GiveUp)
+
+
+def test_checkpoints_of_other_nodes_are_no_progress_of_one_that_cannot_resume():
+    """Between its failures the first node committed, and the job went on for ever."""
+    memory = NodeMemory()
+    found = [
+        decide_restart(
+            Failure(
+                7, step, 1.0, has_session=False, why=FAILED, fingerprint="exit status 7", brings_part=False
+            ),
+            memory,
+            num_restarts=1,
+            max_restarts=9,
+        )
+        for step in (42, 48)
+    ]
+    assert found == [1.0, GiveUp("the training failed with exit status 7 twice at step 48")]
 
 
 def test_ranks_that_do_not_come_together_are_no_error_of_the_script_and_may_do_so_elsewhere():
     """A port that was taken twice ended the job."""
     memory = NodeMemory()
     unconnected = failure(7, why=NOT_CONNECTED)
-    assert judge(unconnected, memory, num_restarts=0, max_restarts=2) == 0.0
-    assert judge(unconnected, memory, num_restarts=1, max_restarts=2) == 1.0
-    found = judge(unconnected, memory, num_restarts=2, max_restarts=2)
+    assert decide_restart(unconnected, memory, num_restarts=0, max_restarts=2) == 0.0
+    assert decide_restart(unconnected, memory, num_restarts=1, max_restarts=2) == 1.0
+    found = decide_restart(unconnected, memory, num_restarts=2, max_restarts=2)
     assert found == GiveUp("the training could not connect its ranks, after 2 restarts", permanent=False)
     assert memory == NodeMemory()
 

@@ -14,7 +14,7 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import PROOF_SECONDS
 from cloudspot.agent.membership.failure_votes import not_reached
-from cloudspot.agent.membership.peers import Standing
+from cloudspot.agent.membership.peers import Liveness
 from cloudspot.errors import TransientError
 from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.checkpoints import manifests, retention
@@ -98,7 +98,7 @@ class Agent:
         self.life.heartbeat.stop()
         self.life.heartbeat._thread.join(10.0)
         self.membership.stop()
-        object.__setattr__(self.life.context, "insist", self.bench.hang)
+        object.__setattr__(self.life.context, "retry_until", self.bench.hang)
 
     def say(self, outcome, **facts):
         leaving = Leaving(outcome, facts.pop("detail", "as told"), **facts)
@@ -578,7 +578,7 @@ def test_a_member_that_drains_or_ends_is_waited_for_until_it_has_said_why(
     thread = threading.Thread(target=lambda: outcome.append(first.membership.others_are_well()))
     thread.start()
     assert asked.wait(10.0)
-    wait_until(lambda: first.membership._peers.standing(Seat(1, 1)) is not Standing.UNKNOWN)
+    wait_until(lambda: first.membership._peers.liveness(Seat(1, 1)) is not Liveness.UNKNOWN)
     asked.clear()
     assert asked.wait(10.0), "it was not waited for"
     assert outcome == []
@@ -630,7 +630,7 @@ def test_a_generation_is_proposed_only_on_a_fresh_answer_to_who_lives(bench, mak
     """A member that died meanwhile would be in it, and all others would start, and wait, for nothing."""
     first, second = make(2, min=1, max=2)
     peers = first.membership._peers
-    wait_until(lambda: peers.standing(Seat(1, 1)) is Standing.FRESH)
+    wait_until(lambda: peers.liveness(Seat(1, 1)) is Liveness.FRESH)
     second.die()
     # All were well a moment ago, so nobody is asked at first; the journal then did not answer for a while.
     first.membership._well_at = time.monotonic()
@@ -785,10 +785,10 @@ def test_a_node_with_a_notice_is_waited_for_as_long_as_it_lives(bench, make, mon
 def test_the_node_of_rank_0_is_waited_for_until_it_has_spoken_its_last_word(bench, make, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.membership.drain_commit.COMMIT_SECONDS", 0.0)
     first, second = make(2, min=1, max=2)
-    first.membership.await_rank_0()  # it is that node itself
-    second.membership.await_rank_0()  # that one has no notice, and no time is left
+    first.membership.await_uploads()  # it is that node itself
+    second.membership.await_uploads()  # that one has no notice, and no time is left
     first.notice(seconds=60.0)
-    thread = threading.Thread(target=second.membership.await_rank_0)
+    thread = threading.Thread(target=second.membership.await_uploads)
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()

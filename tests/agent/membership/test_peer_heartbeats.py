@@ -18,7 +18,7 @@ from cloudspot.agent.delivery.log_pump import LogPump, flush_seconds_of
 from cloudspot.agent.membership import heartbeat_writer, peer_heartbeats
 from cloudspot.agent.membership.heartbeat_writer import HEARTBEAT_SECONDS, HeartbeatWriter
 from cloudspot.agent.membership.peer_heartbeats import LISTEN_SECONDS, MAX_READS, PeerHeartbeats
-from cloudspot.agent.membership.peers import MAX_PASS_SECONDS, SUSPECT_SECONDS, Standing
+from cloudspot.agent.membership.peers import MAX_PASS_SECONDS, SUSPECT_SECONDS, Liveness
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.controller.clock import Clock
@@ -340,7 +340,7 @@ def test_what_has_changed_and_was_not_read_yet_is_unknown(make_nodes, monkeypatc
         nodes.now += 1.0
         nodes.writers[1].beat()
         nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(Seat(1, 1), has_come=True) is Standing.UNKNOWN
+    assert nodes.peers[0].liveness(Seat(1, 1), has_come=True) is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("fail_every", [3, 5])
@@ -383,10 +383,10 @@ def test_beats_within_one_second_of_the_stores_clock_are_told_apart(make_nodes):
     nodes.peers[0]._pass()
     nodes.peers[0].ask()
     nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(Seat(1, 1)) is Standing.UNKNOWN
+    assert nodes.peers[0].liveness(Seat(1, 1)) is Liveness.UNKNOWN
     nodes.writers[1].beat()
     nodes.peers[0]._pass()
-    assert nodes.peers[0].standing(Seat(1, 1)) is Standing.FRESH
+    assert nodes.peers[0].liveness(Seat(1, 1)) is Liveness.FRESH
 
 
 def test_a_restarted_agent_counts_on_what_the_machine_has_moved(make_nodes):

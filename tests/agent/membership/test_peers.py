@@ -20,11 +20,11 @@ from cloudspot.agent.membership.peers import (
     Adopt,
     Hold,
     Leave,
+    Liveness,
     Patience,
     PeerClock,
     Propose,
     Roster,
-    Standing,
     Verdict,
     View,
     Wait,
@@ -116,7 +116,7 @@ def intent(launch: int, num_nodes: int, *for_: Seat) -> Intent:
 
 
 def view(
-    standings: dict[int | Seat, Standing],
+    liveness: dict[int | Seat, Liveness],
     *,
     own: Seat = Seat(1, 0),  # noqa: B008 - it is a constant
     journal: Sequence[JournalRecord] = (),
@@ -126,17 +126,17 @@ def view(
     **waited: float,
 ) -> View:
     """What node 1.0 sees, which ran ``current``; if no journal is given, that is the newest generation."""
-    others = {seat(one) if isinstance(one, int) else one: standing for one, standing in standings.items()}
+    others = {seat(one) if isinstance(one, int) else one: standing for one, standing in liveness.items()}
     records = journal or [intent(1, 4), *([] if current is None else [current])]
     words = {seat(rank): word for rank, word in (exits or {}).items()}
-    silent = {one for one, standing in others.items() if standing is Standing.SUSPECT}
+    silent = {one for one, standing in others.items() if standing is Liveness.SUSPECT}
     return View(
         seat=own,
         roster=roster_of(records),
         min_nodes=min_nodes,
         max_nodes=4,
         current=current,
-        standings=others,
+        liveness=others,
         gone=frozenset(silent | words.keys()),
         exits=words,
         **waited,
@@ -154,12 +154,12 @@ def clock_after(counters: list[int | None], *, seconds: float) -> PeerClock:
 
 
 def test_a_counter_that_stands_for_twenty_seconds_makes_a_suspect() -> None:
-    assert clock_after([5] * 20, seconds=1.0).standing(seat(1)) is Standing.UNKNOWN
-    assert clock_after([5] * 22, seconds=1.0).standing(seat(1)) is Standing.SUSPECT
+    assert clock_after([5] * 20, seconds=1.0).liveness(seat(1)) is Liveness.UNKNOWN
+    assert clock_after([5] * 22, seconds=1.0).liveness(seat(1)) is Liveness.SUSPECT
 
 
 def test_a_peer_that_never_spoke_becomes_a_suspect_too() -> None:
-    assert clock_after([None] * 22, seconds=1.0).standing(seat(1)) is Standing.SUSPECT
+    assert clock_after([None] * 22, seconds=1.0).liveness(seat(1)) is Liveness.SUSPECT
 
 
 def test_an_outage_of_the_store_is_nobodys_death() -> None:
@@ -168,26 +168,26 @@ def test_an_outage_of_the_store_is_nobodys_death() -> None:
     for second in range(1, 100):
         clock.hear(float(second), None)
     clock.hear(100.0, {seat(1): 5})
-    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    assert clock.liveness(seat(1)) is Liveness.UNKNOWN
 
 
 def test_a_reader_that_was_stopped_itself_suspects_nobody_for_it() -> None:
     clock = PeerClock()
     clock.hear(0.0, {seat(1): 5})
     clock.hear(500.0, {seat(1): 5})
-    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    assert clock.liveness(seat(1)) is Liveness.UNKNOWN
 
 
 def test_only_a_counter_that_moves_after_the_mark_proves_life() -> None:
     clock = PeerClock()
     clock.hear(0.0, {seat(1): 5})
     clock.hear(1.0, {seat(1): 6})
-    assert clock.standing(seat(1)) is Standing.FRESH
+    assert clock.liveness(seat(1)) is Liveness.FRESH
     clock.mark(1.5)
     clock.hear(2.0, {seat(1): 6})
-    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    assert clock.liveness(seat(1)) is Liveness.UNKNOWN
     clock.hear(3.0, {seat(1): 7})
-    assert clock.standing(seat(1)) is Standing.FRESH
+    assert clock.liveness(seat(1)) is Liveness.FRESH
 
 
 def test_a_beat_from_before_the_question_that_is_read_after_it_proves_nothing() -> None:
@@ -196,9 +196,9 @@ def test_a_beat_from_before_the_question_that_is_read_after_it_proves_nothing() 
     clock.mark(1.0)
     clock.hear(1.1, {seat(1): 5}, asked_at=0.9)  # this pass began before the question
     clock.hear(2.0, {seat(1): 6})
-    assert clock.standing(seat(1)) is Standing.UNKNOWN
+    assert clock.liveness(seat(1)) is Liveness.UNKNOWN
     clock.hear(3.0, {seat(1): 7})
-    assert clock.standing(seat(1)) is Standing.FRESH
+    assert clock.liveness(seat(1)) is Liveness.FRESH
 
 
 def test_what_could_not_be_heard_counts_for_nothing() -> None:
@@ -217,31 +217,31 @@ def test_a_suspect_that_speaks_again_is_none() -> None:
 # --- the verdict ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("standing", [Standing.UNKNOWN, Standing.BUSY])
-def test_nobody_proposes_while_a_member_is_in_doubt_or_busy(standing: Standing) -> None:
-    standings: dict[int | Seat, Standing] = {1: Standing.FRESH, 2: standing}
-    assert verdict(view(standings, current=generation(1, 0, 1, 2))) == Wait()
+@pytest.mark.parametrize("standing", [Liveness.UNKNOWN, Liveness.BUSY])
+def test_nobody_proposes_while_a_member_is_in_doubt_or_busy(standing: Liveness) -> None:
+    liveness: dict[int | Seat, Liveness] = {1: Liveness.FRESH, 2: standing}
+    assert verdict(view(liveness, current=generation(1, 0, 1, 2))) == Wait()
 
 
 @pytest.mark.parametrize(
     ("heard", "state", "standing"),
     [
-        (Standing.FRESH, "ready", Standing.FRESH),
-        (Standing.FRESH, "running", Standing.FRESH),
-        (Standing.FRESH, "uploading", Standing.BUSY),
-        (Standing.FRESH, "restoring", Standing.BUSY),
-        (Standing.FRESH, "setup", Standing.UNKNOWN),
-        (Standing.UNKNOWN, "ready", Standing.UNKNOWN),
-        (Standing.UNKNOWN, "ending", Standing.LEAVING),
-        (Standing.FRESH, "draining", Standing.BUSY),  # for the sake of others: it goes on
-        (Standing.SUSPECT, "restoring", Standing.SUSPECT),
+        (Liveness.FRESH, "ready", Liveness.FRESH),
+        (Liveness.FRESH, "running", Liveness.FRESH),
+        (Liveness.FRESH, "uploading", Liveness.BUSY),
+        (Liveness.FRESH, "restoring", Liveness.BUSY),
+        (Liveness.FRESH, "setup", Liveness.UNKNOWN),
+        (Liveness.UNKNOWN, "ready", Liveness.UNKNOWN),
+        (Liveness.UNKNOWN, "ending", Liveness.LEAVING),
+        (Liveness.FRESH, "draining", Liveness.BUSY),  # for the sake of others: it goes on
+        (Liveness.SUSPECT, "restoring", Liveness.SUSPECT),
     ],
 )
 def test_what_a_node_says_it_does_tells_how_it_stands(
-    heard: Standing, state: str, standing: Standing
+    heard: Liveness, state: str, standing: Liveness
 ) -> None:
     assert appraise(heard, beat(1, state=state), has_to_go=False) is standing
-    assert appraise(heard, beat(1, state=state), has_to_go=True) is Standing.LEAVING
+    assert appraise(heard, beat(1, state=state), has_to_go=True) is Liveness.LEAVING
 
 
 def test_who_is_still_busy_is_absent_and_not_left_behind() -> None:
@@ -267,13 +267,13 @@ def test_who_has_run_the_generation_and_delivers_already_is_not_absent() -> None
 
 
 def test_the_living_go_on_without_the_lost_and_the_leaving() -> None:
-    standings: dict[int | Seat, Standing] = {1: Standing.SUSPECT, 2: Standing.FRESH, 3: Standing.LEAVING}
-    assert verdict(view(standings, current=generation(4, 0, 1, 2, 3))) == Propose(5, (seat(0), seat(2)))
+    liveness: dict[int | Seat, Liveness] = {1: Liveness.SUSPECT, 2: Liveness.FRESH, 3: Liveness.LEAVING}
+    assert verdict(view(liveness, current=generation(4, 0, 1, 2, 3))) == Propose(5, (seat(0), seat(2)))
 
 
 def test_fewer_than_min_leave_out_the_silent_and_hold_for_so_long() -> None:
     old, alone = generation(1, 0, 1), generation(2, 0)
-    silent: dict[int | Seat, Standing] = {1: Standing.SUSPECT}
+    silent: dict[int | Seat, Liveness] = {1: Liveness.SUSPECT}
     assert verdict(view(silent, current=old, min_nodes=2)) == Propose(2, (seat(0),))
     journal = [intent(1, 2), old, alone]
     assert verdict(view({}, journal=journal, current=old, min_nodes=2)) == Hold(alone)
@@ -287,10 +287,10 @@ def test_fewer_than_min_leave_out_the_silent_and_hold_for_so_long() -> None:
 @pytest.mark.parametrize(
     ("on_the_way", "waits"),
     [
-        ({"standings": {Seat(2, 0): Standing.UNKNOWN}}, True),
-        ({"standings": {Seat(2, 0): Standing.BUSY}}, True),
-        ({"standings": {Seat(2, 0): Standing.SUSPECT}}, False),
-        ({"standings": {Seat(2, 0): Standing.LEAVING}}, False),
+        ({"liveness": {Seat(2, 0): Liveness.UNKNOWN}}, True),
+        ({"liveness": {Seat(2, 0): Liveness.BUSY}}, True),
+        ({"liveness": {Seat(2, 0): Liveness.SUSPECT}}, False),
+        ({"liveness": {Seat(2, 0): Liveness.LEAVING}}, False),
         ({"unclaimed": {Seat(2, 0): 1199.0}}, True),
         ({"unclaimed": {Seat(2, 0): 1201.0}}, False),
     ],
@@ -299,7 +299,7 @@ def test_whoever_holds_waits_while_a_seat_is_on_its_way(on_the_way: dict[str, An
     alone = generation(2, 0)
     journal = [intent(1, 2), generation(1, 0, 1), intent(2, 1), alone]
     held = {"journal": journal, "current": alone, "min_nodes": 2, "hold_seconds": 90.0, "held_seconds": 91.0}
-    found = verdict(view(on_the_way.pop("standings", {}), **held, **on_the_way))
+    found = verdict(view(on_the_way.pop("liveness", {}), **held, **on_the_way))
     assert found == Wait() if waits else isinstance(found, Leave)
 
 
@@ -317,14 +317,14 @@ def test_the_time_that_is_held_counts_from_the_newest_commit_on() -> None:
 
 def test_the_loser_of_the_race_adopts_the_winners_record() -> None:
     old, newest = generation(1, 0, 1, 2), generation(2, 0, 2)
-    found = verdict(view({1: Standing.UNKNOWN}, journal=[intent(1, 3), old, newest], current=old))
+    found = verdict(view({1: Liveness.UNKNOWN}, journal=[intent(1, 3), old, newest], current=old))
     assert found == Adopt(newest)
 
 
 def test_who_is_not_in_the_newest_generation_leaves_and_never_comes_back() -> None:
     old, newest = generation(1, 0, 1, 2), generation(2, 1, 2)
     for current in (old, None):  # one that knows of none was told of both at once
-        found = verdict(view({1: Standing.FRESH}, journal=[intent(1, 3), old, newest], current=current))
+        found = verdict(view({1: Liveness.FRESH}, journal=[intent(1, 3), old, newest], current=current))
         assert found == Leave("superseded", "generation 2 goes on without this node")
 
 
@@ -332,9 +332,9 @@ def test_a_members_permanent_failure_is_everybodys() -> None:
     exits = {1: last_word("failed", permanent=True)}
     expected = Leave("failed", "node 1.1: wrong on purpose", permanent=True, exit_code=7)
     ran = generation(1, 0, 1)
-    assert verdict(view({1: Standing.LEAVING}, current=ran, exits=exits)) == expected
+    assert verdict(view({1: Liveness.LEAVING}, current=ran, exits=exits)) == expected
     seen_by_newcomer = view(
-        {0: Standing.FRESH, 1: Standing.LEAVING}, own=Seat(2, 0), journal=[intent(1, 2), ran, intent(2, 1)],
+        {0: Liveness.FRESH, 1: Liveness.LEAVING}, own=Seat(2, 0), journal=[intent(1, 2), ran, intent(2, 1)],
         exits=exits,
     )  # fmt: skip
     assert verdict(seen_by_newcomer) == expected
@@ -347,31 +347,31 @@ TWO = (intent(1, 2), generation(1, 0, 1))
 
 def test_ready_newcomers_come_after_the_members_in_the_order_of_their_seats() -> None:
     journal = [*TWO, intent(2, 2), intent(3, 1)]
-    standings: dict[int | Seat, Standing] = {
-        1: Standing.FRESH, Seat(3, 0): Standing.FRESH, Seat(2, 1): Standing.FRESH, Seat(2, 0): Standing.SUSPECT,
+    liveness: dict[int | Seat, Liveness] = {
+        1: Liveness.FRESH, Seat(3, 0): Liveness.FRESH, Seat(2, 1): Liveness.FRESH, Seat(2, 0): Liveness.SUSPECT,
     }  # fmt: skip
-    found = verdict(view(standings, journal=journal, current=TWO[1]))
+    found = verdict(view(liveness, journal=journal, current=TWO[1]))
     assert found == Propose(2, (seat(0), seat(1), Seat(2, 1), Seat(3, 0)))
 
 
 def test_a_generation_is_never_larger_than_max_though_a_dead_node_is_not_silent_yet() -> None:
     journal = [intent(1, 4), generation(1, 0, 1, 2, 3), intent(2, 1, seat(3)), intent(3, 1)]
-    standings: dict[int | Seat, Standing] = dict.fromkeys((1, 2, 3, Seat(2, 0), Seat(3, 0)), Standing.FRESH)
+    liveness: dict[int | Seat, Liveness] = dict.fromkeys((1, 2, 3, Seat(2, 0), Seat(3, 0)), Liveness.FRESH)
     seen = {"journal": journal, "current": journal[1]}
-    assert verdict(view(standings, **seen)) == Wait("late")
-    assert verdict(view(standings, **seen, late_seconds=60.0)) == Propose(
+    assert verdict(view(liveness, **seen)) == Wait("late")
+    assert verdict(view(liveness, **seen, late_seconds=60.0)) == Propose(
         2, (seat(0), seat(1), seat(2), Seat(2, 0))
     )
 
 
 def test_each_stand_in_takes_the_place_of_its_own_principal_once_it_is_ready() -> None:
     journal = [*TWO, intent(2, 2, seat(0), seat(1))]
-    standings: dict[int | Seat, Standing] = {
-        1: Standing.FRESH, Seat(2, 0): Standing.BUSY, Seat(2, 1): Standing.FRESH,
+    liveness: dict[int | Seat, Liveness] = {
+        1: Liveness.FRESH, Seat(2, 0): Liveness.BUSY, Seat(2, 1): Liveness.FRESH,
     }  # fmt: skip
     late = {"late_seconds": peers.LATE_SECONDS}
-    assert verdict(view(standings, journal=journal, current=TWO[1])) == Wait("late")
-    assert verdict(view(standings, journal=journal, current=TWO[1], **late)) == Propose(
+    assert verdict(view(liveness, journal=journal, current=TWO[1])) == Wait("late")
+    assert verdict(view(liveness, journal=journal, current=TWO[1], **late)) == Propose(
         2, (seat(0), Seat(2, 1))
     )
 
@@ -379,34 +379,34 @@ def test_each_stand_in_takes_the_place_of_its_own_principal_once_it_is_ready() -
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        ((Standing.SUSPECT, Standing.SUSPECT), Propose(2, (Seat(2, 0), Seat(2, 1)))),
-        ((Standing.SUSPECT, Standing.UNKNOWN), Wait("hold")),
-        ((Standing.SUSPECT, Standing.LEAVING), Wait("hold")),  # it has a notice, and may yet deliver
-        ((Standing.FRESH, Standing.FRESH), Wait()),
+        ((Liveness.SUSPECT, Liveness.SUSPECT), Propose(2, (Seat(2, 0), Seat(2, 1)))),
+        ((Liveness.SUSPECT, Liveness.UNKNOWN), Wait("hold")),
+        ((Liveness.SUSPECT, Liveness.LEAVING), Wait("hold")),  # it has a notice, and may yet deliver
+        ((Liveness.FRESH, Liveness.FRESH), Wait()),
     ],
 )
 def test_newcomers_go_on_alone_only_when_all_members_are_gone(
-    members: tuple[Standing, Standing], expected: Verdict
+    members: tuple[Liveness, Liveness], expected: Verdict
 ) -> None:
-    standings: dict[int | Seat, Standing] = {0: members[0], 1: members[1], Seat(2, 1): Standing.FRESH}
-    found = verdict(view(standings, own=Seat(2, 0), journal=[*TWO, intent(2, 2)], min_nodes=2))
+    liveness: dict[int | Seat, Liveness] = {0: members[0], 1: members[1], Seat(2, 1): Liveness.FRESH}
+    found = verdict(view(liveness, own=Seat(2, 0), journal=[*TWO, intent(2, 2)], min_nodes=2))
     assert found == expected
 
 
 def test_a_newcomer_too_few_waits_as_long_as_a_member_does() -> None:
-    standings: dict[int | Seat, Standing] = {0: Standing.SUSPECT, 1: Standing.SUSPECT}
+    liveness: dict[int | Seat, Liveness] = {0: Liveness.SUSPECT, 1: Liveness.SUSPECT}
     alone = {"own": Seat(2, 0), "journal": [*TWO, intent(2, 1)], "min_nodes": 2, "hold_seconds": 90.0}
-    assert verdict(view(standings, **alone)) == Wait("hold")
-    assert isinstance(verdict(view(standings, **alone, held_seconds=90.0)), Leave)
+    assert verdict(view(liveness, **alone)) == Wait("hold")
+    assert isinstance(verdict(view(liveness, **alone, held_seconds=90.0)), Leave)
 
 
 def test_a_newcomer_leaves_when_all_members_have_succeeded() -> None:
-    standings: dict[int | Seat, Standing] = {0: Standing.LEAVING, 1: Standing.LEAVING}
+    liveness: dict[int | Seat, Liveness] = {0: Liveness.LEAVING, 1: Liveness.LEAVING}
     newcomer = {"own": Seat(2, 0), "journal": [*TWO, intent(2, 1)]}
     exits = {0: last_word("succeeded")}
-    assert verdict(view(standings, **newcomer, exits=exits)) == Wait()
+    assert verdict(view(liveness, **newcomer, exits=exits)) == Wait()
     exits[1] = last_word("succeeded")
-    assert verdict(view(standings, **newcomer, exits=exits)) == Leave(
+    assert verdict(view(liveness, **newcomer, exits=exits)) == Leave(
         "superseded", "the job needs no more nodes"
     )
 
@@ -702,7 +702,7 @@ class World:
             if one not in self.roster.members
             and (said := node.beats.get(one)) is not None
             and said.state == "ready"
-            and node.clock.standing(one) is not Standing.SUSPECT
+            and node.clock.liveness(one) is not Liveness.SUSPECT
         ]
         if not ready or not self.trains(node.current) or node.current is not self.newest:
             return
@@ -728,7 +728,7 @@ class World:
             if needed <= parts:
                 self.commit(node.current)
             elif self.shortcut != "nobody waits for the drain":
-                gone = {one for one in needed if node.clock.standing(one) is Standing.SUSPECT}
+                gone = {one for one in needed if node.clock.liveness(one) is Liveness.SUSPECT}
                 gone |= {one for one in needed if self.nodes[one].last_word is not None}
                 if not needed - parts <= gone:
                     return
@@ -745,10 +745,10 @@ class World:
         if newest is not None and newest.number > node.current.number:
             self._seek(node)
             return
-        standings = [self._standing(node, one) for one in node.others]
-        if Standing.UNKNOWN in standings:
+        liveness = [self._liveness(node, one) for one in node.others]
+        if Liveness.UNKNOWN in liveness:
             return
-        is_well = not {Standing.SUSPECT, Standing.LEAVING}.intersection(standings)
+        is_well = not {Liveness.SUSPECT, Liveness.LEAVING}.intersection(liveness)
         if is_well and node.dead_when_asked:
             self.wrongs.append(f"the loss of {set(node.dead_when_asked)} was booked as the script's failure")
         self._seek(node)
@@ -759,14 +759,14 @@ class World:
             roster = roster_of(self.journal[: self.journal.index(node.current) + 1])
         others = {one for one in self._present(node) if one in roster.candidates}
         others |= set(roster.members) - {node.seat}
-        standings = {one: self._standing(node, one) for one in others}
+        liveness = {one: self._liveness(node, one) for one in others}
         had_time = node.clock.heard_seconds - node.began > peers.START_SECONDS
         if node.current is not None and had_time and self.shortcut != "the absent are proposed again":
             for one in left_behind(node.current, node.beats):
-                if standings.get(one) is Standing.FRESH:
-                    standings[one] = Standing.LEAVING
+                if liveness.get(one) is Liveness.FRESH:
+                    liveness[one] = Liveness.LEAVING
         exits = {one: word for one in others if (word := self.nodes[one].last_word) is not None}
-        gone = {one for one in others if node.clock.standing(one) is Standing.SUSPECT}
+        gone = {one for one in others if node.clock.liveness(one) is Liveness.SUSPECT}
         is_member = node.seat in roster.members
         for_ever = self.shortcut == ("hold for ever" if is_member else "stand by for ever")
         return View(
@@ -775,7 +775,7 @@ class World:
             min_nodes=self.min_nodes,
             max_nodes=MAX_NODES,
             current=node.current,
-            standings=standings,
+            liveness=liveness,
             gone=frozenset(gone | exits.keys()),
             exits=exits,
             unclaimed={one: self.now - self.seen[one] for one in self.claims},
@@ -807,16 +807,16 @@ class World:
             else:
                 self._propose(node, found, len(self.journal))
 
-    def _standing(self, node: Node, one: Seat) -> Standing:
+    def _liveness(self, node: Node, one: Seat) -> Liveness:
         peer = self.nodes[one]
         standing = appraise(
-            node.clock.standing(one),
+            node.clock.liveness(one),
             node.beats.get(one),
             has_to_go=peer.last_word is not None or peer.deadline is not None,
             has_come=not self.roster.members,
         )
         nobody_waits = self.shortcut == "nobody waits for the drain" and one in self.roster.members
-        return Standing.FRESH if nobody_waits and standing is Standing.BUSY else standing
+        return Liveness.FRESH if nobody_waits and standing is Liveness.BUSY else standing
 
     def _propose(self, node: Node, found: Propose, at: int) -> None:
         record = generation(found.number, seats=found.seats)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.agent.notices.notice_pipe import STOP_SECONDS, NoticePipe, Word, as_notice, tell_agent
+from cloudspot.agent.notices.notice_pipe import STOP_SECONDS, NoticePipe, PipeByte, as_notice, tell_agent
 
 LISTENER = """
 import os, pathlib, signal, sys, threading, time
@@ -72,7 +72,7 @@ def test_another_process_wakes_the_agent_and_one_that_starts_later_needs_no_word
     tell_agent(tmp_path)  # no agent has ever run here
     pipe = NoticePipe(tmp_path)
     tell_agent(tmp_path)
-    assert pipe.read() is Word.NOTICE
+    assert pipe.read() is PipeByte.NOTICE
     os.close(pipe._reader)
     os.close(pipe._writer)
     tell_agent(tmp_path)  # that agent is dead

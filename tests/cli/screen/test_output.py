@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from cloudspot.cli.screen import output
+from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import money_text
 
 
@@ -36,7 +37,7 @@ def test_small_money_keeps_its_figures(amount, text):
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB")],
 )
 def test_sizes_are_binary(size, text):
-    assert output.size_text(size) == text
+    assert size_text(size) == text
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,21 @@ def test_what_differs_from_one_failure_to_the_next_alike_is_the_number_in_it(rec
     assert isinstance(failing_setups(records, first, second), JobEnd)
 
 
+def test_a_script_that_fails_twice_in_the_same_way_at_the_same_step_ends_the_job_on_any_machine(records):
+    """Its node could not try it again, as the others had finished: it took 14 machines to give up."""
+    cannot = {
+        "exit_code": 7, "generation": 2, "restored_step": 60, "step": 60, "fingerprint": "exit status 7",
+        "detail": "the training failed with exit status 7 after node 2.0 had finished",
+    }  # fmt: skip
+    again = {**cannot, "generation": 3, "detail": cannot["detail"].replace("2.0", "4.0")}
+    end = JobEnd("failed", f"failed twice in a row at step 60: {again['detail']}", 7)
+    assert failing_setups(records, cannot) == Buy("failed")
+    assert failing_setups(records, cannot, again) == end
+    assert failing_setups(records, cannot, None, again) == end
+    for change in ({"step": 61}, {"fingerprint": "exit status 8"}, {"fingerprint": None}):
+        assert failing_setups(records, cannot, {**again, **change}) == Buy("failed")
+
+
 def test_two_nodes_in_a_row_that_reach_no_other_end_a_job_that_has_got_nowhere(records):
     """As behind a NetworkPolicy: so would the next."""
 

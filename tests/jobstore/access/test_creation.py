@@ -9,7 +9,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.jobstore.access import creation
 from cloudspot.jobstore.access.creation import create, read_large
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.local import filestore
 
 
@@ -73,7 +73,7 @@ def test_a_patient_store_tells_how_it_waits(inner, tmp_path):
     slept = []
     store = FaultyStore(inner, FaultPlan(outages=(Outage(start=0, end=1e18),)), tmp_path)
     with pytest.raises(TransientError):
-        create(patient(store, sleep=slept.append), "k", b"mine")
+        create(with_retries(store, sleep=slept.append), "k", b"mine")
     reads = [0.1, 0.2, 0.4, 0.8]
     assert slept == [*reads, 0.2, *reads, 0.4, *reads, 0.8, *reads, 1.6, *reads]
 

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from cloudspot.jobstore.access.parallel import each
+from cloudspot.jobstore.access.parallel import map_parallel
 
 
 def test_results_are_in_the_order_of_the_items():
-    assert each(lambda number: number * 2, range(100), num_threads=4) == list(range(0, 200, 2))
-    assert each(lambda number: number, [], num_threads=4) == []
+    assert map_parallel(lambda number: number * 2, range(100), num_threads=4) == list(range(0, 200, 2))
+    assert map_parallel(lambda number: number, [], num_threads=4) == []
 
 
 def test_calls_run_at_the_same_time_up_to_the_limit():
@@ -26,14 +26,14 @@ def test_calls_run_at_the_same_time_up_to_the_limit():
         with lock:
             running[0] -= 1
 
-    each(call, range(20), num_threads=3)
+    map_parallel(call, range(20), num_threads=3)
     assert most == [3]
 
 
 def test_one_item_or_one_thread_needs_no_pool():
     here = threading.get_ident()
-    assert each(lambda _: threading.get_ident(), [1], num_threads=4) == [here]
-    assert each(lambda _: threading.get_ident(), [1, 2], num_threads=1) == [here, here]
+    assert map_parallel(lambda _: threading.get_ident(), [1], num_threads=4) == [here]
+    assert map_parallel(lambda _: threading.get_ident(), [1, 2], num_threads=1) == [here, here]
 
 
 def test_each_thread_begins_as_it_is_told_and_the_callers_is_not_one_of_them():
@@ -43,8 +43,12 @@ def test_each_thread_begins_as_it_is_told_and_the_callers_is_not_one_of_them():
         begun.append(threading.get_ident())
 
     here = threading.get_ident()
-    assert each(lambda _: threading.get_ident(), [1], num_threads=4, begin_thread=begin) == begun != [here]
-    assert each(lambda _: threading.get_ident(), [], begin_thread=begin) == []
+    assert (
+        map_parallel(lambda _: threading.get_ident(), [1], num_threads=4, begin_thread=begin)
+        == begun
+        != [here]
+    )
+    assert map_parallel(lambda _: threading.get_ident(), [], begin_thread=begin) == []
 
 
 def test_after_an_error_no_further_call_is_started_and_it_is_raised():
@@ -61,5 +65,5 @@ def test_after_an_error_no_further_call_is_started_and_it_is_raised():
         time.sleep(0.001)  # Far longer than it takes to raise an error.
 
     with pytest.raises(KeyError):
-        each(call, range(500), num_threads=2)
+        map_parallel(call, range(500), num_threads=2)
     assert len(started) < 500

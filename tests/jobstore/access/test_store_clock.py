@@ -10,7 +10,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_clock import StoreClock, clock_of
 
 START = datetime(2026, 11, 29, 12, tzinfo=timezone.utc)
@@ -113,7 +113,7 @@ def test_an_answer_during_which_the_process_was_suspended_is_asked_for_again(mon
 def test_whoever_opens_a_store_again_knows_its_clock():
     """A function opens it at each pass, and would pay for three requests more."""
     store = InMemoryStore()
-    assert clock_of(patient(InMemoryStore())) is clock_of(store)
+    assert clock_of(with_retries(InMemoryStore())) is clock_of(store)
     assert clock_of(InMemoryStore("memory://other")) is not clock_of(store)
 
 
@@ -201,7 +201,7 @@ def test_threads_that_waited_for_an_answer_do_not_ask_a_store_that_is_away_one_a
         raise TransientError("no answer")
 
     monkeypatch.setattr(host.store, "put", fail)
-    monkeypatch.setattr("cloudspot.jobstore.access.store_clock.patient", lambda store: store)
+    monkeypatch.setattr("cloudspot.jobstore.access.store_clock.with_retries", lambda store: store)
     assert compare_at_once(host, 8) == ["no answer"] * 8
     assert len(num_puts) == 1
     with pytest.raises(TransientError):

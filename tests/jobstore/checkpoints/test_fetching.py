@@ -12,7 +12,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
 from cloudspot.host.partial_files import partial_directory
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import fetching
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId, Chunk, File, SaveId
@@ -237,14 +237,14 @@ def test_a_manifest_that_claims_what_is_not_there_fills_no_disk(store, checkpoin
 def test_a_store_that_fails_in_passing_is_no_obstacle_and_an_outage_is(
     store, checkpoints, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("cloudspot.jobstore.access.patience.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("cloudspot.jobstore.access.retrying_store.time.sleep", lambda seconds: None)
     commit = checkpoints.session(store, C, DATAS, chunk_bytes=100)
     faulty = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
-    fetching.fetch(patient(faulty, sleep=lambda seconds: None), "x", commit, tmp_path / "r")
+    fetching.fetch(with_retries(faulty, sleep=lambda seconds: None), "x", commit, tmp_path / "r")
     assert (tmp_path / "r/part-0.bin").read_bytes() == DATAS[0]
     down = FaultyStore(store, FaultPlan(outages=(Outage(start=0, end=9e18),)), tmp_path)
     with pytest.raises(TransientError):
-        fetching.fetch(patient(down, sleep=lambda seconds: None), "x", commit, tmp_path / "s")
+        fetching.fetch(with_retries(down, sleep=lambda seconds: None), "x", commit, tmp_path / "s")
 
 
 def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):

@@ -10,7 +10,7 @@ from support.records.uploads import upload_session
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, ObjectMissing, TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import manifests, retention
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import lineage
@@ -112,7 +112,7 @@ def test_all_who_commit_get_the_same_manifest(store, checkpoints, tmp_path):
 
     def commit():
         faulty = FaultyStore(store, FaultPlan(lose_every=2), tmp_path)
-        found.append(manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", S))
+        found.append(manifests.write_manifest(with_retries(faulty, sleep=lambda seconds: None), "x", S))
 
     threads = [threading.Thread(target=commit) for _ in range(8)]
     for thread in threads:
@@ -175,9 +175,9 @@ def test_an_unknown_outcome_is_settled_by_the_next_try(store, checkpoints, tmp_p
     faulty = FaultyStore(store, plan, tmp_path, clock=lambda: now[0], on_hook=cut)
     faulty.plan = msgspec.structs.replace(plan, lose_every=1, lose_keys="*/manifests/*")
     with pytest.raises(TransientError, match="unknown"):
-        manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", S)
+        manifests.write_manifest(with_retries(faulty, sleep=lambda seconds: None), "x", S)
     now[0] = 2.0
-    commit = manifests.write_manifest(patient(faulty, sleep=lambda seconds: None), "x", S)
+    commit = manifests.write_manifest(with_retries(faulty, sleep=lambda seconds: None), "x", S)
     assert commit == manifests.read_manifest(store, "x", C)
 
 
@@ -201,7 +201,9 @@ def test_all_who_commit_at_once_leave_one_record(store, checkpoints, tmp_path):
     found = []
 
     def commit():
-        faulty = patient(FaultyStore(store, FaultPlan(lose_every=2), tmp_path), sleep=lambda seconds: None)
+        faulty = with_retries(
+            FaultyStore(store, FaultPlan(lose_every=2), tmp_path), sleep=lambda seconds: None
+        )
         found.append(manifests.try_commit(faulty, Journal(faulty, "x"), "x", S))
 
     threads = [threading.Thread(target=commit) for _ in range(8)]

@@ -12,7 +12,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.host.low_priority import NICENESS
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
 from cloudspot.jobstore.checkpoints import fetching, manifests, parts
 from cloudspot.jobstore.checkpoints.parts import xxh3_128
@@ -119,7 +119,7 @@ def test_an_uploader_that_loses_the_race_with_the_same_bytes_has_succeeded(store
 def test_failures_in_passing_and_lost_answers_do_not_stop_an_upload(store, checkpoints, tmp_path):
     faulty = FaultyStore(store, FaultPlan(fail_every=5, lose_every=3), tmp_path)
     # One at a time: then no chunk meets more faults in a row than an upload repeats its put.
-    upload(patient(faulty, sleep=lambda seconds: None), checkpoints, chunk_bytes=100, num_threads=1)
+    upload(with_retries(faulty, sleep=lambda seconds: None), checkpoints, chunk_bytes=100, num_threads=1)
     fetching.verify(store, "x", manifests.write_manifest(store, "x", C))
 
 
@@ -140,7 +140,7 @@ def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(st
     [seal] = checkpoints.seals(C, [DATA])
     view = memoryview(mapped)
     with pytest.raises(TransientError) as caught:
-        upload_session(patient(down, sleep=lambda seconds: None), "x", seal, view, chunk_bytes=1500)
+        upload_session(with_retries(down, sleep=lambda seconds: None), "x", seal, view, chunk_bytes=1500)
     view.release()
     mapped.close()
     assert "injected outage" in str(caught.value)

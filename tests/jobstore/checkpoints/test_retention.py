@@ -11,7 +11,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Hook
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import fetching, manifests, retention
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.journal.lineage import lineage, newest_generation
@@ -122,6 +122,18 @@ def test_a_fork_that_has_not_begun_keeps_what_it_came_with(store, checkpoints):
         manifests.try_commit(store, Journal(store, "x"), "x", SaveId(0, step, 0))
     assert collect(store, 1) == ()
     assert standing(store) == (C(0, 10), C(0, 20))
+
+
+def test_notes_of_parts_that_nodes_have_begun_go_with_the_next_commit(store, checkpoints):
+    checkpoints.generation(store, 1)
+    for step in (10, 20):
+        retention.note_begun(store, "x", C(1, step))
+        checkpoints.session(store, C(1, step), [b"a"])
+    retention.note_begun(store, "x", C(1, 30))
+    assert retention.begun_steps(store, "x", 1) == (10, 20, 30)
+    assert retention.begun_steps(store, "x", 2) == ()
+    collect(store, 2)
+    assert retention.begun_steps(store, "x", 1) == (20, 30)
 
 
 def test_a_note_of_damage_whose_checkpoint_is_gone_goes_too(store, checkpoints):
@@ -295,7 +307,7 @@ def test_a_store_that_fails_in_passing_does_not_stop_it(store, checkpoints, tmp_
         checkpoints.session(store, C(1, step), [b"a" * 4000])
     faulty = FaultyStore(store, FaultPlan(fail_every=3, hooks=(Hook(keys="*", when="before"),)), tmp_path)
     try:
-        collect(patient(faulty, sleep=lambda seconds: None), 1)
+        collect(with_retries(faulty, sleep=lambda seconds: None), 1)
     except CloudspotError as error:
         pytest.fail(str(error))
     assert stored(store) == {C(1, 30)}

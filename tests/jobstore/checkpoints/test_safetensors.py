@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cloudspot.errors import CloudspotError, CorruptData, TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import chunks
 from cloudspot.jobstore.checkpoints import safetensors as writing
 from cloudspot.jobstore.checkpoints.safetensors import num_bytes_read, write_safetensors
@@ -304,7 +304,12 @@ def test_an_outage_leaves_what_was_there(store, tmp_path, put_session_checkpoint
     path = tmp_path / "model.safetensors"
     with pytest.raises(TransientError):
         write_safetensors(
-            patient(down, sleep=lambda seconds: None), "x", commit, choose(commit).tensors, path, metadata={}
+            with_retries(down, sleep=lambda seconds: None),
+            "x",
+            commit,
+            choose(commit).tensors,
+            path,
+            metadata={},
         )
     assert not path.exists()
 

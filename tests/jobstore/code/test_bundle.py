@@ -11,7 +11,7 @@ import pytest
 from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import BundleError, CorruptData
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.bundle import make_bundle, put_bundle
 from cloudspot.jobstore.code.extraction import extract_bundle
 from cloudspot.jobstore.layout import keys
@@ -142,7 +142,7 @@ def test_code_that_is_too_large_names_its_largest_files(work):
     for number in range(8):
         (work / f"data{number}.bin").write_bytes(b"x" * (1000 + number))
     with pytest.raises(
-        BundleError, match=r"more than 0\.0 MiB; name what .* largest: data7\.bin .*data3\.bin"
+        BundleError, match=r"more than 4\.9 KiB; name what .* largest: data7\.bin .*data3\.bin"
     ) as caught:
         make(work, max_bytes=5000)
     assert "data2.bin" not in str(caught.value)
@@ -201,7 +201,7 @@ def test_a_bundle_survives_faults_and_another_submitter(work, store, tmp_path):
     bundle = make(work)
     for faults in ({"lose_every": 1}, {"fail_every": 2}):
         put_bundle(
-            patient(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None),
+            with_retries(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None),
             keys.code(bundle.sha256),
             bundle,
         )

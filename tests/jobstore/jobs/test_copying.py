@@ -21,7 +21,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.checkpoints import chunks, compression, fetching, manifests, shared_chunks
 from cloudspot.jobstore.checkpoints.compression import Compression
 from cloudspot.jobstore.checkpoints.parts import xxh3_128
@@ -284,7 +284,7 @@ def test_whatever_order_threads_take_the_manifest_follows_its_chunks(source, tar
         assert num_threads == 8
         return [function(one) for one in reversed(items)]
 
-    monkeypatch.setattr(copying, "each", backwards)
+    monkeypatch.setattr(copying, "map_parallel", backwards)
     watched, plan = Watched(target, tmp_path), plan_copy(source, JOB)
     copy(plan, source, watched, num_threads=8)
     placed = {key: number for number, key in enumerate(watched.written)}
@@ -316,8 +316,8 @@ def test_what_an_unfinished_copy_has_left_is_removed_like_a_job(source, target, 
 )
 def test_lost_answers_and_failing_requests_change_nothing(source, target, tmp_path, plan):
     no_sleep = {"sleep": lambda _seconds: None}
-    here = patient(Watched(source, tmp_path / "source", plan=plan), **no_sleep)
-    there = patient(Watched(target, tmp_path / "target", plan=plan), **no_sleep)
+    here = with_retries(Watched(source, tmp_path / "source", plan=plan), **no_sleep)
+    there = with_retries(Watched(target, tmp_path / "target", plan=plan), **no_sleep)
     told = []
     copying_plan = plan_copy(here, JOB)
     copy(copying_plan, here, there, progress=told.append, num_threads=1)

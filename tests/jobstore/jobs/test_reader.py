@@ -11,7 +11,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, JobNotFound, TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.job_lists import list_jobs
 from cloudspot.jobstore.jobs.reader import MAX_REREADS, HistoryReader, read_summary, write_summary
 from cloudspot.jobstore.jobs.submission import request_stop
@@ -412,7 +412,7 @@ def test_a_pass_that_the_store_cut_short_is_finished_by_the_next(store, tmp_path
 
         plan = FaultPlan(outages=(Outage(start=good, end=good + 20),))
         flaky = Failing(store, plan, tmp_path, clock=lambda now=now: now[0])
-        reader = HistoryReader(patient(flaky, sleep=lambda seconds: None), "x")
+        reader = HistoryReader(with_retries(flaky, sleep=lambda seconds: None), "x")
         for _ in range(10):
             try:
                 history = reader.read()
@@ -430,7 +430,7 @@ def test_a_store_of_which_each_fifth_call_fails_is_read_whole(store, tmp_path):
         job.leave(launch)
         job.certify(launch)
     flaky = FaultyStore(store, FaultPlan(fail_every=5), tmp_path)
-    reader = HistoryReader(patient(flaky, sleep=lambda seconds: None), "x")
+    reader = HistoryReader(with_retries(flaky, sleep=lambda seconds: None), "x")
     assert reader.read() == HistoryReader(store, "x").read()
 
 

@@ -10,7 +10,7 @@ from support.stores.memorystore import InMemoryStore
 from cloudspot.boot.agentarchive import AgentArchive
 from cloudspot.errors import JobNotFound, TransientError
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs import submission
 from cloudspot.jobstore.jobs.index_entry import read_entry
 from cloudspot.jobstore.jobs.reader import HistoryReader
@@ -236,9 +236,9 @@ def test_a_hiccup_is_got_over_and_an_outage_is_not(store, checkpoints, tmp_path)
     write_job(store, "x", checkpoints)
     down = FaultPlan(outages=(Outage(start=0, end=4e9),))
     with pytest.raises(TransientError):
-        remove_job(patient(FaultyStore(store, down, tmp_path / "a"), sleep=lambda seconds: None), "x")
+        remove_job(with_retries(FaultyStore(store, down, tmp_path / "a"), sleep=lambda seconds: None), "x")
     unwell = FaultyStore(store, FaultPlan(fail_every=3), tmp_path / "b")
-    remove_job(patient(unwell, sleep=lambda seconds: None), "x")
+    remove_job(with_retries(unwell, sleep=lambda seconds: None), "x")
     assert all_keys(store) == set()
 
 
@@ -256,7 +256,7 @@ def submit_for_real(tmp_path):
 
     def submit(store, job_id):
         return submission.submit(
-            patient(store, sleep=lambda seconds: None),
+            with_retries(store, sleep=lambda seconds: None),
             spec=spec,
             provider="local",
             workdir=work,

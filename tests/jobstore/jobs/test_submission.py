@@ -20,7 +20,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.jobfile.spec import load_job, spec_from_json
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import extract_bundle
 from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, list_recent
 from cloudspot.jobstore.jobs.reader import HistoryReader
@@ -71,7 +71,7 @@ def spec(tmp_path):
 
 def do(store, spec, work, job_id="digits-1", environ=ENVIRON, **options):
     return submit(
-        patient(store, sleep=nap),
+        with_retries(store, sleep=nap),
         spec=spec,
         provider="local",
         workdir=work,

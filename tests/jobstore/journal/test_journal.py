@@ -10,7 +10,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.journal.journal import COPY_EVERY, Journal
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Commit, Intent, JournalCopy, new_nonce
@@ -96,7 +96,7 @@ def test_a_malformed_record_is_corrupt_and_not_skipped(store):
 def test_a_failed_read_leaves_the_journal_readable(store, tmp_path):
     now = [0.0]
     flaky = FaultyStore(store, FaultPlan(outages=(Outage(start=5, end=6),)), tmp_path, clock=lambda: now[0])
-    journal = Journal(patient(flaky, sleep=lambda seconds: None), "x")
+    journal = Journal(with_retries(flaky, sleep=lambda seconds: None), "x")
     Journal(store, "x").append(record(1), 1)
     assert len(journal.read()) == 1
     now[0] = 5.0

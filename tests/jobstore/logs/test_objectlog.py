@@ -10,7 +10,7 @@ from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import CorruptData, TransientError
 from cloudspot.interfaces import LogSink
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.logs import objectlog
 from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
@@ -27,7 +27,7 @@ def store():
 
 @pytest.fixture
 def sink(store):
-    return ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
+    return ObjectStoreLogSink(with_retries(store, sleep=lambda seconds: None), "x")
 
 
 class TestPromises(LogSinkTests):
@@ -35,7 +35,7 @@ class TestPromises(LogSinkTests):
 
     @pytest.fixture
     def make_sink(self, store):
-        return lambda: ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
+        return lambda: ObjectStoreLogSink(with_retries(store, sleep=lambda seconds: None), "x")
 
 
 def lines(first, last, stream="1-0", start=NOON, step=1.0):
@@ -98,7 +98,7 @@ def test_lines_delivered_again_are_shown_once_and_new_ones_are_kept(store, sink)
 def test_any_overlap_of_deliveries_reads_as_each_line_once_in_order(seed):
     generator = random.Random(seed)
     store = InMemoryStore()
-    sink = ObjectStoreLogSink(patient(store, sleep=lambda seconds: None), "x")
+    sink = ObjectStoreLogSink(with_retries(store, sleep=lambda seconds: None), "x")
     delivered = 0
     while delivered < 60:
         first = generator.randint(max(0, delivered - 10), delivered)
@@ -170,7 +170,7 @@ def test_one_who_follows_a_long_stream_lists_only_what_may_be_new(store, tmp_pat
 )
 def test_over_a_faulty_store_no_line_is_lost_or_shown_twice(store, tmp_path, faults):
     sink = ObjectStoreLogSink(
-        patient(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None), "x"
+        with_retries(FaultyStore(store, FaultPlan(**faults), tmp_path), sleep=lambda seconds: None), "x"
     )
     for first in range(0, 40, 4):
         sink.write(lines(first, first + 3))
@@ -182,7 +182,8 @@ def test_what_an_outage_held_back_is_delivered_later_in_order(store, tmp_path):
     now = [0.0]
     plan = FaultPlan(outages=(Outage(start=10, end=40),))
     sink = ObjectStoreLogSink(
-        patient(FaultyStore(store, plan, tmp_path, clock=lambda: now[0]), sleep=lambda seconds: None), "x"
+        with_retries(FaultyStore(store, plan, tmp_path, clock=lambda: now[0]), sleep=lambda seconds: None),
+        "x",
     )
     held = []
     for seq in range(60):

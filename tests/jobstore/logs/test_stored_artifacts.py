@@ -8,7 +8,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.logs import stored_artifacts
 from cloudspot.jobstore.logs.stored_artifacts import (
@@ -150,7 +150,7 @@ def test_an_outage_leaves_no_half_of_a_file(store, tmp_path):
         store, FaultPlan(outages=(Outage(start=0, end=2e9),)), tmp_path / "f", clock=lambda: 1.0
     )
     with pytest.raises(TransientError):
-        download(patient(down, sleep=lambda seconds: None), found, tmp_path / "to")
+        download(with_retries(down, sleep=lambda seconds: None), found, tmp_path / "to")
     assert contents(tmp_path / "to") == {}
 
 

@@ -7,7 +7,7 @@ from support.stores.directorystore import directory_store
 from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot.errors import CorruptData
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.nodes.launches import claim_seat, claim_slot, read_slots, void_slot
 from cloudspot.model import NodeIdentity
@@ -79,7 +79,7 @@ def test_a_malformed_slot_is_corrupt(store):
 def test_claims_and_voids_that_race_over_a_faulty_store_agree(store, tmp_path):
     def act(number):
         plan = FaultPlan(fail_every=4, lose_every=2)
-        faulty = patient(FaultyStore(store, plan, tmp_path), sleep=lambda seconds: None)
+        faulty = with_retries(FaultyStore(store, plan, tmp_path), sleep=lambda seconds: None)
         if number % 2:
             return claim_slot(faulty, "x", 1, 0, machine(f"i-{number}"))
         return void_slot(faulty, "x", 1, 0, f"by {number}")

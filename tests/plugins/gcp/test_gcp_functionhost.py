@@ -72,7 +72,7 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
             os.environ.update(cloud.environment())  # This process is the test's alone.
             host = GcpProvider(GcpOptions()).function_host()
             assert isinstance(host, CloudRunHost)
-            yield cloud, patient(host)
+            yield cloud, with_retries(host)
 
     def functions(self, cloud):
         return cloud.functions
@@ -99,7 +99,7 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
     def drivers(self, host):
         (found,) = (one for one in inventories(GcpOptions(), host._clients) if one.title == "drivers")
         host_of = found.host_of
-        found.host_of = lambda name: patient(host_of(name))
+        found.host_of = lambda name: with_retries(host_of(name))
         return found
 
     def lose_function(self, host, name):
@@ -108,7 +108,7 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
 
     def test_a_driver_in_another_region_is_known_to_stand_and_removed_there(self, tmp_path, monkeypatch):
         with self.account(tmp_path) as (cloud, _):
-            there = patient(GcpProvider(GcpOptions(regions=("europe-west4",))).function_host())
+            there = with_retries(GcpProvider(GcpOptions(regions=("europe-west4",))).function_host())
             driver = self.named()
             there.deploy(driver)
             drivers = self.drivers(there)
@@ -215,7 +215,7 @@ def test_its_role_has_what_a_submitters_has_but_drills_and_baking_and_hears_of_a
     assert set(functionrights.BUCKET_PERMISSIONS) == permissions("role-bucket.yaml")
 
 
-def patient(host: CloudRunHost) -> CloudRunHost:
+def with_retries(host: CloudRunHost) -> CloudRunHost:
     """Let the host look again soon."""
     host._sleep = lambda seconds: time.sleep(min(seconds, 0.05))
     return host

@@ -32,7 +32,7 @@ from cloudspot.errors import (
 from cloudspot.host import paced_http
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.registry import open_store
 
@@ -386,14 +386,14 @@ class BucketStoreTests:
             store.put("k", b"x")
         assert cloud.count("put") == 1
         cloud.fail("put")
-        patient(store, sleep=lambda seconds: None).put("k", b"y")
+        with_retries(store, sleep=lambda seconds: None).put("k", b"y")
         assert store.get("k") == b"y"
 
     def test_a_server_that_takes_any_create_is_refused_by_the_probe(self, cloud, store, monkeypatch):
-        probe(patient(store, sleep=lambda seconds: None))
+        probe(with_retries(store, sleep=lambda seconds: None))
         cloud.ignore_conditions(monkeypatch)
         with pytest.raises(StoreRefused, match="second create of the same key was accepted"):
-            probe(patient(store, sleep=lambda seconds: None))
+            probe(with_retries(store, sleep=lambda seconds: None))
 
     @pytest.mark.full
     @pytest.mark.parametrize("request_name", ["put", "complete"])
@@ -611,7 +611,7 @@ class BucketStoreTests:
         with other.open_upload("k") as elsewhere, store.open_upload("k") as stream:
             elsewhere.write(bytes(cloud.large_bytes))
             stream.write(bytes(cloud.large_bytes))
-            found = list(patient(store).unfinished_uploads())
+            found = list(with_retries(store).unfinished_uploads())
             assert [one.key for one in found] == ["k"] * cloud.lists_uploads
             for one in found:
                 assert one.begun_at > before

@@ -20,7 +20,7 @@ from cloudspot.controller.moving import Target, plan_move
 from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore.access import parallel
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.job_lists import is_marked_live
 from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.jobs.resumption import resume
@@ -115,7 +115,7 @@ def resuming(world, store, cloud, lives):
     """Be people who resume the job at odd moments, each killed in the middle or not, and then drive it."""
     for _ in range(world.rng.randint(1, 3)):
         yield world.rng.uniform(0, 3000)
-        patience = patient(store, sleep=world.sleep)
+        patience = with_retries(store, sleep=world.sleep)
         try:
             history = HistoryReader(patience, JOB).read()
             resume(
@@ -139,7 +139,7 @@ def moving(world, store, cloud):
         target = Target(zone=world.rng.choice(["a", "b"]), market=world.rng.choice(list(Market)))
         one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
         try:
-            history = HistoryReader(patient(store, sleep=world.sleep), JOB).read()
+            history = HistoryReader(with_retries(store, sleep=world.sleep), JOB).read()
             offers = cloud.offers(None)
             yield world.rng.choice([0.0, 0.0, 30.0])  # A person looks at the price.
             launch = plan_move(job_file_of(history.submission), history, offers, world.now(), target)
@@ -342,7 +342,7 @@ def submit(store, spec):
 def stop(store):
     while True:
         try:
-            request_stop(patient(store, sleep=lambda seconds: None), JOB, "user", resumption=0)
+            request_stop(with_retries(store, sleep=lambda seconds: None), JOB, "user", resumption=0)
         except TransientError:
             yield 1.0
         else:

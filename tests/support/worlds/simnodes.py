@@ -31,7 +31,7 @@ from cloudspot.controller.supply.restarts import after_losses
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
-from cloudspot.jobstore.access.patience import patient
+from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_meta, find_record
 from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.journal.journal import Journal
@@ -210,7 +210,7 @@ class SimNode:
         self.script = training.script
         self._min_nodes = min_nodes
         self._cloud = cloud
-        self._store = patient(store, sleep=world.sleep)
+        self._store = with_retries(store, sleep=world.sleep)
         self._inner = getattr(store, "inner", store)
         self._down_seconds = getattr(store, "down_seconds", lambda _since: 0.0)
         self._landed_at = getattr(store, "landed_at", lambda _key: world.time)

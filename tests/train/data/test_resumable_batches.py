@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 import cloudspot.train as spot
 from cloudspot.train import handoff
-from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.distributed import World
 from cloudspot.train.sessions import opening
 from cloudspot.train.state import randomness
@@ -355,7 +355,7 @@ def test_the_kind_of_loop_must_stay_the_same(open_session, courier, until_held):
 
 
 def test_a_shrunken_dataset_is_noticed(open_session, courier):
-    feed = Feed([1, 2], epochs=1, world_size=1)
+    feed = ResumableBatches([1, 2], epochs=1, world_size=1)
     with pytest.raises(spot.SessionError, match="ended after 2 batches of epoch 0, but 5 were consumed"):
         feed.resume({"epoch": 0, "batch": 5, "samples": None}, None, world_size=1)
 
@@ -365,12 +365,12 @@ def test_a_shrunken_dataset_is_noticed(open_session, courier):
     [(2, 1, 3, 6), (1, 2, 3, 1), (1, 2, 4, 2), (4, 3, 3, 4), (2, 2, 3, 3)],
 )
 def test_without_a_sampler_that_shares_another_world_goes_on_at_a_whole_batch(old, new, batch, expected):
-    saved = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=old)
+    saved = ResumableBatches(DataLoader(range(100), batch_size=5), epochs=2, world_size=old)
     for _ in range(batch):
         saved.fetch()
     position, _ = saved.take()
     assert [position[key] for key in ("epoch", "batch", "base", "samples")] == [0, batch, 0, batch * 5 * old]
-    resumed = Feed(DataLoader(range(100), batch_size=5), epochs=2, world_size=new)
+    resumed = ResumableBatches(DataLoader(range(100), batch_size=5), epochs=2, world_size=new)
     resumed.resume(position, None, world_size=old)
     assert resumed.take()[0]["batch"] == expected
     assert resumed.batches_left == 40 - expected

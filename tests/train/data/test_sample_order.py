@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from cloudspot.train import CheckpointError
 from cloudspot.train.data import sample_order
-from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.data.sample_order import SampleOrder
 from cloudspot.train.state import randomness
 
@@ -52,7 +52,7 @@ class World:
         self.feeds = []
         for rank in range(world_size):
             loader = make_loader(num_samples, world_size, rank, **options)
-            feed = Feed(loader, epochs=EPOCHS, world_size=world_size, rank=rank)
+            feed = ResumableBatches(loader, epochs=EPOCHS, world_size=world_size, rank=rank)
             if position is not None:
                 feed.resume(position, None if own is None else own[rank], world_size=old_size)
             self.feeds.append(feed)
@@ -264,7 +264,7 @@ def test_within_a_share_a_world_of_the_same_size_goes_on_bit_equal(num_taken):
     def make():
         data = Augmented(41)
         loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, 1, seed=3))
-        return Feed(loader, epochs=2, world_size=2, rank=1)
+        return ResumableBatches(loader, epochs=2, world_size=2, rank=1)
 
     def rest(feed):
         seen = []
@@ -366,13 +366,13 @@ UNKNOWN = {
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("reason", UNKNOWN)
 def test_where_the_order_is_not_known_it_goes_on_at_a_whole_batch_and_says_so(reason, caplog):
-    saved = Feed(UNKNOWN[reason](3), epochs=1, world_size=3)
+    saved = ResumableBatches(UNKNOWN[reason](3), epochs=1, world_size=3)
     saved.fetch()
     saved.fetch()
     position, _ = saved.take()
     assert position["order"] is None
     for rank in (1, 0):
-        resumed = Feed(UNKNOWN[reason](2), epochs=1, world_size=2, rank=rank)
+        resumed = ResumableBatches(UNKNOWN[reason](2), epochs=1, world_size=2, rank=rank)
         assert caplog.messages == []
         resumed.resume(position, None, world_size=3)
         assert resumed.take()[0]["batch"] == 3
@@ -382,9 +382,11 @@ def test_where_the_order_is_not_known_it_goes_on_at_a_whole_batch_and_says_so(re
 
 
 def test_an_order_that_the_saving_loader_did_not_tell_is_not_made_up(caplog):
-    saved = Feed(DataLoader(range(40), batch_size=4, sampler=list(range(40))), epochs=1, world_size=1)
+    saved = ResumableBatches(
+        DataLoader(range(40), batch_size=4, sampler=list(range(40))), epochs=1, world_size=1
+    )
     saved.fetch()
-    resumed = Feed(make_loader(40, 2, 0), epochs=1, world_size=2)
+    resumed = ResumableBatches(make_loader(40, 2, 0), epochs=1, world_size=2)
     resumed.resume(saved.take()[0], None, world_size=1)
     assert "the order of its samples was not known when it was saved" in caplog.text
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cloudspot.train.data.resumable_batches import Feed
+from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.state import randomness
 from cloudspot.train.state.tree import flatten, rebuild
 
@@ -74,7 +74,7 @@ def iterate(loader, restored=None, *, stop=None):
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - the global generator is part of the state
     torch.manual_seed(1)
-    feed, seen = Feed(loader, epochs=NUM_EPOCHS, world_size=1), []
+    feed, seen = ResumableBatches(loader, epochs=NUM_EPOCHS, world_size=1), []
     if restored is not None:
         position, rank_position, draws = (rebuild("saved", each) for each in restored)
         feed.resume(position, rank_position, world_size=1, random=draws)

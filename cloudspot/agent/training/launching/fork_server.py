@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloudspot.agent.training.programs.runtime import Runtime
-from cloudspot.host.process_marks import kill_marked, marked_processes
+from cloudspot.host.kept_processes import KeptProcesses
 from cloudspot.jobfile.spec import MODULE, RunSpec
 from cloudspot.train.fork_server import fork_client
 from cloudspot.train.fork_server.fork_server import MARK, PADDING, PADDING_BYTES, unwanted_path
@@ -63,7 +63,8 @@ class ForkServer:
         self._environment = environment
         self._socket = str(self._node.fork_server)
         self._process: subprocess.Popen[bytes] | None = None
-        # Only Linux shows the processes that are forked by their own environment.
+        self._processes = KeptProcesses(self._node.fork_server_processes)
+        # Only Linux has a keeper for the processes that are forked.
         is_of_use = run.entrypoint is not None and run.launcher_or_default == "torchrun"
         self._is_used = run.fork_server and is_of_use and sys.platform == "linux"
         self._unwanted = unwanted_path(self._socket)
@@ -83,7 +84,7 @@ class ForkServer:
         if self._unwanted.exists():
             if self._runs():
                 _log.warning("the training starts without the fork server from now on; its log says why")
-                kill_marked(MARK, self._socket)
+                self._processes.kill()
                 if self._process is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(_KILL_SECONDS)
@@ -107,8 +108,8 @@ class ForkServer:
 
     def _runs(self) -> bool:
         if self._process is not None and self._process.poll() is None:
-            return True  # its mark may not show yet
-        return bool(marked_processes(MARK, self._socket))
+            return True  # its record may not show yet
+        return self._processes.is_running()
 
     def _start(self, program: str, environment: Mapping[str, str], stdin: int) -> None:
         path = self._node.fork_server_log
@@ -121,7 +122,8 @@ class ForkServer:
             " ".join(self._preload),
             " " * _WORDS_BYTES,
         ]
-        command = self._runtime.command(words, environment, log=path)
+        kept = self._processes.command(self._runtime.keeper_python, words, ended=self._unwanted)
+        command = self._runtime.command(kept, environment, log=path)
         with path.open("ab") as log:
             self._process = subprocess.Popen(
                 command.words,

@@ -211,7 +211,7 @@ class InputStaging(Worker):
                     raise CloudspotError(f"it has failed for {now - failed_at:.0f} s: {error}") from error
                 raise
 
-        return self._context.insist(attempt, sleep=self._pause)
+        return self._context.retry_until(attempt, sleep=self._pause)
 
     def _compare(self, name: str, spec: DataSpec, staged: Staged) -> None:
         """Warn if another node of the job has staged something else under the URL."""

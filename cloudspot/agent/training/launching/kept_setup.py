@@ -76,7 +76,7 @@ def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
         LeavingError: an order to leave came, which is how the wait ends, or nobody has made an image.
     """
     node, job = context.node, context.job
-    code = _code(job, context.insist(lambda: context.store.get(code_key(job.submission))))
+    code = _code(job, context.retry_until(lambda: context.store.get(code_key(job.submission))))
     key = _key_of(node, job, code)
     try:
         runtime.keep(key)
@@ -87,7 +87,7 @@ def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
         raise LeavingError(Leaving("failed", str(error), exit_code=1, permanent=True)) from error
     os.sync()
     ready = SetupReady(instance_id=job.identity.instance_id, key=key, at=context.now())
-    context.insist(lambda: context.store.put(keys.setup_ready(context.job_id), codec.encode(ready)))
+    context.retry_until(lambda: context.store.put(keys.setup_ready(context.job_id), codec.encode(ready)))
     _log.info("the setup is done and on the disk: waiting until an image of it is made")
     end = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:

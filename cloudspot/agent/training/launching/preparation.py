@@ -14,13 +14,11 @@ from cloudspot.agent.training.launching.kept_setup import find_kept
 from cloudspot.agent.training.launching.trainer import log_tail
 from cloudspot.agent.training.programs.runtime import KeptSetupLost, Runtime
 from cloudspot.errors import AuthError, BundleError, CloudspotError, CorruptData, ObjectMissing
-from cloudspot.host.process_marks import kill_marked
+from cloudspot.host.kept_processes import KeptProcesses
 from cloudspot.jobstore.code.extraction import extract_bundle
 from cloudspot.jobstore.jobs.submission import code_key
 
 _log = logging.getLogger(__name__)
-
-_SETUP_MARK = "CLOUDSPOT_SETUP"
 
 
 def fetch_code(context: NodeContext) -> None:
@@ -33,7 +31,7 @@ def fetch_code(context: NodeContext) -> None:
     if memory.code_ready:
         return
     try:
-        data = context.insist(lambda: context.store.get(code_key(context.job.submission)))
+        data = context.retry_until(lambda: context.store.get(code_key(context.job.submission)))
         memory.kept_setup = find_kept(node, context.job, data)
         if memory.kept_setup is None:
             extract_bundle(data, node.work, sha256=sha256)
@@ -114,7 +112,11 @@ def run_setup(
 def end_setup(node: Node) -> None:
     """End every process of the job's setup, also of one that an agent left behind."""
     _ended(node).touch()
-    kill_marked(_SETUP_MARK, str(node.directory))
+    _processes(node).kill()
+
+
+def _processes(node: Node) -> KeptProcesses:
+    return KeptProcesses(node.directory / "setup.processes")
 
 
 def _ended(node: Node) -> Path:
@@ -134,8 +136,10 @@ def _run(
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
     words, variables = runtime.command(
-        ["/bin/bash", "-euo", "pipefail", "-c", command],
-        {**environment, _SETUP_MARK: str(node.directory)},
+        _processes(node).command(
+            runtime.keeper_python, ["/bin/bash", "-euo", "pipefail", "-c", command], ended=_ended(node)
+        ),
+        environment,
         log=log_path,
         ended=_ended(node),
     )

@@ -21,9 +21,9 @@ from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.errors import CloudspotError
 from cloudspot.host.bounded_reads import read_at_most, read_end
 from cloudspot.host.capacity import usable_cores
-from cloudspot.host.process_marks import is_marked, kill_marked, signal_process
+from cloudspot.host.kept_processes import KeptProcesses
+from cloudspot.host.process_marks import signal_process
 from cloudspot.train import handoff as files
-from cloudspot.train.fork_server.fork_server import MARK
 
 LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 65536
@@ -166,8 +166,9 @@ class Trainer:
     @classmethod
     def start(cls, plan: TrainerPlan, handoff: Path, runtime: Runtime) -> Trainer:
         """Start it; it reads nothing from the agent and lives without it."""
+        keep_status = ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()]
         words, environment = runtime.command(
-            ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()],
+            processes_of(handoff).command(runtime.keeper_python, keep_status, ended=handoff / _ENDED),
             {**plan.environment, files.HANDOFF: str(handoff)},
             log=plan.log,
             ended=handoff / _ENDED,
@@ -236,16 +237,17 @@ class Trainer:
     def _ended(self) -> bool:
         if self._process is not None:
             return self._process.poll() is not None
-        return not is_marked(self.pid, files.HANDOFF, str(self.handoff))
+        return not processes_of(self.handoff).is_running()
 
     def dump_stacks(self, ranks: Sequence[int]) -> None:
         """Make each worker with a session write the stacks of all its threads to the log."""
+        living = processes_of(self.handoff).pids()
         for rank in ranks:
             try:
                 pid = int(read_at_most(files.worker_pid_path(self.handoff, rank), files.MAX_NUMBER_BYTES))
             except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
                 continue
-            if is_marked(pid, files.HANDOFF, str(self.handoff)):
+            if pid in living:
                 signal_process(pid, files.DUMP_SIGNAL)
 
     def kill(self) -> bool:
@@ -262,9 +264,9 @@ def end_training(node: Node) -> None:
     What they were forked from ends with them.
     """
     _end_generations(node)
-    kill_marked(MARK, str(node.fork_server))
+    KeptProcesses(node.fork_server_processes).kill()
     node.fork_server.unlink(missing_ok=True)
-    _end_generations(node)  # what was forked meanwhile had the server's mark first, and then its own
+    _end_generations(node)  # what was forked meanwhile was the server's first, and then its own
 
 
 def _end_generations(node: Node) -> None:
@@ -275,7 +277,12 @@ def _end_generations(node: Node) -> None:
 def _end_generation(handoff: Path) -> bool:
     """End every process of a generation, also one that is about to start; return whether all have ended."""
     (handoff / _ENDED).touch()
-    return kill_marked(files.HANDOFF, str(handoff))
+    return processes_of(handoff).kill()
+
+
+def processes_of(handoff: Path) -> KeptProcesses:
+    """Return the processes of a generation."""
+    return KeptProcesses(handoff / files.PROCESSES)
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,11 @@ class Runtime:
         """``python`` is the training's interpreter: a path, or a name that is looked up on PATH."""
         self.node = node
         self.python = python
+
+    @property
+    def keeper_python(self) -> str:
+        """Return the interpreter, if it is there, for scripts of ours that start the job's programs."""
+        return sys.executable if self.inherits_files else self.python
 
     @property
     def inherited(self) -> Mapping[str, str]:

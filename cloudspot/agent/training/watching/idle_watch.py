@@ -14,12 +14,12 @@ from pathlib import Path
 
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.launching.trainer import processes_of
 from cloudspot.agent.worker import Worker
 from cloudspot.errors import CloudspotError
-from cloudspot.host.process_marks import cpu_seconds, marked_processes
+from cloudspot.host.kept_processes import KeptProcesses
+from cloudspot.host.process_marks import cpu_seconds
 from cloudspot.jobstore.layout.records import Idle
-from cloudspot.train import handoff as files
-from cloudspot.train.fork_server.fork_server import MARK
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class Meter:
     def _cores_used(self, handoff: Path, now: float) -> float | None:
         """Return how many cores the processes took since the last look; None: this is the first one."""
         # What the fork server imports is work for the training, which may wait for it.
-        server = () if self._fork_server is None else marked_processes(MARK, str(self._fork_server))
-        seconds = cpu_seconds({*marked_processes(files.HANDOFF, str(handoff)), *server})
+        server = () if self._fork_server is None else KeptProcesses(self._fork_server).pids()
+        seconds = cpu_seconds({*processes_of(handoff).pids(), *server})
         before, self._before = self._before, None if seconds is None else (handoff, now, seconds)
         if seconds is None or before is None or before[0] != handoff or now <= before[1]:
             return None
@@ -151,7 +151,7 @@ class IdleWatch(Worker):
         self._limit = spec.limits.idle_after
         self._interval = min(MEASURE_SECONDS, (self._limit or 0.0) / LEAST_MEASURES)
         self._clock = IdleClock(self._interval)
-        self._meter = Meter(spec.procs_per_node, fork_server=context.node.fork_server)
+        self._meter = Meter(spec.procs_per_node, fork_server=context.node.fork_server_processes)
         self._progress: object = None
 
     def start(self) -> None:

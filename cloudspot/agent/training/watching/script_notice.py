@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.launching.fork_server import CLIENT
-from cloudspot.agent.training.launching.trainer import OWN_SHELLS
+from cloudspot.agent.training.launching.trainer import OWN_SHELLS, processes_of
 from cloudspot.agent.training.programs.container import ENGINES
 from cloudspot.host.partial_files import write_whole
-from cloudspot.host.process_marks import marked_processes, signal_process
+from cloudspot.host.process_marks import signal_process
 from cloudspot.jobfile.spec import SIGNALS
 from cloudspot.train import handoff as files
 
@@ -87,7 +87,7 @@ class ScriptNotice:
                 _log.info("told the script to save, by the file %s", self._on_notice)
             return
         number = signal.Signals[self._on_notice]
-        found = receivers(processes_of(self._handoff), number)
+        found = receivers(described(processes_of(self._handoff).pids()), number)
         new = [pid for pid in found if pid not in self._told]
         if new:
             before()
@@ -123,10 +123,10 @@ def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
     return tuple(sorted(pid for root in roots for pid in below(root)))
 
 
-def processes_of(handoff: Path) -> dict[int, Process]:
-    """Return the processes of a generation; none where the kernel does not describe them as Linux does."""
+def described(pids: Collection[int]) -> dict[int, Process]:
+    """Return what the kernel says of processes; nothing where it does not describe them as Linux does."""
     found = {}
-    for pid in marked_processes(files.HANDOFF, str(handoff)):
+    for pid in pids:
         directory = Path("/proc", str(pid))
         try:
             words = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]

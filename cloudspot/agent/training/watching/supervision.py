@@ -40,7 +40,7 @@ KILLED = 137
 
 
 @dataclass(frozen=True)
-class End:
+class TrainerEnd:
     """How a trainer ended on this node."""
 
     code: int | None
@@ -90,7 +90,7 @@ class Supervisor:
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
 
-    def follow(self) -> End:
+    def follow(self) -> TrainerEnd:
         """Return when the trainer has ended, or has to be ended."""
         while True:
             now = time.monotonic()
@@ -106,14 +106,14 @@ class Supervisor:
                 return replace(end, was_told=self._was_told(end.code))
             self._context.orders.wait_for_news(POLL_SECONDS)
 
-    def _own_end(self, now: float) -> End | None:
+    def _own_end(self, now: float) -> TrainerEnd | None:
         trainer, ranks = self._trainer, self._ranks
         code = trainer.poll()
         if code is not None:
-            return End(0, self._drain) if code == 0 else self._failure(code)
+            return TrainerEnd(0, self._drain) if code == 0 else self._failure(code)
         if self._context.orders.superseded:
             _log.warning("the job goes on without this node, or is over: ending the trainer")
-            return End(None, self._drain)
+            return TrainerEnd(None, self._drain)
         membership, orders = self._membership, self._context.orders
         due = self._drains.due(
             now,
@@ -128,7 +128,7 @@ class Supervisor:
         if self._drain is not None:
             self._tell_script(now)
             is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
-            return End(None, self._drain) if is_over else None
+            return TrainerEnd(None, self._drain) if is_over else None
         # What a drain saves is worth waiting for, even if another node has asked for it.
         if trainer.has_drained(ranks):
             return None
@@ -136,7 +136,7 @@ class Supervisor:
             if not self._fetch.may_succeed_otherwise:
                 raise self._fetch.error
             _log.error("%s: ending the trainer, which waits for it", self._fetch.error)
-            return End(1, self._drain, why=NOT_RESTORED)
+            return TrainerEnd(1, self._drain, why=NOT_RESTORED)
         code = trainer.failed_status(ranks)
         if code is not None:
             _log.warning("a rank ended with exit status %d: ending the trainer", code)
@@ -181,7 +181,7 @@ class Supervisor:
         answered_at = self._courier.answered_at
         return answered_at is not None and now >= answered_at + LEAVE_SECONDS
 
-    def _failure(self, code: int) -> End:
+    def _failure(self, code: int) -> TrainerEnd:
         """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
         trainer, ranks = self._trainer, self._ranks
         why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
@@ -191,7 +191,7 @@ class Supervisor:
         # Ranks leave no status when they are killed with their shells, or when the disk is full.
         if status is not None or not has_torchrun or not trainer.has_started(ranks):
             fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
-        return End(status or code, self._drain, why=why, fingerprint=fingerprint)
+        return TrainerEnd(status or code, self._drain, why=why, fingerprint=fingerprint)
 
     def _is_not_connected(self) -> bool:
         trainer, status = self._trainer, self._context.status
@@ -201,22 +201,22 @@ class Supervisor:
         is_early = status.progress()[0] <= status.restored_step
         return is_early and bool(errors) and not any(map(has_connected, errors))
 
-    def _end_by_others(self) -> End | None:
+    def _end_by_others(self) -> TrainerEnd | None:
         if self._drain is not None:  # it ends by its own guard
             return None
         regroup = self._membership.why_regroup()
         if regroup is not None:
             _log.warning("%s: ending the trainer, to go on with the nodes that are there", regroup)
-            return End(None, None, must_regroup=True)
+            return TrainerEnd(None, None, must_regroup=True)
         failed = self._membership.votes.failed_elsewhere()
         if failed is None or self._trainer.has_drained(self._ranks):
             return None
         _log.warning("the training has failed on another node: ending the trainer")
         if failed.why == STUCK:
             self._dump_stacks()
-        return End(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
+        return TrainerEnd(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
 
-    def _end_if_cut_off(self, now: float) -> End | None:
+    def _end_if_cut_off(self, now: float) -> TrainerEnd | None:
         # torchrun tries for ten minutes; once the ranks have started, they have found each other.
         if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
             return None
@@ -224,9 +224,9 @@ class Supervisor:
         if not self._membership.votes.try_to_reach():
             return None
         _log.warning("torchrun does not find its peers, and they do not answer: ending it")
-        return End(KILLED, None, why=NOT_CONNECTED)
+        return TrainerEnd(KILLED, None, why=NOT_CONNECTED)
 
-    def _end_if_stuck(self, now: float) -> End | None:
+    def _end_if_stuck(self, now: float) -> TrainerEnd | None:
         context, status = self._context, self._context.status
         limit = context.job.spec.limits.stuck_after
         # After the loop no step comes; the last save or an evaluation may take its time.
@@ -240,7 +240,7 @@ class Supervisor:
         # Before its end, which the others may see first: they would take it for a plain failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
-        return End(KILLED, None, why=STUCK)
+        return TrainerEnd(KILLED, None, why=STUCK)
 
     def _dump_stacks(self) -> None:
         self._trainer.dump_stacks(self._ranks)

@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from support.jobs.marks import is_marked
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.launching.fork_server import ForkServer, advice
-from cloudspot.agent.training.launching.trainer import end_training
+from cloudspot.agent.training.launching.trainer import end_training, processes_of
 from cloudspot.agent.training.programs.runtime import Runtime
-from cloudspot.host.process_marks import is_marked, marked_processes
+from cloudspot.host.kept_processes import KeptProcesses
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import fork_client
@@ -188,9 +190,9 @@ def test_a_program_and_what_watches_over_it_are_in_a_process_group_of_their_own(
     ids = "[os.getpid(), os.getpgrp(), os.getppid(), os.getpgid(os.getppid()), os.getsid(0)]"
     process = start(f"import json, os\nprint(json.dumps({ids}))\n")
     pid, group, watcher, group_of_watcher, session = json.loads(process.communicate(timeout=100)[0])
-    (serving_pid,) = marked_processes(MARK, str(server.node.fork_server))
+    (serving_pid,) = server_of(server.node)
     assert group == group_of_watcher == watcher
-    assert session == serving_pid == server.own._process.pid
+    assert session == serving_pid
     assert len({pid, watcher, serving_pid}) == 3
 
 
@@ -411,7 +413,7 @@ def test_a_fork_server_that_is_not_wanted_ends_and_no_other_one_starts(tmp_path,
             assert process.stdout.readline() == "forked\n"
         for _ in range(2):
             given.own.start()
-            assert marked_processes(MARK, str(given.node.fork_server)) == ()
+            assert server_of(given.node) == ()
         assert caplog.messages == [
             "the training starts without the fork server from now on; its log says why"
         ]
@@ -638,18 +640,18 @@ def test_torchrun_is_forked_without_a_warning(server):
 
 def test_it_is_started_once_and_ends_with_the_training(server, start):
     """Without it programs are started."""
-    socket = str(server.node.fork_server)
-    (pid,) = marked_processes(MARK, socket)
+    (pid,) = server_of(server.node)
     server.own.start()
-    assert marked_processes(MARK, socket) == (pid,)
+    assert server_of(server.node) == (pid,)
     handoff = server.node.handoff(1)
     handoff.mkdir(parents=True)
     process = start("import time\nprint('ready')\ntime.sleep(100)\n", **{files.HANDOFF: str(handoff)})
     assert process.stdout.readline() == "ready\n"
-    assert len(marked_processes(files.HANDOFF, str(handoff))) == 3
+    assert len(processes_of(handoff).pids()) == 1
     end_training(server.node)
-    assert marked_processes(files.HANDOFF, str(handoff)) == ()
-    assert marked_processes(MARK, socket) == ()
+    assert processes_of(handoff).pids() == set()
+    assert process.wait(100) == 137
+    assert server_of(server.node) == ()
     assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
 
 
@@ -695,7 +697,7 @@ def test_a_signal_to_all_processes_of_a_machine_leaves_the_programs_status_known
         assert int(process.stdout.readline())
         pids = marked_processes("SOME_MARK", str(tmp_path))
         assert len(pids) == 3, "the client, the program, and what watches over it"
-        for pid in (*marked_processes(MARK, str(given.node.fork_server)), *pids):
+        for pid in (*marked_processes(MARK, str(given.node.fork_server)), *pids):  # its keeper, too
             os.kill(pid, signal.SIGTERM)
         assert process.wait(100) == 7
 
@@ -722,8 +724,14 @@ def test_a_client_that_waits_for_a_server_starts_the_program_if_that_is_killed(t
         assert process.stdout.readline() == "started\n"
 
 
+def server_of(node):
+    """Return the server itself, without the programs that it has forked."""
+    kept = KeptProcesses(node.fork_server_processes).pids()
+    return tuple(kept.intersection(marked_processes(MARK, str(node.fork_server))))
+
+
 def kill_server(given):
-    (pid,) = marked_processes(MARK, str(given.node.fork_server))
+    (pid,) = server_of(given.node)
     os.kill(pid, signal.SIGKILL)
     given.own._process.wait()
 
@@ -752,9 +760,8 @@ def running(given, **variables):
     ],
 )
 def test_other_trainings_get_none(server, run):
-    socket = str(server.node.fork_server)
-    before = marked_processes(MARK, socket)
+    before = server_of(server.node)
     other = ForkServer(Runtime(server.node, sys.executable), run, server.environment)
     other.start()
     assert other.prefix == ()
-    assert marked_processes(MARK, socket) == before
+    assert server_of(server.node) == before

@@ -20,6 +20,7 @@ from cloudspot.agent.training.launching.trainer import (
     launch_variables,
     log_tail,
     omp_threads,
+    processes_of,
 )
 from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.errors import CloudspotError
@@ -190,7 +191,8 @@ def test_a_rank_that_handles_the_signal_of_its_group_is_waited_for(start, tmp_pa
         "try:\n    pathlib.Path('ready').touch()\n    time.sleep(60)\nfinally:\n    time.sleep(0.2)\n    print('saved', flush=True)\n"
     )
     wait_until((tmp_path / "ready").exists)
-    os.killpg(trainer.pid, signal.SIGTERM)
+    (group,) = {os.getpgid(pid) for pid in processes_of(trainer.handoff).pids()}
+    os.killpg(group, signal.SIGTERM)
     wait_until(files.exited_path(trainer.handoff, 0).exists)
     assert trainer.failed_status((0,)) == 7
     assert (tmp_path / "train.log").read_text() == "saved\n"
@@ -228,9 +230,9 @@ def test_kill_ends_children_that_left_the_session(start, wait_until, tmp_path):
         "time.sleep(60)\n"
     )
     wait_until((tmp_path / "ready").exists)
-    assert len(marked_processes(files.HANDOFF, str(trainer.handoff))) >= 2
+    assert len(processes_of(trainer.handoff).pids()) >= 2
     trainer.kill()
-    assert marked_processes(files.HANDOFF, str(trainer.handoff)) == ()
+    assert processes_of(trainer.handoff).pids() == set()
 
 
 def test_stacks_are_asked_of_sessions_only(start, tmp_path, wait_until):

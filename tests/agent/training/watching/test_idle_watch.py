@@ -13,14 +13,13 @@ from support.jobs.process_portrait import left_open
 from support.records.made_journal import append
 
 from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.training.launching.trainer import processes_of
 from cloudspot.agent.training.watching.idle_watch import IdleClock, IdleWatch, Meter
 from cloudspot.errors import TransientError
-from cloudspot.host.process_marks import kill_marked
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Finished, Idle, StopRequest, new_nonce
 from cloudspot.train import handoff as files
-from cloudspot.train.fork_server.fork_server import MARK
 
 JOB = "digits-1"
 SLEEPING = "sleep 600 & sleep 600 & wait"
@@ -68,19 +67,20 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(tmp_path, wait_until):
     """``train(SLEEPING)``: starts a training's processes; returns the hand-off directory that marks them."""
     started = []
 
     def start(script):
         handoff = tmp_path / f"handoff-{len(started)}"
-        environment = {**os.environ, files.HANDOFF: str(handoff)}
-        started.append((handoff, subprocess.Popen(["sh", "-c", script], env=environment)))
+        words = processes_of(handoff).command(sys.executable, ["sh", "-c", script], ended=handoff / "ended")
+        started.append((handoff, subprocess.Popen(words)))
+        wait_until(processes_of(handoff).is_running)
         return handoff
 
     yield start
     for handoff, process in started:
-        kill_marked(files.HANDOFF, str(handoff))
+        processes_of(handoff).kill()
         process.wait()
 
 
@@ -114,14 +114,9 @@ def test_each_training_process_may_take_a_little(train, nvidia_smi):
 
 @pytest.mark.full
 def test_what_the_fork_server_imports_for_a_training_that_waits_for_it_is_work(train, nvidia_smi, tmp_path):
-    socket, waiting = tmp_path / "fork-server.socket", train(SLEEPING)
-    server = subprocess.Popen(["sh", "-c", BUSY], env={**os.environ, MARK: str(socket)})
-    try:
-        assert measure(Meter(1, fork_server=socket), waiting) is None
-        assert measure(Meter(1), waiting) == "CPUs at 0 % of a core"
-    finally:
-        kill_marked(MARK, str(socket))
-        server.wait()
+    server, waiting = train(BUSY), train(SLEEPING)
+    assert measure(Meter(1, fork_server=server / files.PROCESSES), waiting) is None
+    assert measure(Meter(1), waiting) == "CPUs at 0 % of a core"
 
 
 def test_the_first_look_at_a_generation_tells_nothing(train, nvidia_smi):

@@ -1,6 +1,5 @@
 """Who gets the signal by which a script without a session hears of its notice."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.agent.training.launching.trainer import OWN_SHELLS
+from cloudspot.agent.training.launching.trainer import OWN_SHELLS, processes_of
 from cloudspot.agent.training.watching.script_notice import (
     Process,
     ScriptNotice,
-    processes_of,
+    described,
     receivers,
     withdraw,
 )
-from cloudspot.host.process_marks import kill_marked
-from cloudspot.train import handoff as files
 from cloudspot.train.fork_server import fork_client
 
 TERM = signal.SIGTERM
@@ -100,13 +97,13 @@ def started(tmp_path):
     processes = []
 
     def start(*words):
-        environment = {**os.environ, files.HANDOFF: str(tmp_path)}
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        command = processes_of(tmp_path).command(sys.executable, words, ended=tmp_path / "ended")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         return process
 
     yield start
-    kill_marked(files.HANDOFF, str(tmp_path))
+    processes_of(tmp_path).kill()
     for process in processes:
         process.wait()
         process.stdout.close()
@@ -124,7 +121,7 @@ def test_a_real_process_is_told_once_below_a_real_launcher(bench, started, tmp_p
     again = ScriptNotice("SIGTERM", tmp_path, bench.node())  # of the next agent
     again.tell(20.0)
     assert (again.was_heard, launcher.poll()) == (True, None)
-    kill_marked(files.HANDOFF, str(tmp_path))
+    processes_of(tmp_path).kill()
     assert launcher.stdout.read() == "told\n"
 
 
@@ -148,8 +145,8 @@ def test_a_script_that_comes_to_its_handler_late_is_told_then_and_not_killed(ben
 def test_the_signals_that_a_process_handles_are_the_kernels_word(started, tmp_path):
     script = started(sys.executable, "-c", HANDLES.replace("SIGTERM", "SIGUSR1"))
     script.stdout.readline()
-    found = processes_of(tmp_path)[script.pid]
-    assert found.parent == os.getpid()
+    (found,) = described(processes_of(tmp_path).pids()).values()
+    assert found.words[0] == sys.executable
     assert (signal.SIGUSR1 in found.handles, TERM in found.handles) == (True, False)
 
 

@@ -5,7 +5,7 @@ from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import ObjectExists, ObjectMissing, TransientError
-from cloudspot.jobstore.access.patience import PatientStore, patient
+from cloudspot.jobstore.access.retrying_store import RetryingStore, with_retries
 
 
 class FirstFails(FaultyStore):
@@ -20,7 +20,7 @@ class FirstFails(FaultyStore):
 def test_each_request_that_may_be_repeated_is(tmp_path):
     slept = []
     inner = FirstFails(InMemoryStore("s3://b"), FaultPlan(), tmp_path)
-    store = PatientStore(inner, sleep=slept.append)
+    store = RetryingStore(inner, sleep=slept.append)
     store.put("k", b"abc")
     assert store.get("k") == b"abc"
     assert store.get_range("k", 1, 1) == b"b"
@@ -33,7 +33,7 @@ def test_each_request_that_may_be_repeated_is(tmp_path):
 
 def test_a_create_is_made_once_since_its_second_try_could_meet_its_first(tmp_path):
     inner = FirstFails(InMemoryStore(), FaultPlan(), tmp_path)
-    store = PatientStore(inner, sleep=pytest.fail)
+    store = RetryingStore(inner, sleep=pytest.fail)
     with pytest.raises(TransientError):
         store.put("k", b"", if_absent=True)
     assert inner.calls == {"put": 1}
@@ -43,9 +43,9 @@ def test_an_outage_and_a_definite_answer_are_passed_on(tmp_path):
     slept = []
     down = FaultyStore(InMemoryStore(), FaultPlan(outages=(Outage(start=0, end=9e18),)), tmp_path)
     with pytest.raises(TransientError):
-        PatientStore(down, sleep=slept.append).get("k")
+        RetryingStore(down, sleep=slept.append).get("k")
     assert slept == [0.1, 0.2, 0.4, 0.8]
-    store = PatientStore(InMemoryStore(), sleep=pytest.fail)
+    store = RetryingStore(InMemoryStore(), sleep=pytest.fail)
     with pytest.raises(ObjectMissing):
         store.get("k")
     store.put("k", b"", if_absent=True)
@@ -54,13 +54,13 @@ def test_an_outage_and_a_definite_answer_are_passed_on(tmp_path):
 
 
 def test_patience_is_not_doubled():
-    store = patient(InMemoryStore())
-    assert patient(store) is store
+    store = with_retries(InMemoryStore())
+    assert with_retries(store) is store
 
 
 def test_uploads_and_urls_pass_through():
     inner = InMemoryStore()
-    store = patient(inner)
+    store = with_retries(inner)
     with store.open_upload("k") as upload:
         upload.write(b"1")
         upload.commit()

@@ -1,4 +1,4 @@
-"""Repeat requests that failed in passing, so that one hiccup does not undo a whole pass."""
+"""Retry requests that failed in passing, so that one hiccup does not undo a whole pass."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.retrying import retry
 
 
-def patient(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> PatientStore:
+def with_retries(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> RetryingStore:
     """Return the store as a patient one, which it may be already."""
-    return store if isinstance(store, PatientStore) else PatientStore(store, sleep=sleep)
+    return store if isinstance(store, RetryingStore) else RetryingStore(store, sleep=sleep)
 
 
-class PatientStore(WrappedStore):
+class RetryingStore(WrappedStore):
     """Tries requests that are safe to repeat up to five times within 1.5 seconds.
 
     A longer outage still raises TransientError, for the caller to wait out. Uploads and create-only puts are

@@ -1,0 +1,87 @@
+"""Finds and ends a program and all that it has started, whoever looks for it: see ``process_keeper``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudspot.host import process_keeper
+from cloudspot.host.process_keeper import GROUP, KEEPER, OVER, WATCHER, start_of
+from cloudspot.host.process_marks import kill_all
+from cloudspot.host.process_trees import descendants
+
+_RECORD = re.compile(rf"({KEEPER}|{WATCHER}|p)(\d+)-(\w+)({re.escape(OVER)})?")
+# An image may have no Python before its setup, or at all: then what descends from the program is found.
+_BEGIN = (
+    'if command -v "$0" >/dev/null; then exec "$0" -IS "$@"; fi; [ ! -e "$3" ] || exit 137; '
+    'read -r stat < /proc/$$/stat; start=$(set -- ${stat##*) }; shift 19; echo "$1"); '
+    ': > "$2/p$$-$start"; shift 3; exec "$@"'
+)
+
+
+class _Record(NamedTuple):
+    kind: str
+    pid: int
+    is_over: bool
+    lives: bool
+    group: str
+    """The directory of its control group; empty: it has none."""
+
+
+class KeptProcesses:
+    """All that was started by one ``command``, and is found by the records in a directory."""
+
+    def __init__(self, records: Path) -> None:
+        self._records = records
+
+    def command(self, python: str, words: Sequence[str], *, ended: Path) -> list[str]:
+        """Return how the program is started; if ``ended`` exists by then, it is not, and the status is 137.
+
+        ``python`` runs the keeper, which needs only the standard library.
+        """
+        self._records.mkdir(parents=True, exist_ok=True)
+        script = str(Path(process_keeper.__file__).resolve())
+        return ["/bin/sh", "-c", _BEGIN, python, script, str(self._records), str(ended), *words]
+
+    def pids(self) -> set[int]:
+        """Return the processes that live."""
+        records = list(self._read())
+        keepers = {one.pid for one in records if one.lives and one.kind in {KEEPER, WATCHER}}
+        programs = {one.pid for one in records if one.lives} - keepers
+        found = descendants(keepers | programs) if keepers or programs else set()
+        return found.union(programs, *(_members(one.group) for one in records if one.group)) - keepers
+
+    def is_running(self) -> bool:
+        """Return whether the program itself lives, whatever it may have left behind."""
+        return any(one.lives and one.kind != WATCHER and not one.is_over for one in self._read())
+
+    def kill(self, *, timeout_seconds: float = 30.0) -> bool:
+        """SIGKILL them until none is left; return whether that came in time."""
+        return kill_all(self.pids, timeout_seconds=timeout_seconds)
+
+    def _read(self) -> Iterator[_Record]:
+        """Yield the records; a later process of the same id does not count as living."""
+        try:
+            paths = list(self._records.iterdir())
+        except FileNotFoundError:
+            return
+        for path in paths:
+            match = _RECORD.fullmatch(path.name)
+            with suppress(FileNotFoundError):  # it was just renamed, and the next look finds it
+                group = path.read_text()
+                if match is not None:
+                    lives = start_of(int(match[2])) == match[3]
+                    yield _Record(match[1], int(match[2]), match[4] is not None, lives, group)
+
+
+def _members(group: str) -> set[int]:
+    """Return the processes of a control group, and of those that were made below it."""
+    lists = Path(group).rglob("cgroup.procs") if Path(group).name.startswith(GROUP) else ()
+    found: set[int] = set()
+    for path in lists:
+        with suppress(OSError):  # it was just removed
+            found.update(map(int, path.read_text().split()))
+    return found

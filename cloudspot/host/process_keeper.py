@@ -1,0 +1,193 @@
+"""Keeps what a program starts within reach.
+
+Run as ``python -IS process_keeper.py RECORDS ENDED PROGRAM ...``. A process can leave its parent, its group
+and its session, and overwrite its arguments and its environment. On Linux it cannot leave the tree of a
+process that adopts the orphans among its descendants. Such a keeper outlives whoever started it. Where it
+may, it makes a control group for them besides, by which they are found if it is killed itself. RECORDS is a
+directory in which the name of a file says which process the keeper is, and when that was started; the file
+holds the control group. ``kept_processes`` reads it. If the file ENDED exists, nothing is started.
+
+It needs only the standard library: a container may run it with a Python of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+
+KEEPER, WATCHER, OVER = "k", "w", ".over"
+"""How a record's name begins, or ends once the program that the keeper has started is over."""
+GROUP = "cloudspot-kept-"
+"""How the name of a control group begins."""
+_GROUPING = ("pids", "freezer", "name=systemd")
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_KILLED = 137
+
+
+def adopt_orphans() -> None:
+    """Adopt the orphans among our descendants, so that none leaves the tree; Linux only."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _own_groups() -> list[str]:
+    """Return the directories of the control groups of this process in which one below may be made."""
+    try:
+        with open("/proc/self/cgroup") as file:  # noqa: PTH123
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+        with open("/proc/self/mountinfo") as file:  # noqa: PTH123
+            mounts = [line.split() for line in file]
+    except OSError:
+        return []
+    found = []
+    for fields in mounts:
+        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        for _, controllers, path in lines:
+            # Of version 1, those that only group: others would change what the processes may use.
+            is_v1 = kind == "cgroup" and controllers in _GROUPING and controllers in options
+            if is_v1 or (kind == "cgroup2" and not controllers):
+                inside = os.path.relpath(path, fields[3])
+                if not inside.startswith(".."):
+                    found.append(os.path.normpath(os.path.join(fields[4], inside)))  # noqa: PTH118
+    return found
+
+
+def make_group() -> str:
+    """Move this process into a new control group; return its directory, or "" where none may be made.
+
+    It is removed by ``leave_group``, or by the next keeper if this one is killed with all that it keeps.
+    """
+    for parent in _own_groups():
+        path = f"{parent}/{GROUP}{os.getpid()}-{start_of(os.getpid())}"
+        try:
+            for name in os.listdir(parent):  # noqa: PTH208
+                if name.startswith(GROUP):
+                    with contextlib.suppress(OSError):  # it has processes
+                        os.rmdir(f"{parent}/{name}")  # noqa: PTH106
+            os.mkdir(path)  # noqa: PTH102
+            enter_group(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106
+            continue
+        return path
+    return ""
+
+
+def enter_group(path: str) -> None:
+    """Move this process into a control group."""
+    with open(f"{path}/cgroup.procs", "w") as file:  # noqa: PTH123
+        file.write(str(os.getpid()))
+
+
+def join_group(records: str) -> None:
+    """Move this process into the control group of the keeper that has a record there."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(records):  # noqa: PTH208
+            if name.startswith(KEEPER):
+                with open(f"{records}/{name}") as file:  # noqa: PTH123
+                    enter_group(file.read())
+
+
+def leave_group(path: str) -> None:
+    """Move this process out of a control group in which it is the last, and remove it."""
+    with contextlib.suppress(OSError):
+        enter_group(os.path.dirname(path))  # noqa: PTH120
+        os.rmdir(path)  # noqa: PTH106
+
+
+def start_of(pid: int) -> str | None:
+    """Return what tells a process from a later one of its id, in letters and digits; None: it has ended."""
+    if sys.platform != "linux":
+        told = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return re.sub(r"\W+", "_", told.stdout.strip()) or None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+            # The name, in parentheses, may hold anything. The 3rd field is the state, the 20th the threads,
+            # the 22nd the start; proc(5). A process whose first thread has ended looks like a zombie.
+            fields = file.read().rpartition(b")")[2].split()
+            return None if fields[0] in b"ZX" and fields[17] == b"1" else fields[19].decode()
+    except OSError:
+        return None
+
+
+def record(records: str, kind: str, group: str = "") -> str:
+    """Let the agent find the descendants of this process; return the path of the record."""
+    os.makedirs(records, exist_ok=True)  # noqa: PTH103
+    path = f"{records}/{kind}{os.getpid()}-{start_of(os.getpid())}"
+    with open(path, "w") as file:  # noqa: PTH123
+        file.write(group)
+    return path
+
+
+def _keep(records: str, ended: str, words: list[str], report: int) -> None:
+    """Be the keeper of a program, until the last of its descendants has ended."""
+    adopt_orphans()
+    group = make_group()
+    begin, go = os.pipe()
+    program = os.fork()
+    if program == 0:
+        os.close(go)
+        if not os.read(begin, 1):
+            os._exit(_KILLED)
+        os.close(begin)
+        os.setsid()
+        try:
+            os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+        except OSError as error:
+            sys.stderr.write(f"{words[0]}: {error.strerror}\n")
+            sys.stderr.flush()
+            os._exit(127)
+    # What the program was given to listen at or to write to ends with the program.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    _stay()
+    # In this order: whoever ends the program makes the file first, and then looks for records.
+    path = record(records, KEEPER, group)
+    if not os.path.exists(ended):  # noqa: PTH110
+        os.write(go, b"!")
+    os.close(go)
+    while True:
+        try:
+            pid, status = os.wait()
+        except ChildProcessError:
+            leave_group(group)
+            return
+        if pid == program:
+            os.rename(path, path + OVER)  # noqa: PTH104
+            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+            os.write(report, b"%d" % code)
+            os.close(report)
+
+
+def _stay() -> None:
+    """Ignore what is sent to all processes of a machine: the program answers it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Start the program below a keeper, and end as the program does."""
+    records, ended, *words = sys.argv[1:]
+    told, report = os.pipe()
+    if os.fork() == 0:
+        os.close(told)
+        _keep(records, ended, words, report)
+        os._exit(0)
+    os.close(report)
+    _stay()
+    os._exit(int(os.read(told, 8) or _KILLED))
+
+
+if __name__ == "__main__":
+    main()
