@@ -145,6 +145,15 @@ def test_each_row_of_a_table_has_the_cells_of_its_head(page):
         assert odd == [], page.name
 
 
+def test_the_table_of_libraries_has_the_lines_of_their_job_files():
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    rows = re.findall(r"(?m)^\|[^|]*\]\(\.\./tests/e2e/libraries/(\w+)\)[^|]*\|[^|]*\|([^|]*)\|", page)
+    jobs = ROOT.glob("tests/e2e/libraries/*/job.toml")
+    lines = {job.parent.name: job.read_text().partition("[checkpoint]\n")[2].splitlines() for job in jobs}
+    assert len(lines) == len(rows) == 11
+    assert {name: re.findall(r"`([^`]+)`", cell) for name, cell in rows} == lines
+
+
 # --- the code blocks ----------------------------------------------------------------------------
 
 TOOLS = {"aliyun", "aws", "gcloud", "python3", ".", "mkdir", "cd", "git", "tox", "pip", "pytest"}

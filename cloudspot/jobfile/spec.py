@@ -278,11 +278,11 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
     files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is
     everything that the script writes there. The number at the end of a name, without suffixes such as
-    ``.pt``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory is a
-    checkpoint; files of one step are one, and files without a step go along with each. A small file or a link
-    beside a checkpoint that holds nothing but its name, path or step, such as ``latest``, goes along with it.
-    A link in a directory is saved if it leads to a file of the same directory, as that file. If left out, the
-    script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
+    ``.pt`` or ``_steps``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory
+    is a checkpoint; files of one step are one, and files without a step go along with each. A small file or a
+    link beside a checkpoint that holds nothing but its name, path or step, such as ``latest``, goes along
+    with it. A link in a directory is saved if it leads to a file of the same directory, as that file. If left
+    out, the script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
     exclude: tuple[Inside, ...] = ()
     """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
     ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,

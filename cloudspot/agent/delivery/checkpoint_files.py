@@ -25,7 +25,8 @@ MAX_POINTER_BYTES = 4096
 SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", ".cloudspot-*.partial")
 """Names that are never part of a checkpoint."""
 _PROC = Path("/proc")
-_STEP = re.compile(r"(\d+)$")
+_STEP = re.compile(r"(\d+)(?:_steps)?$")
+"""Stable-baselines3 writes ``ppo_1000_steps.zip``."""
 _DATED = re.compile(
     r"\d{4}([-_.])[01]\d\1[0-3]\d(?:[-_.T ]+[0-2]\d(?:[-_.:h]?[0-5]\d){1,2})?$"
     r"|\d{8}[-_.T][0-2]\d(?:[-_.:]?[0-5]\d){1,2}$"
@@ -291,7 +292,7 @@ def _content(path: str, _stamp: Stamp) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that a directory's name ends with.
+    """Return the number that a directory's name ends with, or with ``_steps`` behind it.
 
     None if there is none, if a date ends the name, or if it is more than a step can be, such as nanoseconds.
     """

@@ -47,6 +47,7 @@ class CheckpointShelf(Generic[K]):
     def look(self, told: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
         """Set aside what is new in a look; the arguments are the answers of ``CheckpointWatch``."""
         for state in told:
+            self._confirm(state)
             self._promote(state)
         if complete and self._is_wanted(complete[-1]):
             self._promote(complete[-1])
@@ -97,6 +98,13 @@ class CheckpointShelf(Generic[K]):
         waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
         newest = waiting if self._last is None else [*waiting, self._last]
         return state not in (*waiting, *self._known) and all(one.order <= state.order for one in newest)
+
+    def _confirm(self, state: State) -> None:
+        """Note that more than quiet shows it complete: soon the watch knows only its successor."""
+        self.num_doubtful(state.__eq__)
+        for kept in (self.ready, self._uploading):
+            if kept is not None and kept.state == state:
+                kept.state = state
 
     def _promote(self, state: State) -> None:
         """Let what was set aside in case it was complete wait for its upload."""

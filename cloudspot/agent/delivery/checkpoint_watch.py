@@ -41,6 +41,8 @@ class _Seen:
     """When it last changed or was open for writing (monotonic)."""
     stable: Version | None = None
     """What it held at two looks, when nobody wrote; kept until the next change."""
+    rest: Look | None = None
+    """The last look of which that was true, kept during the changes after it."""
 
 
 @dataclass
@@ -50,6 +52,8 @@ class _Save:
     active_at: float
     pause: float = 0.0
     """The longest in it, up to the newest change."""
+    pause_at_rest: float = 0.0
+    """The longest in it, up to the change before the last rest."""
 
 
 class CheckpointWatch:
@@ -333,12 +337,17 @@ class CheckpointWatch:
         changed = [look for look in looks if self._has_changed(look)]
         active = [look for look in looks if look.written_to - self._logs]
         if begun and self._save is not None:
+            began_before = False
             for name, seen in self._seen.items():
-                if seen.stable is None or not self._may_be_complete(seen.look) or not self.is_new(seen.look):
+                rest = seen.look if seen.stable is not None else self._rest_before(seen, looks)
+                if rest is None or not self._may_be_complete(rest) or not self.is_new(rest):
                     continue
-                told.append(State(name, seen.look.step, seen.stable, "next"))
-                self._settle(seen.look, "next", seen.stable)
-            self.memory.pause = max(self.memory.pause, self._save.pause)
+                began_before |= rest is not seen.look
+                version = seen.stable or self.own_version(rest)
+                told.append(State(name, rest.step, version, "next"))
+                self._settle(rest, "next", version)
+            pause = self._save.pause_at_rest if began_before else self._save.pause
+            self.memory.pause = max(self.memory.pause, pause)
             self.memory.num_saves += 1
             self.has_news = True
             self._save = None
@@ -346,6 +355,8 @@ class CheckpointWatch:
             if self._save is None:
                 self._save = _Save(now)
                 self._number += 1
+            if any(look.name in self._seen and self._seen[look.name].stable is not None for look in changed):
+                self._save.pause_at_rest = self._save.pause
             self._save.pause = max(self._save.pause, now - self._save.active_at)
         if self._save is not None and (changed or active):
             self._save.active_at = now
@@ -353,7 +364,8 @@ class CheckpointWatch:
             known = self._seen.get(look.name)
             if known is None or look in changed:
                 self._note_born(look, None if known is None else known.look)
-                self._seen[look.name] = _Seen(look, now)
+                rest = None if known is None else known.look if known.stable is not None else known.rest
+                self._seen[look.name] = _Seen(look, now, rest=rest)
             else:
                 known.look = look
                 if look in active:
@@ -361,6 +373,17 @@ class CheckpointWatch:
                 elif known.stable is None and look.files:
                     known.stable = self.own_version(look)
         return tuple(told)
+
+    def _rest_before(self, seen: _Seen, looks: Sequence[Look]) -> Look | None:
+        """Return a checkpoint as it was before the next save began with a file of a new name.
+
+        Until it has written anew what was there, the new file might belong to the save before.
+        """
+        now = next((look for look in looks if look.name == seen.look.name), None)
+        if seen.rest is None or now is None or not self._kinds_before(looks) <= self._kinds(seen.rest):
+            return None
+        is_over = any(now.files.get(path) != stamp for path, stamp in self.own_version(seen.rest))
+        return seen.rest if is_over else None
 
     def _note_born(self, look: Look, old: Look | None) -> None:
         for path, stamp in look.files.items():

@@ -379,7 +379,7 @@ class DirectoryUploads(Worker):
             _log.info("%s; what is complete next is tried", error)
             return
         with self._looking:
-            self._shelf.note_commit(state)
+            self._shelf.note_commit(taken.state)  # the next save may have confirmed it meanwhile
             self._committed_at = time.monotonic()
             self._brought_step = max(self._brought_step, save.step)
             if self.answered_at is None and self._watch.is_answer(state):

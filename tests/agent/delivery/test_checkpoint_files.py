@@ -70,6 +70,7 @@ def test_files_of_one_step_belong_together_and_those_without_one_to_each(tmp_pat
         ("a/model-10.pt", 10),
         ("checkpoint.pth.tar", None),
         ("epoch=3-step=120.ckpt", 120),
+        ("models/ppo_replay_buffer_2400_steps.pkl", 2400),
         ("m_0.53", 53),
         ("x7", 7),
         ("ckpt-1795975749387264455", None),  # nanoseconds: more than a step can be

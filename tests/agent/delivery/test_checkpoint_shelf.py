@@ -101,3 +101,12 @@ def test_what_quiet_alone_has_shown_is_doubtful_until_more_does(shelf) -> None:
     shelf.look((), (state(30, "index"),), None)
     upload(shelf)
     assert shelf.num_doubtful(lambda _: False) == 0
+
+
+def test_what_the_next_save_has_confirmed_during_its_upload_is_not_doubtful(shelf) -> None:
+    shelf.look((), (state(10, "quiet"),), None)
+    taken = shelf.begin_upload()
+    shelf.look((state(10, "next"),), (), None)
+    shelf.look((state(20, "next"),), (), None)
+    shelf.note_commit(taken.state)
+    assert shelf.num_doubtful(lambda _: False) == 0

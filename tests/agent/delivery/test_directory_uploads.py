@@ -261,6 +261,42 @@ def test_what_may_be_torn_takes_no_good_ones_place(script):
     assert one.uploads.num_doubtful() == 0
 
 
+def test_a_save_that_begins_with_a_file_of_a_new_name_is_the_next_one(script):
+    """As a file more of the save before, it made the time between the two a pause within one, and hid that one."""
+    one = script()
+    for save in range(4):
+        for piece in range(4):
+            one.write("out/tmp.pth.tar", f"weights {save}"[: 2 * piece + 3])  # growing, as it is seen
+            one.wait(0.5)
+        (one.work / "out" / "tmp.pth.tar").replace(one.work / "out" / "last.pth.tar")
+        one.wait(1.0)
+        one.carry()
+        one.wait(6.0)
+    assert one.kept() == ["weights 0", "weights 1", "weights 2"]
+    assert one.uploads._watch.memory.pause < 2.0
+
+
+def test_a_file_of_a_new_name_alone_tells_nothing_of_the_files_beside_it(script):
+    """It may belong to the same save, even if it is written to and fro."""
+    one = script()
+    one.write("out/model", "weights 0")
+    one.wait(3.0)
+    for piece in range(4):
+        one.write("out/optimizer", f"{piece} state")
+        one.wait(0.5)
+    one.carry()
+    assert one.kept() == []
+
+
+def test_a_file_that_is_written_anew_for_ever_keeps_one_state_more_and_no_more(script):
+    one = script(directory="model", keep=2)
+    for save in range(8):
+        one.write("model", f"weights {save}")
+        one.wait(30.0)
+        one.carry()
+        assert one.uploads.num_doubtful() == 1
+
+
 def test_a_later_agent_knows_odd_names_too(script, bench):
     one = script()
     one.write(f"out/{ODD}", "weights")
