@@ -183,7 +183,8 @@ def never_kept() -> str:
         ("secrets", outputs.SECRETS),
         ("directories with secrets", outputs.SECRET_DIRECTORIES),
         ("leftovers, core dumps among them", outputs.LEFTOVERS),
-        ("directories that are environments and caches", outputs.CACHES),
+        ("directories that are environments and caches, hidden ones too", outputs.CACHES),
+        ("hidden directories that are kept", sorted(outputs.HIDDEN_RESULTS)),
         ("programs: kept, but they do not return", outputs.PROGRAMS),
     )
     cells = (f"| {what} | {' '.join(f'`{name}`' for name in names)} |" for what, names in rows)

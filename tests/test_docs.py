@@ -60,6 +60,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/job-file.md",
         "docs/kubernetes.md",
         "docs/failure-modes.md",
+        "docs/outputs.md",
         "docs/plugin-kits.md",
         "tests/support/worlds/broken_machines.py",
         "tests/support/worlds/broken_providers.py",

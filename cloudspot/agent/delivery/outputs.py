@@ -47,10 +47,7 @@ SECRETS = (
     "*service_account*.json", "*service-account*.json", "kaggle.json", "kubeconfig*",
 )  # fmt: skip
 """Names of files that are never kept, in lower case."""
-SECRET_DIRECTORIES = (
-    ".git", ".hg", ".svn", ".ssh", ".gnupg", ".aws", ".azure", ".aliyun", ".gcloud", "gcloud", ".kube",
-    ".docker",
-)  # fmt: skip
+SECRET_DIRECTORIES = (".git", ".hg", ".svn", ".ssh", ".gnupg", "gcloud", ".gcloud", ".kube", ".docker")
 """Names of directories of which nothing is ever kept."""
 LEFTOVERS = (
     "core", "core.[0-9]*", "*.core", "vgcore.*", "*.stackdump", "*.pyc", "*.tmp", "*.temp", "*.part",
@@ -59,11 +56,12 @@ LEFTOVERS = (
 )  # fmt: skip
 """Names of files that are kept only if ``run.outputs`` names them without a wildcard."""
 CACHES = (
-    ".venv", "venv", "node_modules", "site-packages", "dist-packages", "__pycache__", ".cache", "cache",
-    "*_cache", "*-cache", ".ipynb_checkpoints", ".triton", "torchinductor_*", "*.egg-info", ".tox",
-    ".nox", "lost+found",
+    ".*", "venv", "node_modules", "site-packages", "dist-packages", "__pycache__", "cache", "*_cache",
+    "*-cache", "torchinductor_*", "*.egg-info", "lost+found",
 )  # fmt: skip
 """Names of directories of which nothing is kept, unless ``run.outputs`` names them without a wildcard."""
+HIDDEN_RESULTS = frozenset({".hydra"})
+"""Hidden directories that are no caches: this one has the configuration of a run."""
 CACHE_MARKS = frozenset({"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"})
 """A directory with one of these is a virtual environment or a cache."""
 PROGRAMS = ("*.py", "*.pyc", "*.pyw", "*.so", "*.so.*", "*.dylib", "*.dll", "*.pyd")
@@ -380,7 +378,11 @@ def _prefixes(name: str) -> list[str]:
 
 def _is_closed(name: str) -> bool:
     """Return whether nothing in a directory of that name is kept."""
-    return bool(_IS_CACHE.match(name.lower()) or _IS_SECRET_DIRECTORY.match(name.lower()))
+    return _is_cache(name.lower()) or bool(_IS_SECRET_DIRECTORY.match(name.lower()))
+
+
+def _is_cache(name: str) -> bool:
+    return name not in HIDDEN_RESULTS and bool(_IS_CACHE.match(name))
 
 
 def _is_secret(name: str) -> bool:
@@ -390,4 +392,4 @@ def _is_secret(name: str) -> bool:
 
 def _is_leftover(name: str) -> bool:
     *directories, last = name.lower().split("/")
-    return bool(_IS_LEFTOVER.match(last) or any(map(_IS_CACHE.match, directories)))
+    return bool(_IS_LEFTOVER.match(last) or any(map(_is_cache, directories)))

@@ -155,7 +155,8 @@ def test_secrets_leftovers_caches_and_links_are_never_kept(machine, tmp_path, ca
     (one.work / "out" / "link").symlink_to(tmp_path / "outside")
     (one.work / "linked").symlink_to(tmp_path)
     one.write("out/model.bin")
-    assert one.keep() == {"out/model.bin": b"x"}
+    one.write("out/.hydra/config.yaml")
+    assert one.keep() == {"out/model.bin": b"x", "out/.hydra/config.yaml": b"x"}
     assert "13 outputs are not kept, as their names are those of secrets: " in caplog.text
     assert all(name in caplog.text for name in secrets)
 

@@ -22,7 +22,7 @@ from support.jobs.interrupted_job import Interrupted, interrupt
 from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.libraries,
     pytest.mark.timeout(1800),
 ]
 
@@ -114,7 +114,6 @@ def test_a_script_goes_on_from_its_newest_save_and_keeps_its_results(user: User,
     check(library, seen)
 
 
-@pytest.mark.soak
 @needs_isolated_machines
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_does_so_in_an_emulated_cloud(user: User, name: str) -> None:
