@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import unquote
 
 from cloudspot.boot.agentarchive import canonical
 from cloudspot.emulation.image_packages import listed_files, places
@@ -113,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     index: ClassVar[PackageIndex]
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path = unquote(self.path.partition("?")[0])  # pip asks for 1.0%2Bcpu
         if path.startswith(_WHEELS):
             wheel = self.index.wheel(path[len(_WHEELS) :])
             if wheel is None:

@@ -47,6 +47,8 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "cloudspot.cli.screen.stdstreams",
         "cloudspot.cli.sharedoptions",
         "cloudspot.errors",
+        "cloudspot.host",
+        "cloudspot.host.size_text",
         "cloudspot.plugin",
         "cloudspot.plugin.installed",
     ]

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from support.jobs.acting_user import User, kill, wait_for
-from support.jobs.marks import is_marked
+from support.jobs.marks import fork_servers, is_marked
 
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
-from cloudspot.train.fork_server.fork_server import MARK as SERVER_MARK
 from cloudspot.train.handoff import read_progress
 
 SETS = ('run.env.TINY_EPOCHS="12"', 'run.env.TINY_STEP_SECONDS="0.02"', "limits.max_restarts=5")
@@ -123,13 +122,13 @@ def test_a_killed_fork_server_ends_no_training_and_is_replaced_at_the_next_start
 
     begun = wait_for("the first step", lambda: step(1))
     [node] = machines.glob("*/node")
-    [server] = marked_processes(SERVER_MARK, str(node / "fork-server.socket"))
+    [server] = fork_servers(node)
     kill(server)
     wait_for("more steps of the same generation", lambda: step(1) > begun + 30)
     for pid in pick(user, "trainer", cli.pid):
         kill(pid)
     wait_for("the next generation", lambda: step(2))
-    [other] = marked_processes(SERVER_MARK, str(node / "fork-server.socket"))
+    [other] = fork_servers(node)
     assert other != server
     wait_for("the end of the run", lambda: cli.poll() is not None, seconds=150)
     assert cli.returncode == 0, user.output(cli)[-6000:]

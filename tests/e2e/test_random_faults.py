@@ -26,18 +26,16 @@ import pytest
 from e2e.test_kills import check_end, command_lines
 from e2e.test_store_faults import step_lines
 from support.jobs.acting_user import User, send, supervisors_processes, wait_for
-from support.jobs.marks import is_marked
+from support.jobs.marks import fork_servers, is_marked
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.errors import JobNotFound, TransientError
-from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Generation, Intent, Seat
 from cloudspot.local.machines import MachineDirectory
 from cloudspot.model import InstanceState
-from cloudspot.train.fork_server.fork_server import MARK as SERVER_MARK
 
 NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS", "200"))
 NUM_LOADED_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_FAULTS_LOAD", "50"))
@@ -163,8 +161,7 @@ def strike_clock_steps(run: Run) -> None:
 def strike_fork_server(run: Run) -> None:
     """Kill the process of one machine from which torchrun and the ranks are forked."""
     if alive := run.alive():
-        socket = run.rng.choice(alive) / "node" / "fork-server.socket"
-        for pid in marked_processes(SERVER_MARK, str(socket)):
+        for pid in fork_servers(run.rng.choice(alive) / "node"):
             send(pid, signal.SIGKILL)
 
 

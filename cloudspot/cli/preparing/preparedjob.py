@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from cloudspot.agent.delivery.checkpoint_files import expand
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
 from cloudspot.cli.config import open_configured
 from cloudspot.cli.invocation import ChosenStore, current_invocation
@@ -133,16 +134,33 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 def warn_of_losses(job: PreparedJob) -> None:
     """Say which files the machines will lack, and whether nothing that the job makes outlives its machine."""
     skipped: list[str] = []
-    code_files(job.workdir, skipped)
+    code = code_files(job.workdir, skipped)
     for line in sorted(skipped)[:MAX_SKIPPED]:
         output.warn(f"not sent to the machines: {line}")
     if len(skipped) > MAX_SKIPPED:
         output.warn(f"not sent to the machines: {len(skipped) - MAX_SKIPPED} more such files")
+    if own := _own_checkpoints(job, code):
+        more = f" and {len(own) - 1} more" if own[1:] else ""
+        output.warn(
+            f"{own[0]}{more}: matches checkpoint.directory, and is sent as code: a script that resumes goes "
+            "on from it, even at its end. To begin anew, delete it or list it in .cloudspotignore"
+        )
     if saves_nothing(job):
         output.warn(
             f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "
             "names no checkpoints: whenever its machine goes, the job starts over from nothing"
         )
+
+
+def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
+    """Return the files of the code that are in a checkpoint of the script, as a tryout here leaves them."""
+    found = [path for pattern in job.spec.checkpoint.patterns for path in expand(job.workdir, pattern)]
+    roots = {path.relative_to(job.workdir) for path in found} - {Path()}
+    return [
+        name
+        for name in code
+        if not roots.isdisjoint((Path(name), *Path(name).parents)) and (job.workdir / name).stat().st_size > 0
+    ]
 
 
 def saves_nothing(job: PreparedJob) -> bool:

@@ -113,7 +113,9 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
         export = f"get its weights: {job.command('checkpoints export')} --to {target}"
         return export if value["last_commit"] is not None else f"see its log: {job.command('logs')}"
     if state == "failed":
-        return f"see why: {job.command('logs')}; go on after a change: {job.command('resume')}"
+        new = f"{job.command('fork')} --code ." if value["last_commit"] is not None else "cloudspot run"
+        again = job.command("resume")
+        return f"see why: {job.command('logs')}; go on after a change of the code: {new}; as it is: {again}"
     if state in {"stopped", "suspended"}:
         return f"let it go on: {job.command('resume')}"
     return f"follow and drive it: {job.command('attach')}"

@@ -74,6 +74,24 @@ def test_a_session_in_what_is_not_sent_saves_nothing(jobs):
     assert "opens a session" in jobs.run("plan", str(jobs.job_file)).stderr
 
 
+@pytest.mark.parametrize("command", [("plan",), ("run", "--detach")])
+@pytest.mark.parametrize("pattern", ["checkpoints/last.pt", "checkpoints", "check*"])
+def test_a_checkpoint_that_a_tryout_has_left_is_sent_with_a_warning(jobs, command, pattern):
+    """The job went on from it without a word: it succeeded, and had trained nothing."""
+    directory = ("--set", f'checkpoint.directory="{pattern}"')
+    left = jobs.job_file.parent / "checkpoints" / "last.pt"
+    left.parent.mkdir()
+    for content, ignored in (("", ""), ("weights", "checkpoints/\n")):
+        left.write_text(content)
+        (jobs.job_file.parent / ".cloudspotignore").write_text(ignored)
+        assert "is sent as code" not in jobs.run(*command, str(jobs.job_file), *directory).stderr
+    (jobs.job_file.parent / ".cloudspotignore").unlink()
+    warned = jobs.run(*command, str(jobs.job_file), *directory).stderr
+    assert "checkpoints/last.pt: matches checkpoint.directory, and is sent as code" in " ".join(
+        warned.split()
+    )
+
+
 def test_a_command_is_planned_without_a_script(jobs):
     text = jobs.job_file.read_text().replace('entrypoint = "train.py"', 'command = ["swift", "sft"]')
     jobs.job_file.write_text(text)

@@ -40,7 +40,22 @@ def test_the_line_of_the_weights_says_why_there_is_no_hash(sha256, are_sharded, 
     [
         ("succeeded", {}, "get its weights: cloudspot checkpoints export x --to weights.safetensors"),
         ("succeeded", None, "see its log: cloudspot logs x"),
-        ("failed", {}, "see why: cloudspot logs x; go on after a change: cloudspot resume x"),
+        (
+            "failed",
+            {},
+            (
+                "see why: cloudspot logs x; go on after a change of the code: "
+                "cloudspot fork x --code .; as it is: cloudspot resume x"
+            ),
+        ),
+        (
+            "failed",
+            None,
+            (
+                "see why: cloudspot logs x; go on after a change of the code: "
+                "cloudspot run; as it is: cloudspot resume x"
+            ),
+        ),
         ("stopped", {}, "let it go on: cloudspot resume x"),
         ("suspended", {}, "let it go on: cloudspot resume x"),
         ("waiting", {}, "follow and drive it: cloudspot attach x"),

@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs.marks import is_marked
+from support.jobs.marks import fork_servers, is_marked
 
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.launching.fork_server import ForkServer, advice
 from cloudspot.agent.training.launching.trainer import end_training, processes_of
 from cloudspot.agent.training.programs.runtime import Runtime
-from cloudspot.host.kept_processes import KeptProcesses
 from cloudspot.host.process_marks import marked_processes
 from cloudspot.jobfile.spec import RunSpec
 from cloudspot.train import handoff as files
@@ -190,7 +189,7 @@ def test_a_program_and_what_watches_over_it_are_in_a_process_group_of_their_own(
     ids = "[os.getpid(), os.getpgrp(), os.getppid(), os.getpgid(os.getppid()), os.getsid(0)]"
     process = start(f"import json, os\nprint(json.dumps({ids}))\n")
     pid, group, watcher, group_of_watcher, session = json.loads(process.communicate(timeout=100)[0])
-    (serving_pid,) = server_of(server.node)
+    (serving_pid,) = fork_servers(server.node.directory)
     assert group == group_of_watcher == watcher
     assert session == serving_pid
     assert len({pid, watcher, serving_pid}) == 3
@@ -413,7 +412,7 @@ def test_a_fork_server_that_is_not_wanted_ends_and_no_other_one_starts(tmp_path,
             assert process.stdout.readline() == "forked\n"
         for _ in range(2):
             given.own.start()
-            assert server_of(given.node) == ()
+            assert fork_servers(given.node.directory) == ()
         assert caplog.messages == [
             "the training starts without the fork server from now on; its log says why"
         ]
@@ -640,9 +639,9 @@ def test_torchrun_is_forked_without_a_warning(server):
 
 def test_it_is_started_once_and_ends_with_the_training(server, start):
     """Without it programs are started."""
-    (pid,) = server_of(server.node)
+    (pid,) = fork_servers(server.node.directory)
     server.own.start()
-    assert server_of(server.node) == (pid,)
+    assert fork_servers(server.node.directory) == (pid,)
     handoff = server.node.handoff(1)
     handoff.mkdir(parents=True)
     process = start("import time\nprint('ready')\ntime.sleep(100)\n", **{files.HANDOFF: str(handoff)})
@@ -651,7 +650,7 @@ def test_it_is_started_once_and_ends_with_the_training(server, start):
     end_training(server.node)
     assert processes_of(handoff).pids() == set()
     assert process.wait(100) == 137
-    assert server_of(server.node) == ()
+    assert fork_servers(server.node.directory) == ()
     assert start(IS_FORKED).communicate(timeout=100)[0] == "started\n"
 
 
@@ -724,14 +723,8 @@ def test_a_client_that_waits_for_a_server_starts_the_program_if_that_is_killed(t
         assert process.stdout.readline() == "started\n"
 
 
-def server_of(node):
-    """Return the server itself, without the programs that it has forked."""
-    kept = KeptProcesses(node.fork_server_processes).pids()
-    return tuple(kept.intersection(marked_processes(MARK, str(node.fork_server))))
-
-
 def kill_server(given):
-    (pid,) = server_of(given.node)
+    (pid,) = fork_servers(given.node.directory)
     os.kill(pid, signal.SIGKILL)
     given.own._process.wait()
 
@@ -760,8 +753,8 @@ def running(given, **variables):
     ],
 )
 def test_other_trainings_get_none(server, run):
-    before = server_of(server.node)
+    before = fork_servers(server.node.directory)
     other = ForkServer(Runtime(server.node, sys.executable), run, server.environment)
     other.start()
     assert other.prefix == ()
-    assert server_of(server.node) == before
+    assert fork_servers(server.node.directory) == before
