@@ -100,4 +100,4 @@ def test_the_page_names_every_argument_and_all_that_a_session_offers():
     missing = [name for name in arguments if f"`{name}`" not in PAGE]
     missing += [name for name in offered if re.search(rf"`run\.{name}\b", PAGE) is None]
     assert missing == []
-    assert len(EXAMPLES) == PAGE.count("```python") == 11
+    assert len(EXAMPLES) == PAGE.count("```python") == 12

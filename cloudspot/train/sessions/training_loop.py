@@ -54,7 +54,10 @@ class TrainingLoop:
             SessionError: it had begun one before.
         """
         if self.has_begun:
-            raise SessionError("the session's loop has begun already: one session drives one loop, once")
+            raise SessionError(
+                "the session's loop has begun already: one session drives one loop, once. For epochs around a "
+                "loop over batches: for epoch in run.epochs(N): for batch in run.batches(loader)"
+            )
         self.has_begun = True
 
     def begin_again(self) -> bool:
