@@ -76,6 +76,13 @@ def sandbox(
         try:
             status = run_in_sandbox(Sandbox(cloud, plan, spot_plan, directory, reason is None), command)
         finally:
-            if keep:
-                output.echo(f"sandbox {name}: kept in {directory}", error=True)
+            end = (
+                f"kept in {directory}"
+                if keep
+                else (
+                    "over, and its store with it. To fetch what a job has made, do so in the same sandbox: "
+                    f"cloudspot sandbox {name} -- bash"
+                )
+            )
+            output.echo(f"sandbox {name}: {end}", error=True)
     click.get_current_context().exit(status)

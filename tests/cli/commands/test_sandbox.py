@@ -179,8 +179,9 @@ def test_what_it_was_like_can_be_kept(sandbox, tmp_path):
     assert str(kept) in done.stderr
     assert "nothing is kept" not in done.stderr
     assert "hello\n" in (kept / "state" / "machines" / "i-1" / "console.log").read_text()
-    sandbox("toy", "--", "true")
+    done = sandbox("toy", "--", "true")
     assert kept.exists()
+    assert "sandbox toy: over, and its store with it." in done.stderr
 
 
 def test_cloudspot_itself_is_found(sandbox):
