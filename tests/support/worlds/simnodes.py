@@ -19,9 +19,9 @@ from cloudspot.agent.membership.peers import (
     Adopt,
     Hold,
     Leave,
+    Liveness,
     Patience,
     Propose,
-    Standing,
     View,
     roster_of,
     verdict,
@@ -347,21 +347,21 @@ class SimNode:
         return not isinstance(after_losses(job_file_of(history.submission), history, earlier), Postpone)
 
     def _verdict(self, known):
-        standings, exits, gone = {}, {}, set()
+        liveness, exits, gone = {}, {}, set()
         roster = roster_of(known)
         for seat in sorted(roster.candidates - {self.seat}):
             peer = self.training.nodes.get(seat)
             if peer is None:
                 if seat in roster.members:
-                    standings[seat] = Standing.SUSPECT
+                    liveness[seat] = Liveness.SUSPECT
                     gone.add(seat)
                 continue
-            standing = self._standing(peer, is_member=seat in roster.members)
-            standings[seat] = standing
+            standing = self._liveness(peer, is_member=seat in roster.members)
+            liveness[seat] = standing
             word = peer.exit_record
             if word is not None:
                 exits[seat] = word
-            if word is not None or standing is Standing.SUSPECT:
+            if word is not None or standing is Liveness.SUSPECT:
                 gone.add(seat)
         taken = {(launch, rank) for launch, rank in self._slots()}
         unclaimed = {}
@@ -375,7 +375,7 @@ class SimNode:
                 min_nodes=self._min_nodes,
                 max_nodes=self._cloud.max_nodes,
                 current=self.generation,
-                standings=standings,
+                liveness=liveness,
                 gone=frozenset(gone),
                 exits=exits,
                 unclaimed=unclaimed,
@@ -385,24 +385,24 @@ class SimNode:
             )
         )
 
-    def _standing(self, peer: SimNode, *, is_member: bool) -> Standing:
+    def _liveness(self, peer: SimNode, *, is_member: bool) -> Liveness:
         if peer.exit_record is not None:
-            return Standing.LEAVING
+            return Liveness.LEAVING
         if not peer.is_well:
-            return Standing.SUSPECT
+            return Liveness.SUSPECT
         if self.world.chance(self.script.doubt):
             self.training.doubted.add(peer.seat)
-            return Standing.SUSPECT
+            return Liveness.SUSPECT
         if peer.has_written_notice:
             # Its drain may go on: whoever takes it for gone goes on without what it uploads.
-            return Standing.LEAVING
+            return Liveness.LEAVING
         if peer.state == "setup":
-            return Standing.UNKNOWN
+            return Liveness.UNKNOWN
         if peer.todo:
-            return Standing.BUSY
+            return Liveness.BUSY
         if peer.state == "running":
-            return Standing.UNKNOWN if is_member else Standing.FRESH
-        return Standing.FRESH
+            return Liveness.UNKNOWN if is_member else Liveness.FRESH
+        return Liveness.FRESH
 
     def _slots(self):
         prefix = keys.launches_prefix(self._job_id)

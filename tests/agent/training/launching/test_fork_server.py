@@ -724,7 +724,11 @@ def test_a_client_that_waits_for_a_server_starts_the_program_if_that_is_killed(t
 
 
 def kill_server(given):
-    (pid,) = fork_servers(given.node.directory)
+    end = time.monotonic() + 30.0
+    while not (pids := fork_servers(given.node.directory)):  # its keeper is yet to record it
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    (pid,) = pids
     os.kill(pid, signal.SIGKILL)
     given.own._process.wait()
 
