@@ -236,7 +236,7 @@ def test_a_file_counts_once_it_is_quiet_and_a_log_as_far_as_it_is(machine):
 
 def test_what_a_process_has_open_for_writing_is_not_kept_before_the_end(machine):
     one = machine()
-    code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'half'); f.flush(); print(); sys.stdin.read()"
+    code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'half'); f.flush(); print(flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(one.work / "model.bin")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         writer.stdout.readline()
