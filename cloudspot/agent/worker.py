@@ -1,4 +1,4 @@
-"""The base of what works in a thread of the agent, beside the others."""
+"""The base of the agent's worker threads."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Worker:
             raise Stopped
 
     def _join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, if it was started; None: however long that takes."""
+        """Wait until the thread has ended, if it was started: at most ``seconds``, or for as long as it takes."""
         if self._thread.is_alive():
             self._thread.join(seconds)

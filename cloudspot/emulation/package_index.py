@@ -52,7 +52,7 @@ class PackageIndex:
         return {"PIP_INDEX_URL": f"http://{address!s}:{port}{_SIMPLE}", "PIP_TRUSTED_HOST": str(address)}
 
     def wheel(self, name: str) -> Path | None:
-        """Return the file of a wheel, by its name; None: there is none."""
+        """Return the file of the wheel of that name, or None if there is none."""
         made = self.directory / name
         distribution = self.projects.get(canonical(name.partition("-")[0]))
         if distribution is None or name != wheel_name(distribution):

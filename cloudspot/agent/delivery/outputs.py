@@ -93,7 +93,7 @@ class Found(NamedTuple):
     path: Path
     stamp: Stamp
     is_exact: bool = False
-    """What is read of it counts only if it has not changed after that."""
+    """A reading of it counts only if the file has not changed since."""
 
     def check(self, file: BinaryIO) -> None:
         """Look at it again when it has been read.
@@ -153,7 +153,7 @@ class Outputs:
         self._markers = frozenset({spec.complete_file, spec.incomplete_file})
         self._literal = frozenset(posixpath.normpath(pattern) for pattern in self.patterns or ())
         self._mark = node.directory / "training-began"
-        """What has not changed since came with the code, the setup or a checkpoint."""
+        """Files that have not changed since came with the code, the setup or a checkpoint."""
         self._is_training = False
         self.stored: dict[str, int] = {}
         """The sizes of the outputs that this node has in the bucket, by their names."""
@@ -163,7 +163,7 @@ class Outputs:
         """What the training may not have written to the end."""
         self._said: dict[str, str] = {}
         self._told: dict[str, frozenset[str]] = {}
-        """What was said last of files that are not kept, and their names, by the reason."""
+        """The last message about files that are not kept, and their names, by the reason."""
 
     def begin_training(self) -> None:
         """Note that the training starts, or runs already: what is written from now on is an output."""
@@ -362,7 +362,7 @@ def listed(files: Mapping[str, int]) -> str:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return the status of a regular file; None: it is none, or gone."""
+    """Return the status of a regular file, or None if it is not one or is gone."""
     try:
         status = os.lstat(path)  # a Path takes far longer, and there may be many
     except OSError:
