@@ -33,6 +33,6 @@ class Worker:
             raise Stopped
 
     def _join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, if it was started: at most ``seconds``, or for as long as it takes."""
+        """Wait until the thread has ended, if it was started; at most ``seconds``, or without a limit."""
         if self._thread.is_alive():
             self._thread.join(seconds)
