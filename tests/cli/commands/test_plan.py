@@ -74,8 +74,16 @@ def test_a_session_in_what_is_not_sent_saves_nothing(jobs):
     assert "opens a session" in jobs.run("plan", str(jobs.job_file)).stderr
 
 
-@pytest.mark.parametrize("command", [("plan",), ("run", "--detach")])
-@pytest.mark.parametrize("pattern", ["checkpoints/last.pt", "checkpoints", "check*"])
+@pytest.mark.parametrize(
+    ("command", "pattern"),
+    [
+        (("plan",), "checkpoints/last.pt"),
+        (("plan",), "checkpoints"),
+        (("plan",), "check*"),
+        (("run", "--dry-run"), "checkpoints"),
+        pytest.param(("run", "--detach"), "checkpoints", marks=pytest.mark.full),
+    ],
+)
 def test_a_checkpoint_that_a_tryout_has_left_is_sent_with_a_warning(jobs, command, pattern):
     """The job went on from it without a word: it succeeded, and had trained nothing."""
     directory = ("--set", f'checkpoint.directory="{pattern}"')
