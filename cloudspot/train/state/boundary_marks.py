@@ -8,6 +8,7 @@ is what the mark holds and what they hold.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import weakref
 from collections import deque
@@ -21,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cloudspot.train.state import checkpoint, sharding
-from cloudspot.train.state.tree import Json, flatten, rebuild
+from cloudspot.train.state.tree import Json, flatten, rebuild, tensor_bytes
 
 IDLE_SHARE = 0.005
 """The share of the time that marks may take while the script has not asked whether it has to leave."""
@@ -215,6 +216,21 @@ class BoundaryMarks:
                 stream.wait_event(event)
                 stack.enter_context(torch.cuda.stream(stream))
             yield
+
+    def digest(self, mark: Mark) -> str:
+        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights."""
+        digest = hashlib.sha256()
+        with self.after(mark):
+            for samples in mark.samples:
+                digest.update(tensor_bytes(samples.cpu().contiguous()))
+        return digest.hexdigest()[:16]
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no boundary is marked while the script does not call ``run.check()``, or None."""
+        if self.is_used or not self._has_scripts_objects:
+            return None
+        return "a tracked object is the script's own; if its state_dict only reads, call run.check() at first"
 
     def close(self) -> None:
         """Stop following."""
