@@ -55,6 +55,8 @@ class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
     """``survives-R.json``: what the rank still holds after others were lost, or failed."""
 
     held: HeldState | None
+    problem: str
+    """Why it holds nothing."""
     is_ending: bool
 
 

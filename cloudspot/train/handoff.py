@@ -110,6 +110,8 @@ class Survives:
 
     held: dict[str, Any] | None
     """The newest boundary at which its state still stands: its rank, and ``rescue.Held``."""
+    problem: str
+    """Why there is none."""
     is_ending: bool
     """Whether the process waits to end."""
 
@@ -201,8 +203,8 @@ def publish_held(handoff: Path) -> None:
 #   cuts        the offsets before which a chunk of the upload ends: where items that are not trained follow
 #               others, or others follow them, and around each large one of them; ascending
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
-#               seal with the lowest rank's state: {"state": {object: tree}, "models": [names of those that are
-#               modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
+#               seal with the lowest rank's state: {"state": {object: tree}, "models": [names of objects that
+#               are modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
 #   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds

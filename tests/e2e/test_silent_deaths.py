@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Training:
             for g in range(1, generations + 1)
         ]
         known = [(first, last) for first, last in zip(began, made, strict=True) if first is not None]
-        for (_, last), (first, _) in zip(known, known[1:], strict=False):
+        for (_, last), (first, _) in itertools.pairwise(known):
             assert first == last + 1, (began, made)
 
     def weights(self) -> str:

@@ -236,7 +236,7 @@ class Membership:
                 and beat.state in {"ending", "draining"}
                 and self._peers.exit_record(seat) is None
                 and not self._peers.has_notice(seat)
-                and liveness[seat] is not Liveness.SUSPECT
+                and not self._peers.is_gone(seat)
             }
             if not unsaid and Liveness.UNKNOWN not in liveness.values():
                 self._well_at = time.monotonic()

@@ -52,8 +52,8 @@ class Held:
 class Rescuable(Protocol):
     """What a rank can do about the newest boundary behind it; the rescue's thread calls it."""
 
-    def held(self) -> Held | None:
-        """Return at which boundary the state still stands."""
+    def held(self) -> Held | str:
+        """Return at which boundary the state still stands, or why at none."""
 
     def save(self, order: SaveOrder) -> int | None:
         """Save this rank's part of the state there; return the step, or None if it stands no more."""
@@ -128,17 +128,22 @@ class Rescue:
         if self._stopped:
             return
         if not self._stop_rounds():
-            self._tell(None)
+            self._tell("its loop has ended")
             return
         asked_at = changed_at = time.monotonic()
-        held = None
+        held: Held | str = ""
         while not self._stopped:
-            if (now_held := self._rescuable.held()) != held:
-                held, changed_at = now_held, time.monotonic()
-            now = time.monotonic()
-            if self._is_resting or now - (changed_at if held else asked_at) > self._settle_seconds(held):
+            is_resting = self._is_resting
+            if (found := self._rescuable.held()) != held:
+                held, changed_at = found, time.monotonic()
+            is_settled = is_resting or (
+                time.monotonic() - asked_at > UNSETTLED_SECONDS
+                if isinstance(held, str)
+                else time.monotonic() - changed_at > SETTLED_SECONDS
+            )
+            if is_settled:
                 self._tell(held)
-                if held is None and self._is_resting:
+                if isinstance(held, str) and is_resting:
                     return
             word = self._look()
             if word is not None and word.do == handoff.RELEASE:
@@ -149,13 +154,12 @@ class Rescue:
                 handoff.write_json(handoff.rescued_path(self._directory, self._rank), said)
             self._pause()
 
-    @staticmethod
-    def _settle_seconds(held: Held | None) -> float:
-        return UNSETTLED_SECONDS if held is None else SETTLED_SECONDS
-
-    def _tell(self, held: Held | None) -> None:
-        said = None if held is None else {"rank": self._rank, **asdict(held)}
-        value = handoff.Survives(held=said, is_ending=self._is_resting)
+    def _tell(self, held: Held | str) -> None:
+        value = handoff.Survives(
+            held=None if isinstance(held, str) else {"rank": self._rank, **asdict(held)},
+            problem=held if isinstance(held, str) else "",
+            is_ending=self._is_resting,
+        )
         if value != self._told:
             handoff.write_json(handoff.survives_path(self._directory, self._rank), asdict(value))
             self._told = value

@@ -20,7 +20,7 @@ from cloudspot.train.rounds.handover import HandOver
 from cloudspot.train.rounds.link import Link
 from cloudspot.train.rounds.rescue import Held, Rescue
 from cloudspot.train.rounds.save_order import DRAIN, RESCUE, REWOUND, SaveOrder
-from cloudspot.train.sessions import sigterm
+from cloudspot.train.sessions import failed_backward, sigterm
 from cloudspot.train.sessions.saving import Copied, Describe, Saver
 from cloudspot.train.state import checkpoint, randomness
 from cloudspot.train.state.arena import Arena
@@ -115,6 +115,8 @@ class Service:
                 stop_rounds=self.rounds.stop_for_rescue,
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
+            if world.world_size > 1:
+                self._closing.enter_context(failed_backward.noted(self._marks.freeze))
             self._rescue.start()
             sigterm.hold_first(self._hold_for_rescue)
 
@@ -230,7 +232,7 @@ class Service:
                     _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
                     return False
             time.sleep(SETTLE_SECONDS)
-            if mark not in self._marks.standing():
+            if mark not in (*self._marks.standing(), self._marks.first_since_step()):
                 self._tell_of_change()
                 return False
         except Exception:  # the training goes on to the next boundary, which may be saved
@@ -254,14 +256,13 @@ class Service:
 
     # --- after other ranks were lost ---------------------------------------------------------------
 
-    def held(self) -> Held | None:
-        """Return at which boundary the state still stands, after the newest step of an optimizer."""
-        marks = self._marks.standing()
-        # The oldest that stands: what a script did after it without a step, as where it has caught the error
-        # of a collective and gone on with the next batch, is done again.
-        if not marks or marks[-1].step <= self._start:
-            return None
-        mark, items = marks[-1], checkpoint.take(self._objects).items
+    def held(self) -> Held | str:
+        """Return at which boundary the state still stands, or why at none."""
+        mark, items = self._marks.first_since_step(), checkpoint.take(self._objects).items
+        if mark is None:
+            return f"since the last boundary, {self._marks.problem}"
+        if mark.step <= self._start:
+            return "it has made no step"
         self._standing = {mark.number: mark}
         start = self._random_at_start
         return Held(

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cloudspot.train.state import boundary_marks, sharding
+from cloudspot.train.state import boundary_marks, noted_state, sharding
 from cloudspot.train.state.boundary_marks import BoundaryMarks, Description
 from cloudspot.train.state.checkpoint import take
 
@@ -115,7 +115,7 @@ def test_a_step_that_has_only_begun_is_seen(make):
 
 @pytest.mark.full
 def test_large_tensors_of_other_objects_are_neither_copied_nor_kept(make, monkeypatch):
-    monkeypatch.setattr(boundary_marks, "SMALL_BYTES", 8)
+    monkeypatch.setattr(noted_state, "SMALL_BYTES", 8)
     model = torch.nn.Linear(4, 2)
     average = Shadow(model)
     marks = make({"model": model, "average": average})

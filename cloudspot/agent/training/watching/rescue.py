@@ -127,12 +127,20 @@ class Rescue:
         """Return what the ranks here hold, when each of them has said so or has ended."""
         until = time.monotonic() + ANSWER_SECONDS
         while True:
-            living = [r for r in self._ranks if files.read_exited(self._handoff, r) is None]
-            said = [read_report(files.survives_path(self._handoff, rank), RankSurvives) for rank in living]
-            if None not in said or self._trainer.poll() is not None or time.monotonic() > until:
-                held = [each.held for each in said if each is not None and each.held is not None]
-                return tuple(each for each in held if each.rank in set(living) - self._spoiled)
+            ended = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+            said = {
+                rank: read_report(files.survives_path(self._handoff, rank), RankSurvives)
+                for rank in self._ranks
+            }
+            waited_for = [rank for rank in self._ranks if said[rank] is None and rank not in ended]
+            if not waited_for or self._trainer.poll() is not None or time.monotonic() > until:
+                break
             self._context.orders.wait_for_news(POLL_SECONDS)
+        for rank, each in said.items():
+            if each is not None and each.held is None:
+                _log.warning("rank %d holds no state that can be saved: %s", rank, each.problem[:200])
+        held = [each.held for each in said.values() if each is not None and each.held is not None]
+        return tuple(each for each in held if each.rank in set(self._ranks) - ended - self._spoiled)
 
     def _is_killed_soon(self) -> bool:
         if self._lost_at is None and self._trainer.failed_status(self._ranks) is not None:

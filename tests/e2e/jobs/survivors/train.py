@@ -49,7 +49,7 @@ def main():
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
     generation = os.environ.get("CLOUDSPOT_GENERATION", "0")
     trace = Path(option("TRACE")) / f"{generation}-{run.rank}.txt"
-    seconds, fail_at = float(option("SECONDS", "0.03")), int(option("FAIL_AT", "-1"))
+    seconds, fail_at = float(option("SECONDS", "0.2")), int(option("FAIL_AT", "-1"))
     with trace.open("a", buffering=1) as made:
         try:
             for inputs, labels in run.batches(loader, epochs=int(option("EPOCHS", "3"))):
