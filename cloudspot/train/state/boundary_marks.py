@@ -208,7 +208,7 @@ class BoundaryMarks:
         models = {name: each.copies() for name, each in layout.models.items()}
         samples = layout.samples()
         copies = [samples, *(each.buffers for each in models.values())]
-        copies += [each.copies for each in noted.values() if each.copies]
+        copies += [each.copies for each in noted.values()]
         devices = {copied.device for several in copies for copied in several if copied.is_cuda}
         # Now, because the first stream of a process waits until the GPU is idle.
         self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
