@@ -96,10 +96,12 @@ class Noted:
         """Copy the state."""
         found: dict[int, tuple[_Place, Any]] = {}
         self._state = _without_tensors(state, found)
-        tensors = [tensor for _, tensor in found.values()]
         self.copies: list[Any] = []
         """Of the tensors, if they are small."""
         self._listing: Listing | None = None
+        if not found:
+            return
+        tensors = [tensor for _, tensor in found.values()]
         if num_bytes(tensors) <= SMALL_BYTES:
             self.copies = [each.clone() for each in tensors]
         else:
@@ -185,11 +187,7 @@ class Layout:
 
     def samples(self) -> list[Any]:
         """Return elements of the tensors."""
-        return [
-            torch.cat([_elements(*each) for each in kind])
-            for model in self.models.values()
-            for kind in model.sampled
-        ]
+        return [torch.cat(find(each)) for model in self.models.values() for find, each in model.sampled]
 
 
 class ModelCopies(NamedTuple):
@@ -295,12 +293,8 @@ def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[t
     return owners
 
 
-_Slice = tuple[Any, tuple[int, ...], tuple[int, ...]]
-"""A reference to a tensor, and the size and stride of some of its elements; without a size: that in the middle."""
-
-
-def _sampled(tensors: Iterable[Any]) -> list[list[_Slice]]:
-    """Choose tensors of a model and elements of them, by device and type."""
+def _sampled(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+    """Choose tensors of a model and elements of them; return by device and type how to find which."""
     weights: dict[bool, list[Any]] = {True: [], False: []}
     chosen = []
     for each in tensors:
@@ -312,22 +306,25 @@ def _sampled(tensors: Iterable[Any]) -> list[list[_Slice]]:
     for several in weights.values():
         drawn = chance.sample(several, min(NUM_SAMPLES, len(several)))
         chosen += [(each, NUM_ELEMENTS) for each in drawn]
-    kinds: dict[tuple[Any, Any], list[_Slice]] = {}
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
     for tensor, count in chosen:
         held = _held(tensor)
-        numel, size, stride = held.numel(), (), ()
-        if type(held) in _PLAIN and held.is_contiguous():
-            size, stride = (min(count, numel),), (max(numel // count, 1),)
+        numel = held.numel()
+        is_row = held is tensor and type(tensor) in _PLAIN and tensor.is_contiguous()
+        where = ((min(count, numel),), (max(numel // count, 1),)) if is_row else ()
         if numel > 0:
-            kinds.setdefault((held.device, held.dtype), []).append((weakref.ref(tensor), size, stride))
-    return list(kinds.values())
+            kind = _slices if is_row else _middles, held.device, held.dtype
+            kinds.setdefault(kind, []).append((weakref.ref(tensor), *where))
+    return [(find, each) for (find, *_), each in kinds.items()]
 
 
-def _elements(reference: Any, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
-    held = _held(reference())
-    if size:
-        return held.as_strided(size, stride)
-    return held.detach()[tuple(length // 2 for length in held.shape)].reshape(1)
+def _slices(rows: list[Any]) -> list[Any]:
+    return [reference().as_strided(size, stride) for reference, size, stride in rows]
+
+
+def _middles(others: list[Any]) -> list[Any]:
+    tensors = [_held(reference()) for (reference,) in others]
+    return [each.detach()[tuple(length // 2 for length in each.shape)].reshape(1) for each in tensors]
 
 
 def _held(tensor: Any) -> Any:
