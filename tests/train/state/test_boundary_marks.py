@@ -161,6 +161,19 @@ def test_buffers_are_those_of_the_boundary_whatever_a_forward_pass_makes_of_them
     assert (at_boundary.items, at_boundary.models) == (taken.items, taken.models)
 
 
+def test_statistics_that_nothing_counts_are_no_others_in_a_large_model(make):
+    """Of so many tensors, one in three was looked at, and these two were not."""
+    layers = [torch.nn.Linear(4, 4) for _ in range(65)]
+    model = torch.nn.Sequential(*layers[:2], Statistics(4), *layers[2:])
+    then = [each.tolist() for each in model[2].buffers()]
+    marks = make({"model": model})
+    model(torch.randn(3, 4))
+    (mark,) = marks.standing()
+    saved = take(marks.objects_at(mark)).tensors
+    assert [saved["model/2.mean"].tolist(), saved["model/2.var"].tolist()] == then
+    assert then != [each.tolist() for each in model[2].buffers()]
+
+
 def test_an_optimizer_that_is_not_tracked_may_step(make):
     model, probe = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
     marks = make({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
