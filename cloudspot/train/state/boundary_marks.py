@@ -90,10 +90,11 @@ class BoundaryMarks:
             for name, each in objects.items()
             if name not in self._optimizers and isinstance(each, torch.nn.Module)
         }
+        tracked = self._optimizers.keys() | self._models.keys()
+        self._others = {name: each for name, each in objects.items() if name not in tracked}
         # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
         self._has_scripts_objects = not all(
-            name in self._optimizers or name in self._models or isinstance(each, _TORCHS)
-            for name, each in objects.items()
+            isinstance(each, _TORCHS) for each in self._others.values()
         ) or any(saves_more(module) for each in self._models.values() for module in each.modules())
         self._layout: Layout | None = None
         self._num_listed = -1
@@ -250,13 +251,14 @@ class BoundaryMarks:
     def _make(self, number: int, step: int, description: Description) -> Mark:
         layout, versions = self._find()
         noted = {name: Noted(_settings(each)) for name, each in self._optimizers.items()}
-        for name in self._objects.keys() - noted.keys() - self._models.keys():
-            noted[name] = Noted(_state_of(self._objects[name]))
+        noted |= {name: Noted(_state_of(each)) for name, each in self._others.items()}
         models = {name: each.copies() for name, each in layout.models.items()}
         samples = layout.samples()
-        copies = [samples, *(each.buffers for each in models.values())]
-        copies += [each.copies for each in noted.values() if each.copies]
-        devices = {copied.device for several in copies for copied in several if copied.is_cuda}
+        devices = set()
+        if torch.cuda.is_initialized():
+            copies = [samples, *(each.buffers for each in models.values())]
+            copies += [each.copies for each in noted.values()]
+            devices = {copied.device for several in copies for copied in several if copied.is_cuda}
         # Now, because the first stream of a process waits until the GPU is idle.
         self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
         return Mark(

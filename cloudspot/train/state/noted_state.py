@@ -46,8 +46,7 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def num_bytes(tensors: Iterable[Any]) -> int:
     """Return how many bytes this rank holds of the tensors."""
-    held = (sharding.local_of(each) if sharding.is_dtensor(each) else each for each in tensors)
-    return sum(each.numel() * each.element_size() for each in held)
+    return sum(each.numel() * each.element_size() for each in map(_held, tensors))
 
 
 def saves_more(module: Any) -> bool:
@@ -97,20 +96,27 @@ class Noted:
         """Copy the state."""
         found: dict[int, tuple[_Place, Any]] = {}
         self._state = _without_tensors(state, found)
-        tensors = [tensor for _, tensor in found.values()]
-        is_small = num_bytes(tensors) <= SMALL_BYTES
-        self.copies = [each.clone() for each in tensors] if is_small else None
+        self.copies: list[Any] = []
         """Of the tensors, if they are small."""
-        self._listing = Listing(() if is_small else (("", each) for each in tensors))
-        self._versions = self._listing.versions()
+        self._listing: Listing | None = None
+        if not found:
+            return
+        tensors = [tensor for _, tensor in found.values()]
+        if num_bytes(tensors) <= SMALL_BYTES:
+            self.copies = [each.clone() for each in tensors]
+        else:
+            self._listing = Listing(("", each) for each in tensors)
+            self._versions = self._listing.versions()
 
     def has_changed(self) -> bool:
         """Return whether a tensor that was not copied was written to, or is gone."""
+        if self._listing is None:
+            return False
         return self._versions is None or self._versions != self._listing.versions()
 
     def state(self) -> Any:
         """Return the state, unless it ``has_changed``."""
-        return _with_tensors(self._state, self._listing.tensors() if self.copies is None else self.copies)
+        return _with_tensors(self._state, self.copies if self._listing is None else self._listing.tensors())
 
 
 class _Place(int):
@@ -129,8 +135,8 @@ def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
         }
     if isinstance(value, torch.Tensor):
         return found.setdefault(id(value), (_Place(len(found)), value))[0]
-    if kind in {list, tuple}:
-        return kind(_without_tensors(each, found) for each in value)
+    if kind is list or kind is tuple:
+        return kind([each if type(each) in _ATOMS else _without_tensors(each, found) for each in value])
     if isinstance(value, dict):
         copied = copy.copy(value)
         for key, each in value.items():
@@ -146,8 +152,8 @@ def _with_tensors(value: Any, tensors: list[Any]) -> Any:
     kind = type(value)
     if kind is _Place:
         return tensors[value]
-    if kind in {list, tuple}:
-        return kind(_with_tensors(each, tensors) for each in value)
+    if kind is list or kind is tuple:
+        return kind([_with_tensors(each, tensors) for each in value])
     if isinstance(value, dict):
         copied = copy.copy(value)
         for key, each in value.items():
@@ -180,12 +186,8 @@ class Layout:
         )
 
     def samples(self) -> list[Any]:
-        """Return elements of the tensors, put together by their devices and types."""
-        kinds: dict[tuple[Any, Any], list[Any]] = {}
-        for model in self.models.values():
-            for each in model.elements():
-                kinds.setdefault((each.device, each.dtype), []).append(each)
-        return [torch.cat(each) for each in kinds.values()]
+        """Return elements of the tensors."""
+        return [torch.cat(find(each)) for model in self.models.values() for find, each in model.sampled]
 
 
 class ModelCopies(NamedTuple):
@@ -213,7 +215,7 @@ class ModelLayout:
         self.nbytes = 0
         """How many bytes are copied."""
         self._copied: set[Any] = set()  # places in memory
-        self._kinds: dict[tuple[Any, ...], list[Any]] = {}
+        self._kinds: dict[tuple[Any, ...], tuple[list[Any], list[int]]] = {}
         self._owners: list[tuple[Any, ...]] = []
         found = {_place_of(each): each for each in state.values()}
         owners = _owners_of_buffers(model, found)
@@ -225,10 +227,12 @@ class ModelLayout:
             self.nbytes += nbytes
             self._copied.add(place)
             kind = tensor.device, tensor.dtype, min(tensor.dim(), 2)
-            chosen = self._kinds.setdefault(kind, [])
+            chosen, numels = self._kinds.setdefault(kind, ([], []))
             self._owners += [(*each, kind, len(chosen), tensor.shape) for each in owners[place]]
-            chosen.append((*owners[place][0], tensor.numel()))
-        self._sampled = _sampled(self.watched(state).values())
+            chosen.append(owners[place][0])
+            numels.append(tensor.numel())
+        self.sampled = _sampled(self.watched(state).values())
+        """What is watched beside the versions of what is not copied."""
 
     def watched(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of the model's state that is not copied."""
@@ -242,32 +246,16 @@ class ModelLayout:
         """Return whether the other copies buffers of the same modules, with the same names and shapes."""
         return self._owners == other._owners and self._extras == other._extras
 
-    def elements(self) -> Iterator[Any]:
-        """Yield elements of what is not copied, as views with one dimension."""
-        for reference, count in self._sampled:
-            tensor = reference()
-            # What this rank holds: to index a divided tensor, ranks would have to meet.
-            held = sharding.local_of(tensor) if sharding.is_dtensor(tensor) else tensor
-            if type(held) in _PLAIN and held.is_contiguous():
-                numel = held.numel()
-                yield held.as_strided((min(count, numel),), (max(numel // count, 1),))
-            elif held is not None and held.numel() > 0:
-                yield held.detach()[tuple(length // 2 for length in held.shape)].reshape(1)
-
     def copies(self) -> ModelCopies:
-        """Copy.
-
-        Raises:
-            LookupError: the model has other buffers now.
-        """
+        """Copy. Whatever this raises, the model may have other buffers now."""
         made = []
-        for (_, _, num_dims), chosen in self._kinds.items():
-            tensors = [_buffer(module, key) for module, key, _ in chosen]
+        for (_, _, num_dims), (chosen, numels) in self._kinds.items():
+            tensors = [module()._buffers[key] for module, key in chosen]  # noqa: SLF001 - as below
             if num_dims == 0:
                 made.append(torch.stack(tensors))
             else:
                 made.append(torch.cat(tensors if num_dims == 1 else [each.reshape(-1) for each in tensors]))
-            if made[-1].numel() != sum([numel for *_, numel in chosen]):
+            if made[-1].numel() != sum(numels):
                 raise LookupError("the shape of a buffer has changed")
         modules = {key: reference() for key, reference in self._extras.items()}
         extras = {key: Noted(each.get_extra_state()) for key, each in modules.items() if each is not None}
@@ -276,15 +264,14 @@ class ModelLayout:
     def state_dict(self, model: Any, copies: ModelCopies) -> dict[str, Any]:
         """Return the model's state with copies in their places.
 
-        Raises:
-            LookupError: the model has other buffers now.
+        Whatever this raises, the model may have other buffers now.
         """
         pieces = {
-            kind: made.reshape(-1).split([numel for *_, numel in chosen])
-            for (kind, chosen), made in zip(self._kinds.items(), copies.buffers, strict=True)
+            kind: made.reshape(-1).split(numels)
+            for (kind, (_, numels)), made in zip(self._kinds.items(), copies.buffers, strict=True)
         }
         copied = {
-            _place_of(_buffer(module, key)): pieces[kind][index].reshape(shape)
+            _place_of(module()._buffers[key]): pieces[kind][index].reshape(shape)
             for module, key, kind, index, shape in self._owners
         }
         state = dict(model.state_dict())
@@ -307,23 +294,40 @@ def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[t
     return owners
 
 
-def _buffer(module: Any, key: str) -> Any:
-    """Return the buffer that a module has by a name now."""
-    buffer = getattr(module(), "_buffers", {}).get(key)
-    if buffer is None:
-        raise LookupError(f"the buffer {key} is gone")
-    return buffer
-
-
-def _sampled(tensors: Iterable[Any]) -> list[tuple[Any, int]]:
-    """Choose tensors of a model, and say of how many elements of each samples are taken."""
+def _sampled(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+    """Choose tensors of a model and elements of them; return by device and type how to find which."""
     weights: dict[bool, list[Any]] = {True: [], False: []}
-    others = []
+    chosen = []
     for each in tensors:
         if isinstance(each, torch.nn.Parameter):
             weights[each.requires_grad].append(each)
         elif isinstance(each, torch.Tensor):
-            others.append((weakref.ref(each), NUM_SAMPLES * NUM_ELEMENTS))
-    chance = random.Random(0)
-    chosen = [each for kind in weights.values() for each in chance.sample(kind, min(NUM_SAMPLES, len(kind)))]
-    return [(weakref.ref(each), NUM_ELEMENTS) for each in chosen] + others
+            chosen.append((each, NUM_SAMPLES * NUM_ELEMENTS))
+    chance = random.Random(0)  # a stride might miss all layers of a kind
+    for several in weights.values():
+        drawn = chance.sample(several, min(NUM_SAMPLES, len(several)))
+        chosen += [(each, NUM_ELEMENTS) for each in drawn]
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
+    for tensor, count in chosen:
+        held = _held(tensor)
+        numel = held.numel()
+        is_row = held is tensor and type(tensor) in _PLAIN and tensor.is_contiguous()
+        where = ((min(count, numel),), (max(numel // count, 1),)) if is_row else ()
+        if numel > 0:
+            kind = _slices if is_row else _middles, held.device, held.dtype
+            kinds.setdefault(kind, []).append((weakref.ref(tensor), *where))
+    return [(find, each) for (find, *_), each in kinds.items()]
+
+
+def _slices(rows: list[Any]) -> list[Any]:
+    return [reference().as_strided(size, stride) for reference, size, stride in rows]
+
+
+def _middles(others: list[Any]) -> list[Any]:
+    tensors = [_held(reference()) for (reference,) in others]
+    return [each.detach()[tuple(length // 2 for length in each.shape)].reshape(1) for each in tensors]
+
+
+def _held(tensor: Any) -> Any:
+    """Return the part of a tensor that this rank holds: for the rest, ranks would have to meet."""
+    return sharding.local_of(tensor) if sharding.is_dtensor(tensor) else tensor
