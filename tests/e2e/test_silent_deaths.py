@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs.acting_user import JOBS, User, kill, supervisors_processes, wait_for
+from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
 
 from cloudspot.local.machines import MachineDirectory
 
@@ -77,25 +80,112 @@ class Training:
         for (_, last), (first, _) in itertools.pairwise(known):
             assert first == last + 1, (began, made)
 
-    def weights(self) -> str:
-        return self.user.show(self.name)["final"]["weights_sha256"]
 
-
-def rescue_of(shown: Training) -> Any:
+def rescue_of(job: Training) -> Any:
     """Return what the first commit of the job says of its rescue."""
-    return shown.user.history(shown.name).commits[0].rescue
+    return job.user.history(job.name).commits[0].rescue
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """``undisturbed(**options)``: the hash of the weights of two ranks that nothing disturbs."""
+    known: dict[Any, str] = {}
+
+    def find(**options: Any) -> str:
+        key = tuple(sorted(options.items()))
+        if key not in known:
+            user = User(tmp_path_factory.mktemp("calm"))
+            known[key] = Training(user, "calm", SECONDS=0, **options).end()["final"]["weights_sha256"]
+            user.close()
+        return known[key]
+
+    return find
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_a_machine_that_dies_without_a_word_costs_no_step(user: User, rank: int) -> None:
+def test_a_machine_that_dies_without_a_word_costs_no_step(
+    user: User, undisturbed: Callable[..., str], rank: int
+) -> None:
     hit = Training(user, "hit")
     hit.await_step(20)
     hit.kill_machine(rank)
     shown = hit.end()
-    assert shown["state"] == "succeeded"
     hit.check_no_step_twice()
     rescue = rescue_of(hit)
     assert (rescue.cause, rescue.lost, rescue.is_exact) == ("lost", (rank,), True)
-    assert shown["steps_lost"] == 1  # the one that was under way
-    assert shown["steps_lost_is_exact"]
+    assert (shown["steps_lost"], shown["steps_lost_is_exact"]) == (1, True)  # the one that was under way
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("answer", ["save", "destroy", "cpu", "exit", "continue"])
+def test_what_a_script_does_about_the_error_costs_no_step(
+    user: User, undisturbed: Callable[..., str], answer: str
+) -> None:
+    hit = Training(user, "hit", CATCH=answer)
+    hit.await_step(20)
+    hit.kill_machine(1)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_machine_that_freezes_costs_no_step(user: User, undisturbed: Callable[..., str]) -> None:
+    """Its peers hang in a collective: nothing raises."""
+    hit = Training(user, "hit")
+    hit.await_step(20)
+    machine = hit.machine(1)
+    for pid in supervisors_processes(machine):
+        send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_process_that_dies_alone_costs_no_step(user: User) -> None:
+    """torchrun ends its sibling by SIGTERM, and 30 s later by SIGKILL."""
+    hit = Training(user, "hit", sets=("nodes=1", "procs_per_node=2"))
+    hit.await_step(20)
+    kill(hit.pid_of(1))
+    hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", (1,))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_script_on_one_rank_leaves_the_last_boundary(user: User, rank: int) -> None:
+    hit = Training(user, "hit", FAIL_AT=20, FAIL_RANK=rank, FAIL_HOW="raise")
+    shown = hit.end(status=1)
+    assert shown["state"] == "failed"
+    assert shown["last_commit"]["step"] == 20
+    assert shown["last_commit"]["rescue"]["cause"] == "failed"
+    assert [one.why for one in user.history("hit").generations] == ["first", "trainer-failed"]
+    assert "this script is wrong" in json.dumps(shown)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["norm", "drop"])
+def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model: str) -> None:
+    hit = Training(user, "hit", MODEL=model)
+    hit.await_step(20)
+    hit.kill_machine(0)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert not rescue_of(hit).is_exact
+    assert shown["state"] == "succeeded"
+    assert "whose random generators are seeded anew" in user.output(hit.cli)
+
+
+@pytest.mark.full
+def test_one_line_turns_it_off(user: User) -> None:
+    hit = Training(user, "hit", sets=("checkpoint.rescue=false",))
+    hit.await_step(20)
+    hit.kill_machine(1)
+    hit.end()
+    assert [one.step for one in user.history("hit").commits] == [STEPS]

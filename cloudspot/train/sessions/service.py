@@ -104,8 +104,9 @@ class Service:
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
-        self._devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
-        self._random_at_start: dict[str, Any] | None = None
+        self._draws: bool | None = None
+        """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
+        self._noted: Mark | None = None
         self._rescue: Rescue | None = None
         if os.environ.get(handoff.RESCUE) == "1" and self._may_rescue():
             self._rescue = Rescue(
@@ -174,10 +175,26 @@ class Service:
         self._mark(step, is_rare=is_end_of_epoch)
 
     def _mark(self, step: int, *, is_rare: bool) -> None:
-        if self._rescue is not None and self._num_boundaries == 0:
-            self._random_at_start = randomness.capture(self._devices)
         self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
+        if self._rescue is not None and not self._draws:
+            self._note_draws()
         self._num_boundaries += 1
+
+    def _note_draws(self) -> None:
+        """Note whether the steps draw random numbers, by the generators at this mark and the last one."""
+        before, mark = self._noted, self._marks.newest
+        self._noted = mark
+        if mark is None or before is None or mark is before:
+            return
+        positions: list[Any] = [each.description.shared.get("position") for each in (before, mark)]
+        is_apart = positions[0] is not None and (
+            positions[0]["batch"] == 0 or positions[0]["epoch"] != positions[1]["epoch"]
+        )
+        if is_apart and mark.number == before.number + 1:
+            return  # an epoch has begun between them, for which its loader draws a seed
+        randoms = [each.description.rank_state["random"] for each in (before, mark)]
+        is_same = not mark.description.draws_unseen and not is_apart and randomness.is_same(*randoms)
+        self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
         """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
@@ -264,12 +281,11 @@ class Service:
         if mark.step <= self._start:
             return "it has made no step"
         self._standing = {mark.number: mark}
-        start = self._random_at_start
         return Held(
             boundary=mark.number,
             step=mark.step,
             digest=self._marks.digest(mark),
-            draws=start is None or bool(randomness.drawn_since(start, self._devices)),
+            draws=self._draws is not False,
             differs=any(each.pinned for each in items),
             holders=tuple(sorted({shard.holders for each in items for shard in each.shards})),
         )

@@ -48,6 +48,8 @@ class Description:
 
     It is asked for only by a save, since asking may draw random numbers.
     """
+    draws_unseen: bool = False
+    """Whether other processes, a loader's workers, draw random numbers for this rank."""
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -147,6 +149,11 @@ class BoundaryMarks:
     def standing(self) -> tuple[Mark, ...]:
         """Return the marks whose state the objects still hold, the newest first."""
         return self._standing_of(tuple(self._marks))
+
+    @property
+    def newest(self) -> Mark | None:
+        """The newest mark, whether it stands or not."""
+        return self._marks[-1] if self._marks else None
 
     def first_since_step(self) -> Mark | None:
         """Return the mark of the first boundary since the newest step of an optimizer, if it stands.
