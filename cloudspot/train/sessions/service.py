@@ -39,6 +39,8 @@ LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
 SETTLE_SECONDS = 0.05
 """After a copy beside the main thread, a write that had begun before has become visible by then."""
+FEW_BOUNDARIES = 256
+"""After so many boundaries it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
 """How long a rescue waits for a slot while both are being uploaded."""
 LAST_PREPARE_STEPS = 64
@@ -178,6 +180,8 @@ class Service:
         self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
         if self._rescue is not None and not self._draws:
             self._note_draws()
+        if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
+            self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
 
     def _note_draws(self) -> None:
@@ -308,9 +312,13 @@ class Service:
         items = checkpoint.take(self._objects).items
         if any(len(shard.holders) == 1 for each in items for shard in each.shards):
             why = why or "it is sharded over all ranks, so each rank alone holds a part"
-        if why is not None and self._world.rank == 0:
-            _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
+        if why is not None:
+            self._say_what_a_loss_costs(why)
         return obstacle is None
+
+    def _say_what_a_loss_costs(self, why: str) -> None:
+        if self._world.rank == 0 and os.environ.get(handoff.RESCUE) == "1":
+            _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _hold_for_rescue(self) -> None:
         if self._rescue is not None and os.getpid() == self._pid and not self._has_left:

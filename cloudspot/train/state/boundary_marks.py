@@ -108,6 +108,8 @@ class BoundaryMarks:
         """The first boundary since then."""
         self._num_steps_there = -1
         self._frozen: str | None = None
+        self.num_skipped = 0
+        """How many boundaries were not marked."""
         self._problem = "there was no step"
         self._unmarked: str | None = None
         self._costs = deque([0.0] * 3, maxlen=3)  # seconds; one may be high because the machine was busy
@@ -130,6 +132,7 @@ class BoundaryMarks:
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
+            self.num_skipped += 1
             return
         worked = time.thread_time()
         try:
