@@ -110,12 +110,12 @@ class Service:
         """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
         self._noted: Mark | None = None
         self._rescue: Rescue | None = None
-        if os.environ.get(handoff.RESCUE) == "1" and self._may_rescue():
+        if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
                 rank=world.rank,
                 rescuable=self,
-                stop_rounds=self.rounds.stop_for_rescue,
+                stop_rounds=lambda: not self._has_left and self.rounds.stop_for_rescue(),
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
             if world.world_size > 1:
@@ -306,18 +306,12 @@ class Service:
         self._saver.seal(copied)
         return mark.step
 
-    def _may_rescue(self) -> bool:
-        """Return whether boundaries are marked; say on rank 0 if survivors do not hold all that others do."""
-        why = obstacle = self._marks.obstacle
-        items = checkpoint.take(self._objects).items
-        if any(len(shard.holders) == 1 for each in items for shard in each.shards):
-            why = why or "it is sharded over all ranks, so each rank alone holds a part"
-        if why is not None:
-            self._say_what_a_loss_costs(why)
-        return obstacle is None
-
-    def _say_what_a_loss_costs(self, why: str) -> None:
-        if self._world.rank == 0 and os.environ.get(handoff.RESCUE) == "1":
+    def _say_what_a_loss_costs(self, why: str | None) -> None:
+        if (
+            why is not None
+            and self._rescue is not None
+            and self._world.rank == 0 < self._world.world_size - 1
+        ):
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _hold_for_rescue(self) -> None:
@@ -344,6 +338,10 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
+        alone = "each rank alone holds a part of the state"
+        why = alone if any(len(shard.holders) == 1 for shard in shards) else None
+        self._say_what_a_loss_costs(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
         """End the loop where the script has left it, if all ranks have left it after the same step.
@@ -360,6 +358,8 @@ class Service:
         found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
         if isinstance(found, SaveOrder):
             self._drain(found, step)
+        if self.rounds.is_rescued:
+            return  # others are lost: the last boundary is saved, at the end of the process
         if all(found.get(rank) == step for rank in range(self._world.world_size)):
             self.end_loop(step, left=left, saves=saves, is_held=is_held)
             return
