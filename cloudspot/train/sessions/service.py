@@ -163,6 +163,8 @@ class Service:
             SessionError: the state cannot be saved.
         """
         number = self._num_boundaries
+        if self._marks.is_frozen:
+            self._wait_for_rescue(step)
         order = self.rounds.begin(number)
         while order is not None:
             if order.kind == RESCUE:
@@ -319,7 +321,7 @@ class Service:
             self._rescue.hold()
 
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """At a boundary that is not to be passed: note it, wait until it is saved, and leave."""
+        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
         raise SystemExit(1)
@@ -380,7 +382,7 @@ class Service:
         ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
-        if self.rounds.is_rescued:
+        if self.rounds.is_rescued or self._marks.is_frozen:
             self._wait_for_rescue(total)
         self._finish_rounds(self._link.complete())
         self._has_left = True
