@@ -12,7 +12,6 @@ statistics, and DDP overwrites all buffers with those of rank 0.
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -140,7 +140,9 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_buffers_are_those_of_the_boundary_whatever_a_forward_pass_makes_of_them(make, name):
-    model = torch.nn.Sequential(*[layer for _ in range(40) for layer in (torch.nn.Linear(4, 4), LAYERS[name](4))])
+    model = torch.nn.Sequential(
+        *[layer for _ in range(40) for layer in (torch.nn.Linear(4, 4), LAYERS[name](4))]
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     train(model, optimizer)
     objects = {"model": model, "optimizer": optimizer}
@@ -391,7 +393,10 @@ def test_what_a_scheduler_changes_in_place_is_that_of_the_boundary(make):
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.param_groups[0]["history"] = [1]
-    schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+    schedulers = [
+        torch.optim.lr_scheduler.ConstantLR(optimizer),
+        torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    ]
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, [2])
     steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
     scheduler.seen = {"arrays": (np.zeros(2), {1}), "empty": None}
