@@ -20,8 +20,8 @@ SMALL_BYTES = 1 << 20
 """Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied, and of
 buffers where that is more than ``BUFFER_SHARE``."""
 BUFFER_SHARE = 1 / 64
-"""Up to this share of the state of models and optimizers may be copies of buffers. To copy as much took 0.6 to
-2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole one."""
+"""Up to this share of the state of models and optimizers may be copies of buffers. To copy as much took 0.6
+to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole one."""
 NUM_SAMPLES = 16
 """``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
 average that is swapped in changes every weight, so that a few show it: so many tensors of each model's that
