@@ -11,9 +11,10 @@ statistics, and DDP overwrites all buffers with those of rank 0.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.noted_state import Layout, ModelCopies, Noted, saves_more
-from cloudspot.train.state.tree import Json, flatten
+from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 IDLE_SHARE = 0.005
 """The share of the time that marks may take while the script has not asked whether it has to leave."""
@@ -47,6 +48,8 @@ class Description:
 
     It is asked for only by a save, since asking may draw random numbers.
     """
+    draws_unseen: bool = False
+    """Whether other processes, a loader's workers, draw random numbers for this rank."""
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -99,6 +102,14 @@ class BoundaryMarks:
         self._num_listed = -1
         self._lasts = True
         self._marks: deque[Mark] = deque(maxlen=2)
+        self._first: Mark | None = None
+        """The first mark since the newest step of an optimizer."""
+        self._first_boundary = -1
+        """The first boundary since then."""
+        self._num_steps_there = -1
+        self._frozen: str | None = None
+        self.num_skipped = 0
+        """How many boundaries were not marked."""
         self._problem = "there was no step"
         self._unmarked: str | None = None
         self._costs = deque([0.0] * 3, maxlen=3)  # seconds; one may be high because the machine was busy
@@ -113,24 +124,56 @@ class BoundaryMarks:
     ) -> None:
         """Mark a boundary, unless that would take too large a share of the time and it is not ``is_rare``."""
         begun = time.perf_counter()
+        if self._frozen is not None:
+            self._unmarked = self._frozen
+            return
+        if self._num_steps != self._num_steps_there:
+            self._num_steps_there, self._first_boundary = self._num_steps, number
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
+            self.num_skipped += 1
             return
+        worked = time.thread_time()
         try:
             with torch.no_grad():
                 self._marks.append(self._make(number, step, describe()))
+            if number == self._first_boundary:
+                self._first = self._marks[-1]
             self._unmarked = None
         except Exception as error:  # a save says what is wrong; a mark must not end a training
             self._unmarked = str(error)
             if self._lasts:
                 self._num_listed = -1
         self._ended_at = time.perf_counter()
-        self._costs.append(self._ended_at - begun)
+        # Of this thread: what a busy machine does meanwhile would be done anyway.
+        self._costs.append(time.thread_time() - worked)
 
     def standing(self) -> tuple[Mark, ...]:
         """Return the marks whose state the objects still hold, the newest first."""
-        marks = tuple(self._marks)
+        return self._standing_of(tuple(self._marks))
+
+    @property
+    def newest(self) -> Mark | None:
+        """The newest mark, whether it stands or not."""
+        return self._marks[-1] if self._marks else None
+
+    def first_since_step(self) -> Mark | None:
+        """Return the mark of the first boundary since the newest step of an optimizer, if it stands.
+
+        What a script did after it, without a step, may be done again: as where it has caught the error of a
+        collective and gone on with the next batch.
+        """
+        first = self._first
+        if first is None or first.number != self._first_boundary:
+            return None
+        return next(iter(self._standing_of((first,))), None)
+
+    def freeze(self, why: str) -> None:
+        """Mark no further boundary: the state there may be of no use."""
+        self._frozen = why
+
+    def _standing_of(self, marks: Sequence[Mark]) -> tuple[Mark, ...]:
         if not marks:
             return ()
         with self.after(marks[-1]), torch.no_grad():
@@ -169,6 +212,21 @@ class BoundaryMarks:
                 stream.wait_event(event)
                 stack.enter_context(torch.cuda.stream(stream))
             yield
+
+    def digest(self, mark: Mark) -> str:
+        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights."""
+        digest = hashlib.sha256()
+        with self.after(mark):
+            for samples in mark.samples:
+                digest.update(tensor_bytes(samples.cpu().contiguous()))
+        return digest.hexdigest()[:16]
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no boundary is marked while the script does not call ``run.check()``, or None."""
+        if self.is_used or not self._has_scripts_objects:
+            return None
+        return "a tracked object is the script's own; if its state_dict only reads, call run.check() at first"
 
     def close(self) -> None:
         """Stop following."""
@@ -257,7 +315,7 @@ class _MarkedState:
         self.state_dict = state_dict
 
 
-class _MarkedModel(torch.nn.Module):
+class _MarkedModel(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
     """Has the names of a model's parameters and buffers, and another state."""
 
     def __init__(self, model: Any, state_dict: Callable[[], Any]) -> None:

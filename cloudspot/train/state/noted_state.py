@@ -17,8 +17,8 @@ import torch
 from cloudspot.train.state import sharding
 
 SMALL_BYTES = 1 << 20
-"""Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied, and of
-buffers where that is more than ``BUFFER_SHARE``."""
+"""Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied, and as
+many of buffers if that is more than ``BUFFER_SHARE``."""
 BUFFER_SHARE = 1 / 64
 """Up to this share of the state of models and optimizers may be copies of buffers. To copy as much took 0.6
 to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole one."""
@@ -258,7 +258,8 @@ class ModelLayout:
                 made.append(torch.cat(tensors if num_dims == 1 else [each.reshape(-1) for each in tensors]))
             if made[-1].numel() != sum(numels):
                 raise LookupError("the shape of a buffer has changed")
-        extras = {key: Noted(module().get_extra_state()) for key, module in self._extras.items()}
+        modules = {key: reference() for key, reference in self._extras.items()}
+        extras = {key: Noted(each.get_extra_state()) for key, each in modules.items() if each is not None}
         return ModelCopies(made, extras)
 
     def state_dict(self, model: Any, copies: ModelCopies) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,23 @@ def _numpy_state(numpy: Any) -> Any:
         state[1].setflags(write=False)  # it will be returned again
         _numpy_known = state[1].tobytes() + state[2].to_bytes(4, sys.byteorder), state
     return state
+
+
+def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Return whether two captured states are equal, so that nothing was drawn between them."""
+    return (
+        one.keys() == two.keys()
+        and one["python"] == two["python"]
+        and torch.equal(one["torch"], two["torch"])
+        and all(map(torch.equal, one.get(_CUDA, ()), two.get(_CUDA, ())))
+        and _is_same_of_numpy(one.get("numpy"), two.get("numpy"))
+    )
+
+
+def _is_same_of_numpy(one: Any, two: Any) -> bool:
+    if one is two:
+        return True
+    return bool((one[1] == two[1]).all()) and one[2:] == two[2:]
 
 
 def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[str]:
