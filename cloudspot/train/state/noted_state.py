@@ -188,7 +188,11 @@ class Layout:
 
     def samples(self) -> list[Any]:
         """Return elements of the tensors."""
-        return [torch.cat(find(each)) for model in self.models.values() for find, each in model.sampled]
+        return [torch.cat(find(each)) for model in self.models.values() for _, find, each in model.sampled]
+
+    def alike(self) -> list[bool]:
+        """Return for each of the samples whether it is of weights that all ranks hold."""
+        return [alike for model in self.models.values() for alike, *_ in model.sampled]
 
 
 class ModelCopies(NamedTuple):
@@ -295,8 +299,11 @@ def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[t
     return owners
 
 
-def _sampled(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
-    """Choose tensors of a model and elements of them; return by device and type how to find which."""
+def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
+    """Choose tensors of a model and elements of them; return by device and type how to find which.
+
+    Before these, whether they are of weights that all ranks hold: buffers and shards are each rank's own.
+    """
     weights: dict[bool, list[Any]] = {True: [], False: []}
     chosen = []
     for each in tensors:
@@ -315,9 +322,10 @@ def _sampled(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
         is_row = held is tensor and type(tensor) in _PLAIN and tensor.is_contiguous()
         where = ((min(count, numel),), (max(numel // count, 1),)) if is_row else ()
         if numel > 0:
-            kind = _slices if is_row else _middles, held.device, held.dtype
+            is_alike = held is tensor and isinstance(tensor, torch.nn.Parameter)
+            kind = is_alike, _slices if is_row else _middles, held.device, held.dtype
             kinds.setdefault(kind, []).append((weakref.ref(tensor), *where))
-    return [(find, each) for (find, *_), each in kinds.items()]
+    return [(is_alike, find, each) for (is_alike, find, *_), each in kinds.items()]
 
 
 def _slices(rows: list[Any]) -> list[Any]:
