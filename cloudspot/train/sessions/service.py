@@ -121,7 +121,7 @@ class Service:
             if world.world_size > 1:
                 self._closing.enter_context(failed_backward.noted(self._marks.freeze))
             self._rescue.start()
-            sigterm.hold_first(self._hold_for_rescue)
+            sigterm.put_off(self._ends_at_boundary)
 
     @property
     def sealed_step(self) -> int | None:
@@ -315,6 +315,13 @@ class Service:
             and self._world.rank == 0 < self._world.world_size - 1
         ):
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
+
+    def _ends_at_boundary(self) -> bool:
+        """Have the process end at the next boundary, with the state saved, if there is one."""
+        if self._rescue is None or self._has_left or self._num_boundaries == 0 or os.getpid() != self._pid:
+            return False
+        self._rescue.begin()
+        return True
 
     def _hold_for_rescue(self) -> None:
         if self._rescue is not None and os.getpid() == self._pid and not self._has_left:
