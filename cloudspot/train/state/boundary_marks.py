@@ -173,6 +173,11 @@ class BoundaryMarks:
         """Mark no further boundary: the state there may be of no use."""
         self._frozen = why
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no boundary is marked any more."""
+        return self._frozen is not None
+
     def _standing_of(self, marks: Sequence[Mark]) -> tuple[Mark, ...]:
         if not marks:
             return ()
