@@ -39,6 +39,8 @@ LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
 SETTLE_SECONDS = 0.05
 """After a copy beside the main thread, a write that had begun before has become visible by then."""
+_TOLD = 128 + signal.SIGTERM
+"""The exit status of a rank that ends for others' sake: it says nothing of the script."""
 FEW_BOUNDARIES = 256
 """After so many boundaries it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
@@ -331,7 +333,7 @@ class Service:
         """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
-        raise SystemExit(1)
+        raise SystemExit(_TOLD)
 
     def _tell_of_change(self) -> None:
         _log.warning(
