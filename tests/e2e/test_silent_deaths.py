@@ -8,9 +8,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.acting_user import COMMAND, JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
 
@@ -21,7 +23,15 @@ STEPS = 96
 class Training:
     """A job of the script in ``jobs/survivors``, and the steps that its ranks have made."""
 
-    def __init__(self, user: User, name: str, *, sets: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        user: User,
+        name: str,
+        *,
+        sets: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         self.user = user
         self.name = name
         self.trace = user.home / f"trace-{name}"
@@ -30,7 +40,7 @@ class Training:
         given = {"TRACE": self.trace, **options}
         for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
             words += ["--set", each]
-        self.cli = user.start(*words)
+        self.cli = user._start([*prefix, *COMMAND, *words])
 
     def steps(self, generation: int) -> dict[int, list[int]]:
         """Return the steps that each rank of a generation has made."""
@@ -180,6 +190,32 @@ def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model
     assert not rescue_of(hit).is_exact
     assert shown["state"] == "succeeded"
     assert "whose random generators are seeded anew" in user.output(hit.cli)
+
+
+@pytest.mark.full
+def test_a_network_that_is_cut_between_the_nodes_costs_no_step(user: User) -> None:
+    """Both live and reach the store: each holds the last boundary, and one order has both save it."""
+    with own_network() as network:
+        hit = Training(
+            user,
+            "hit",
+            sets=('limits.stuck_after="12s"',),
+            prefix=network.prefix,
+            INTERFACE=network.interface,
+        )
+        hit.await_step(20)
+        lost = [MachineDirectory(hit.machine(1))]
+        supervisor = lost[0].supervisor()
+        assert supervisor is not None
+        addresses = (network.address(0), network.address(1), lost[0].record().address)
+        for address in addresses:
+            network.cut(address, but_port=urlsplit(supervisor.metadata_url).port)
+        wait_for("the last word of one", lambda: user.history("hit").launches[0].exits)
+        for address in addresses:
+            network.mend(address)
+        hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", ())
 
 
 @pytest.mark.full

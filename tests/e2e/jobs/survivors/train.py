@@ -37,6 +37,8 @@ class Net(nn.Module):
 
 def main():
     torch.set_num_threads(1)
+    if option("INTERFACE"):
+        os.environ["GLOO_SOCKET_IFNAME"] = option("INTERFACE").format(rank=os.environ["GROUP_RANK"])
     spot.init_process_group()
     torch.manual_seed(7)
     rows = torch.arange(512.0).remainder(97).div(97)
