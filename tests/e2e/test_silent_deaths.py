@@ -1,10 +1,16 @@
-"""Machines and processes that die without a word: the others save what they hold, and no step is made again."""
+"""Machines and processes that die without a word: the others save what they hold, and no step is made again.
+
+``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,7 @@ from support.jobs.cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
 
+NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
 STEPS = 96
 """Of two ranks; three epochs of 512 samples in batches of 8 each."""
 
@@ -41,6 +48,10 @@ class Training:
         for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
             words += ["--set", each]
         self.cli = user._start([*prefix, *COMMAND, *words])
+
+    def phase(self, rank: int) -> str:
+        """Return what a rank of the first generation does."""
+        return (self.trace / f"1-{rank}.phase").read_text().strip()
 
     def steps(self, generation: int) -> dict[int, list[int]]:
         """Return the steps that each rank of a generation has made."""
@@ -225,3 +236,48 @@ def test_one_line_turns_it_off(user: User) -> None:
     hit.kill_machine(1)
     hit.end()
     assert [one.step for one in user.history("hit").commits] == [STEPS]
+
+
+def run_with_death(user: User, seed: int) -> str:
+    """Kill or freeze a machine or a process at a random moment; return what it did at that moment."""
+    rng = random.Random(seed)
+    num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
+    model = rng.choice(["", "norm", "drop"])
+    hit = Training(user, "hit", sets=(f"nodes={num_nodes}", f"procs_per_node={procs}"), MODEL=model)
+    hit.await_step(rng.randrange(3, 60 // procs))
+    time.sleep(rng.uniform(0.0, 0.3))
+    rank = rng.randrange(num_nodes * procs)
+    phase = hit.phase(rank)
+    how = rng.choice(["process", "machine", "frozen"]) if num_nodes > 1 else "process"
+    if how == "process":
+        kill(hit.pid_of(rank))
+    elif how == "machine":
+        hit.kill_machine(rank)
+    else:
+        for pid in supervisors_processes(hit.machine(rank)):
+            send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    assert shown["state"] == "succeeded"
+    saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
+    if saved:
+        hit.check_no_step_twice()
+    else:
+        # A promise has its conditions: what was not saved is told, with the reason.
+        assert "nothing was saved after the loss: " in user.output(hit.cli)
+    told = (
+        f"seed {seed}: {how} in {phase}, {num_nodes} x {procs}, {model}: {saved[0] if saved else 'repeated'}"
+    )
+    print(told)
+    return told
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_a_death_at_a_random_moment_costs_no_step(user: User, seed: int) -> None:
+    run_with_death(user, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
+def test_soak_of_silent_deaths(user: User, seed: int) -> None:
+    run_with_death(user, seed)
