@@ -244,7 +244,7 @@ def run_with_death(user: User, seed: int) -> str:
     num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
     model = rng.choice(["", "norm", "drop"])
     hit = Training(user, "hit", sets=(f"nodes={num_nodes}", f"procs_per_node={procs}"), MODEL=model)
-    hit.await_step(rng.randrange(3, 60 // procs))
+    hit.await_step(rng.randrange(3, 40 // procs))
     time.sleep(rng.uniform(0.0, 0.3))
     rank = rng.randrange(num_nodes * procs)
     phase = hit.phase(rank)
