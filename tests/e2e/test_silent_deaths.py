@@ -124,7 +124,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_survivors_save_the_last_step_that_they_hold(user: User) -> None:
+    hit = Training(user, "hit", EPOCHS=1)
+    hit.await_step(8)
+    hit.kill_machine(1)
+    hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_machine_that_dies_without_a_word_costs_no_step(
     user: User, undisturbed: Callable[..., str], rank: int
 ) -> None:
