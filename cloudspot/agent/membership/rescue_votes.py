@@ -54,8 +54,8 @@ class RescueVotes:
         self._peers.look_for_certificates()
 
     def pause(self) -> None:
-        """Wait before the next ``look``."""
-        self._peers.pause()
+        """Wait before the next ``look``; an order to leave does not end it, since a rescue goes on."""
+        self._peers.pause(despite_orders=True)
 
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return who may still say what it holds: those that live, and those that are silent."""
@@ -106,6 +106,7 @@ class RescueVotes:
         self.look()
         # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in self._others if self._peers.is_gone(seat)}
+        gone |= self._reports(order.attempt + 1).keys()  # who goes on has given this one up
         try:
             commit = context.retry_until(
                 lambda: manifests.commit_whole(
