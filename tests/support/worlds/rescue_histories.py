@@ -749,7 +749,7 @@ class History:
         self.injected = True
         goes_on = [node.index for node in self.nodes if self.rng.random() < 0.5] or [0]
         restored = head(known)
-        record = Records().generation(2, ranks=goes_on, restored=restored, at=self.fibers.now)
+        record = Records().generation(2, ranks=goes_on, restored=restored and (restored.generation, restored.step), at=self.fibers.now)
         journal.append(record, len(known) + 1)
 
     # --- what must never happen, as it happens --------------------------------------------------------
