@@ -282,7 +282,7 @@ class Rounds:
     def stop_for_rescue(self) -> bool:
         """Let the main thread pass no further boundary, and wait for nobody; False: it has left otherwise."""
         with self._changed:
-            if self._state == "rewound" or self._finished:
+            if self._state == "rewound":
                 return False
             self._is_rescued = True
             self._limit, self._hold = None, self._next if self._hold is None else self._hold

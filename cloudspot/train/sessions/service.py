@@ -110,12 +110,12 @@ class Service:
         """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
         self._noted: Mark | None = None
         self._rescue: Rescue | None = None
-        if os.environ.get(handoff.RESCUE) == "1" and self._may_rescue():
+        if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
                 rank=world.rank,
                 rescuable=self,
-                stop_rounds=self.rounds.stop_for_rescue,
+                stop_rounds=lambda: not self._has_left and self.rounds.stop_for_rescue(),
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
             if world.world_size > 1:
@@ -163,6 +163,8 @@ class Service:
             SessionError: the state cannot be saved.
         """
         number = self._num_boundaries
+        if self._marks.is_frozen:
+            self._wait_for_rescue(step)
         order = self.rounds.begin(number)
         while order is not None:
             if order.kind == RESCUE:
@@ -306,18 +308,12 @@ class Service:
         self._saver.seal(copied)
         return mark.step
 
-    def _may_rescue(self) -> bool:
-        """Return whether boundaries are marked; say on rank 0 if survivors do not hold all that others do."""
-        why = obstacle = self._marks.obstacle
-        items = checkpoint.take(self._objects).items
-        if any(len(shard.holders) == 1 for each in items for shard in each.shards):
-            why = why or "it is sharded over all ranks, so each rank alone holds a part"
-        if why is not None:
-            self._say_what_a_loss_costs(why)
-        return obstacle is None
-
-    def _say_what_a_loss_costs(self, why: str) -> None:
-        if self._world.rank == 0 and os.environ.get(handoff.RESCUE) == "1":
+    def _say_what_a_loss_costs(self, why: str | None) -> None:
+        if (
+            why is not None
+            and self._rescue is not None
+            and self._world.rank == 0 < self._world.world_size - 1
+        ):
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _hold_for_rescue(self) -> None:
@@ -325,7 +321,7 @@ class Service:
             self._rescue.hold()
 
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """At a boundary that is not to be passed: note it, wait until it is saved, and leave."""
+        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
         raise SystemExit(1)
@@ -344,6 +340,10 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
+        alone = "each rank alone holds a part of the state"
+        why = alone if any(len(shard.holders) == 1 for shard in shards) else None
+        self._say_what_a_loss_costs(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
         """End the loop where the script has left it, if all ranks have left it after the same step.
@@ -360,6 +360,8 @@ class Service:
         found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
         if isinstance(found, SaveOrder):
             self._drain(found, step)
+        if self.rounds.is_rescued:
+            return  # others are lost: the last boundary is saved, at the end of the process
         if all(found.get(rank) == step for rank in range(self._world.world_size)):
             self.end_loop(step, left=left, saves=saves, is_held=is_held)
             return
@@ -380,7 +382,7 @@ class Service:
         ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
-        if self.rounds.is_rescued:
+        if self.rounds.is_rescued or self._marks.is_frozen:
             self._wait_for_rescue(total)
         self._finish_rounds(self._link.complete())
         self._has_left = True

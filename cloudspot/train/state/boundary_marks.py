@@ -173,6 +173,11 @@ class BoundaryMarks:
         """Mark no further boundary: the state there may be of no use."""
         self._frozen = why
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no boundary is marked any more."""
+        return self._frozen is not None
+
     def _standing_of(self, marks: Sequence[Mark]) -> tuple[Mark, ...]:
         if not marks:
             return ()
@@ -214,11 +219,15 @@ class BoundaryMarks:
             yield
 
     def digest(self, mark: Mark) -> str:
-        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights."""
+        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights.
+
+        What each rank has of its own, shards and large buffers, is left out.
+        """
         digest = hashlib.sha256()
         with self.after(mark):
-            for samples in mark.samples:
-                digest.update(tensor_bytes(samples.cpu().contiguous()))
+            for samples, is_alike in zip(mark.samples, mark.layout.alike(), strict=True):
+                if is_alike:
+                    digest.update(tensor_bytes(samples.cpu().contiguous()))
         return digest.hexdigest()[:16]
 
     @property

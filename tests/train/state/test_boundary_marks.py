@@ -284,6 +284,21 @@ def test_buffers_are_copied_up_to_a_share_of_the_state(make, monkeypatch):
     assert marks.problem == "model/0.table was written to"
 
 
+def test_a_digest_is_of_the_weights_that_all_ranks_hold(make, no_room):
+    def digest(model):
+        marks = make({"model": model})
+        return marks.digest(marks.standing()[0])
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    digests = [digest(model)]
+    model(torch.randn(3, 4))  # each rank of other samples
+    digests.append(digest(model))
+    with torch.no_grad():
+        model[0].bias.add_(1)
+    digests.append(digest(model))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_an_averaged_model_stands_until_it_is_updated(make):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
@@ -492,9 +507,12 @@ def test_sharded_weights_are_followed_in_what_this_rank_holds(make):
         assert marks.standing() == ()
         assert marks.problem == "model/weight was written to"
         marks.mark(1, 1, lambda: DESCRIPTION)
+        digest = marks.digest(marks.standing()[0])
         model.weight.to_local().data.mul_(2.0)
         assert marks.standing() == ()
         assert marks.problem == "a model's weights were written to"
+        marks.mark(2, 2, lambda: DESCRIPTION)
+        assert marks.digest(marks.standing()[0]) == digest, "other ranks hold other shards"
     finally:
         sharding._held.cache_clear()
         dist.destroy_process_group()
@@ -515,6 +533,7 @@ def test_of_two_boundaries_without_a_change_between_them_both_stand(make):
 def test_marks_that_take_long_are_made_seldom(make, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(boundary_marks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(boundary_marks.time, "thread_time", lambda: now[0])
     marks = make({"model": torch.nn.Linear(1, 1)})
     marks.is_used = False
 
@@ -535,6 +554,7 @@ def test_marks_that_take_long_are_made_seldom(make, monkeypatch):
 def test_one_mark_that_takes_long_keeps_no_other_from_being_made(make, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(boundary_marks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(boundary_marks.time, "thread_time", lambda: now[0])
     marks = make({"model": torch.nn.Linear(1, 1)})
     marks.is_used = False
     costs = iter([1e-5, 1e-5, 1e-5, 5.0, 1e-5, 1e-5])

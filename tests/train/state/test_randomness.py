@@ -1,3 +1,4 @@
+# ruff: noqa: NPY002 - the global generator of NumPy is meant
 """The state of the random generators, which each boundary notes."""
 
 import random
