@@ -35,10 +35,9 @@ class RescueVotes:
         self.generation = generation
         self._others = tuple(seat for seat in generation.seats if seat != context.seat)
 
-    @property
-    def others_have_begun(self) -> bool:
-        """Whether another member was asked already what its ranks hold; asks no store."""
-        return bool(self._reports(1))
+    def others_have_begun(self, attempt: int = 1) -> bool:
+        """Return whether another member has asked already what its ranks hold; asks no store."""
+        return bool(self._reports(attempt))
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +120,8 @@ class RescueVotes:
         procs = context.job.spec.procs_per_node
         saving = {self.generation.seats[rank // procs] for rank in order.ranks}
         missing = missing_parts(context, checkpoint, self.generation) & saving
-        return "hopeless" if missing & gone else "open"
+        # Another member may know that a rank of its own cannot save.
+        return "hopeless" if missing & gone or self.others_have_begun(order.attempt + 1) else "open"
 
     def _cause(self) -> Literal["lost", "failed"]:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"

@@ -38,6 +38,8 @@ class Held:
     """The newest boundary at which this rank's state still stands."""
 
     boundary: int
+    before: int
+    """The boundary held before the newest step of an optimizer."""
     step: int
     digest: str
     """Of samples of the weights."""

@@ -306,6 +306,7 @@ class SimRank:
         self._standing = boundary
         return Held(
             boundary=boundary,
+            before=history.first_of(boundary - 1),
             step=history.step_of(boundary),
             digest=f"{history.step_of(boundary)}",
             draws=history.draws,
@@ -671,6 +672,7 @@ class History:
         for node in self.nodes:
             node.start()
         self.fibers.start(self._trouble, ("trouble",))
+        self.committed_at = {}
         self.fibers.run(until=LIMIT_SECONDS, is_done=self._is_done)
 
     def _is_done(self):

@@ -77,7 +77,7 @@ class Rescue:
             or bool(trainer.poll())
             or self._membership.has_lost()
             or self._membership.votes.failed_elsewhere() is not None
-            or self._votes.others_have_begun
+            or self._votes.others_have_begun()
         )
 
     def run(self) -> None:
