@@ -590,6 +590,8 @@ class History:
         self.outages = []
         self.injected = False
         self.orders = {}
+        self.held_at_order = {}
+        """What ranks really held when the newest order was put."""
         self.heard = defaultdict(list)
         """By node's heartbeat: what it said of its ranks, and when."""
         self._looked = {}
@@ -767,6 +769,7 @@ class History:
             before = self.orders.setdefault(order.attempt, order)
             if before != order:
                 self.violate("there are two orders of one attempt")
+            self.held_at_order = {rank: rank.held_boundary for rank in self.ranks}
             self._check_order(order)
 
     def violate(self, what):
@@ -893,7 +896,9 @@ class History:
             for rank in node.ranks
             if not rank.has_failed_to_save and rank.held_boundary is not None
         ]
-        said = [SimpleNamespace(rank=rank.rank, boundary=rank.held_boundary) for rank in steady]
+        # Whoever was taken for lost may come back in the middle of a save: what is held after the order is too late.
+        held_then = self.held_at_order or {rank: rank.held_boundary for rank in steady}
+        said = [SimpleNamespace(rank=rank.rank, boundary=held_then[rank]) for rank in steady if held_then[rank] is not None]
         held = [one for one in {each.boundary for each in said} if self._is_held(said, one)]
         return max((self.step_of(one) for one in held), default=None)
 
