@@ -127,7 +127,8 @@ class Rescue:
             self._may_end.set()
 
     def _answer(self) -> None:
-        while not self._stopped and not self._is_resting and not self._look():
+        word = None
+        while not self._stopped and not self._is_resting and (word := self._look()) is None:
             self._pause()
         if self._stopped:
             return
@@ -149,13 +150,14 @@ class Rescue:
                 self._tell(held)
                 if isinstance(held, str) and is_resting:
                     return
-            word = self._look()
+            word = word or self._look()
             if word is not None and word.do == handoff.RELEASE:
                 return
             if word is not None and word.do == handoff.SAVE:
                 step = self._rescuable.save(read_order(word.order))
                 said = {"attempt": word.attempt, "step": step}
                 handoff.write_json(handoff.rescued_path(self._directory, self._rank), said)
+            word = None
             self._pause()
 
     def _tell(self, held: Held | str) -> None:
