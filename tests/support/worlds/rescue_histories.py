@@ -590,6 +590,7 @@ class History:
         self.outages = []
         self.injected = False
         self.orders = {}
+        self.rescued_at = None
         self.held_at_order = {}
         """What ranks really held when the newest order was put."""
         self.heard = defaultdict(list)
@@ -674,7 +675,6 @@ class History:
         for node in self.nodes:
             node.start()
         self.fibers.start(self._trouble, ("trouble",))
-        self.committed_at = {}
         self.fibers.run(until=LIMIT_SECONDS, is_done=self._is_done)
 
     def _is_done(self):
@@ -764,6 +764,10 @@ class History:
         if keys.heartbeat.match(key) is not None:
             beat = codec.decode(bytes(data), Heartbeat, key=key)
             self.heard[key].append((self.fibers.now, beat.survivors))
+        elif keys.journal.match(key) is not None:
+            record = codec.decode_journal(bytes(data), key=key)
+            if isinstance(record, Commit) and record.rescue is not None and self.rescued_at is None:
+                self.rescued_at = self.fibers.now
         elif keys.rescue_order.match(key) is not None:
             order = codec.decode(bytes(data), RescueOrder, key=key)
             before = self.orders.setdefault(order.attempt, order)
@@ -822,6 +826,8 @@ class History:
         waits = self.trouble_seconds + 60.0 + 30.0 * self.num_deaths
         if now - began > allowance + waits:
             self.violate(f"{node.name} was held up for {now - began:.0f} s")
+        if self.rescued_at is not None and now - max(began, self.rescued_at) > waits:
+            self.violate(f"{node.name} was held up after all was saved")
 
     # --- at the end ---------------------------------------------------------------------------------
 
