@@ -59,6 +59,9 @@ class RescueVotes:
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return who may still say what it holds: those that live, and those that are silent."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
+        # Whoever drains no more has seen all saved, or given up: it says nothing more.
+        beats = self._peers.beats()
+        said |= {seat for seat in self._reports(1) if (beat := beats[seat]) and beat.state != "draining"}
         left = {seat for seat in self._others if seat not in said and not self._peers.is_gone(seat)}
         alive = {seat for seat in left if self._peers.liveness(seat) is not Liveness.UNKNOWN}
         return frozenset(alive), frozenset(left - alive)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cloudspot.jobstore.layout.records import HeldState
 
+
 @dataclass(frozen=True)
 class Choice:
     """Where to save, and who."""

@@ -79,7 +79,9 @@ class Fibers:
                 break
             if fiber.is_over or fiber.turn != turn:
                 continue
-            thaws_at = max((at for owner, at in self._frozen.items() if fiber.owner[: len(owner)] == owner), default=0)
+            thaws_at = max(
+                (at for owner, at in self._frozen.items() if fiber.owner[: len(owner)] == owner), default=0
+            )
             if thaws_at > moment:
                 heapq.heappush(self._queue, (thaws_at, next(self._count), fiber, turn))
                 continue

@@ -6,7 +6,6 @@ shows whether it was mixed. ``play`` raises ``Violation`` where a rescue breaks 
 """
 
 import io
-import json
 import math
 import random
 import struct
@@ -27,7 +26,14 @@ from support.worlds.simulation import START, Violation
 from cloudspot.agent import orders, rank_reports, status, store_retry, worker
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.leaving import LeavingError
-from cloudspot.agent.membership import agreement, failure_votes, heartbeat_writer, open_seats, peer_heartbeats, rescue_votes
+from cloudspot.agent.membership import (
+    agreement,
+    failure_votes,
+    heartbeat_writer,
+    open_seats,
+    peer_heartbeats,
+    rescue_votes,
+)
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.heartbeat_writer import HeartbeatWriter
 from cloudspot.agent.node import Node, NodeMemory
@@ -148,7 +154,9 @@ class MemoryPath:
 
     def below(self):
         """Return what is there, in order."""
-        return [MemoryPath(self._disk, name) for name in sorted(self._disk) if name.startswith(f"{self._name}/")]
+        return [
+            MemoryPath(self._disk, name) for name in sorted(self._disk) if name.startswith(f"{self._name}/")
+        ]
 
 
 def next_number(disk):
@@ -186,7 +194,7 @@ class NodesStore(WrappedStore):
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-class Failed_(Exception):
+class ProcessEnds(Exception):
     """The main thread is about to end the process."""
 
 
@@ -237,7 +245,7 @@ class SimRank:
                 self._pause(history.optimizer_seconds * history.rng.uniform(0.5, 1.5))
                 self.boundary += 1
                 self.stands = True
-        except Failed_:
+        except ProcessEnds:
             pass
         self._rescue.hold()
         self.end(1)
@@ -262,7 +270,7 @@ class SimRank:
 
     def _pause(self, seconds):
         if self._signalled.wait(seconds):
-            raise Failed_
+            raise ProcessEnds
 
     def _reduce(self):
         """Wait until all ranks are here, or fail, or hang for good."""
@@ -273,11 +281,11 @@ class SimRank:
         while len(arrived) < history.world_size:
             if history.num_deaths and not history.hangs:
                 self._pause(history.rng.uniform(0.07, 1.8))
-                raise Failed_
+                raise ProcessEnds
             if history.hangs:
                 history.changed.wait()
             elif self._signalled.is_set():
-                raise Failed_
+                raise ProcessEnds
             else:
                 history.changed.wait(1.0)
         deaths = history.num_deaths
@@ -285,7 +293,7 @@ class SimRank:
         if history.num_deaths > deaths and history.rng.random() < 0.5:
             if history.hangs:
                 history.never.wait()
-            raise Failed_
+            raise ProcessEnds
 
     def _save_at_interval(self):
         history = self.history
@@ -332,9 +340,7 @@ class SimRank:
         truth = self.held_boundary
         is_rescue = order.rescue is not None
         try:
-            table = plan(
-                history.items, world_size=history.world_size, avoid=order.avoid, are_lost=is_rescue
-            )
+            table = plan(history.items, world_size=history.world_size, avoid=order.avoid, are_lost=is_rescue)
         except LookupError:
             return False
         stamp = STAMP.pack(-1 if truth is None else truth, self.rank, order.number, history.step_of(boundary))
@@ -397,7 +403,9 @@ class SimNode:
         self.name = f"n{index}"
         self.seat = Seat(1, index)
         self.disk = {}
-        self.node = Node(JOB, 1, URL, "sim", MemoryPath(self.disk, "/m"), "python", MemoryPath(self.disk, "/a"), "5" * 64)
+        self.node = Node(
+            JOB, 1, URL, "sim", MemoryPath(self.disk, "/m"), "python", MemoryPath(self.disk, "/a"), "5" * 64
+        )
         self.directory = self.node.directory
         self.handoff = self.node.handoff(1)
         self.memory = NodeMemory(start_seconds=1.0, generation=1, trainer_pid=1, training_began_at=0.01)
@@ -512,7 +520,9 @@ class SimNode:
     def _seals(self):
         found = files.seals_directory(self.handoff).below()
         names = [(files.parse_seal_name(path.name), path) for path in found]
-        return sorted(((name, path) for name, path in names), key=lambda pair: (-pair[0].round, pair[0].number))
+        return sorted(
+            ((name, path) for name, path in names), key=lambda pair: (-pair[0].round, pair[0].number)
+        )
 
     def _carry(self, context):
         """Upload as the courier does: the last saves first; and commit what is whole."""
@@ -683,7 +693,9 @@ class History:
     def _trouble(self):
         rng, fibers = self.rng, self.fibers
         fibers.sleep(rng.uniform(2, 12 * self.step_seconds + 4))
-        decisive = rng.choice([self._kill_rank, self._kill_node, self._kill_node, self._fail_rank, self._freeze_long])
+        decisive = rng.choice(
+            [self._kill_rank, self._kill_node, self._kill_node, self._fail_rank, self._freeze_long]
+        )
         decisive()
         for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
             fibers.sleep(rng.choice([rng.uniform(0, 2), rng.uniform(0, 45)]))
@@ -753,7 +765,9 @@ class History:
         self.injected = True
         goes_on = [node.index for node in self.nodes if self.rng.random() < 0.5] or [0]
         restored = head(known)
-        record = Records().generation(2, ranks=goes_on, restored=restored and (restored.generation, restored.step), at=self.fibers.now)
+        record = Records().generation(
+            2, ranks=goes_on, restored=restored and (restored.generation, restored.step), at=self.fibers.now
+        )
         journal.append(record, len(known) + 1)
 
     # --- what must never happen, as it happens --------------------------------------------------------
@@ -784,7 +798,9 @@ class History:
         """The newest boundary counts that was said in time and of which each part has a saver."""
         name = self.fibers.current.owner[0]
         said = self._said(order.attempt, self._looked.get(name, 0.0), name)
-        best = max((one for one in {each.boundary for each in said} if self._is_held(said, one)), default=None)
+        best = max(
+            (one for one in {each.boundary for each in said} if self._is_held(said, one)), default=None
+        )
         if best is not None and order.boundary < best:
             self.violate(f"boundary {best} was held, and boundary {order.boundary} is saved")
         by_now = self._said(order.attempt, math.inf, name)
@@ -870,7 +886,8 @@ class History:
         found = set()
         for part in manifest.parts:
             data = b"".join(
-                self.store.get(keys.chunk(JOB, part.save, part.rank, number)) for number in range(len(part.chunks))
+                self.store.get(keys.chunk(JOB, part.save, part.rank, number))
+                for number in range(len(part.chunks))
             )
             for boundary, writer, number, step in STAMP.iter_unpack(data):
                 if writer != part.rank:
@@ -904,7 +921,11 @@ class History:
         ]
         # Whoever was taken for lost may come back in the middle of a save: what is held after the order is too late.
         held_then = self.held_at_order or {rank: rank.held_boundary for rank in steady}
-        said = [SimpleNamespace(rank=rank.rank, boundary=held_then[rank]) for rank in steady if held_then[rank] is not None]
+        said = [
+            SimpleNamespace(rank=rank.rank, boundary=held_then[rank])
+            for rank in steady
+            if held_then[rank] is not None
+        ]
         held = [one for one in {each.boundary for each in said} if self._is_held(said, one)]
         return max((self.step_of(one) for one in held), default=None)
 

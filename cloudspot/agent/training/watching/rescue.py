@@ -162,7 +162,9 @@ class Rescue:
             self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
         while not (allowance.is_spent or self._votes.is_over):
             ended = self._ended()  # first: a rank answers before it ends
-            answers = {rank: read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own}
+            answers = {
+                rank: read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own
+            }
             failed = {
                 rank
                 for rank, said in answers.items()
