@@ -127,7 +127,7 @@ class Rescue:
             self._may_end.set()
 
     def _answer(self) -> None:
-        word = None
+        word: handoff.RescueWord | None = None
         while not self._stopped and not self._is_resting and (word := self._look()) is None:
             self._pause()
         if self._stopped:
