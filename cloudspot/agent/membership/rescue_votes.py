@@ -25,6 +25,9 @@ from cloudspot.jobstore.layout.records import (
 
 _log = logging.getLogger(__name__)
 
+LAST_ATTEMPT = 99_999
+"""Who says that it holds nothing in this attempt has nothing to say in any other."""
+
 
 class RescueVotes:
     """What the members of one generation say that they hold, as this node hears it."""
@@ -35,9 +38,14 @@ class RescueVotes:
         self.generation = generation
         self._others = tuple(seat for seat in generation.seats if seat != context.seat)
 
-    def others_have_begun(self, attempt: int = 1) -> bool:
-        """Return whether another member has asked already what its ranks hold; asks no store."""
-        return bool(self._reports(attempt))
+    @property
+    def others_have_begun(self) -> bool:
+        """Whether another member was asked already what its ranks hold; asks no store."""
+        return bool(self._reports(1))
+
+    def _have_given_up(self, attempt: int) -> bool:
+        """Return whether another member has begun another attempt: a rank of its own may be unable to save."""
+        return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
 
     @property
     def is_over(self) -> bool:
@@ -59,9 +67,6 @@ class RescueVotes:
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return who may still say what it holds: those that live, and those that are silent."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
-        # Whoever drains no more has seen all saved, or given up: it says nothing more.
-        beats = self._peers.beats()
-        said |= {seat for seat in self._reports(1) if (beat := beats[seat]) and beat.state != "draining"}
         left = {seat for seat in self._others if seat not in said and not self._peers.is_gone(seat)}
         alive = {seat for seat in left if self._peers.liveness(seat) is not Liveness.UNKNOWN}
         return frozenset(alive), frozenset(left - alive)
@@ -123,8 +128,7 @@ class RescueVotes:
         procs = context.job.spec.procs_per_node
         saving = {self.generation.seats[rank // procs] for rank in order.ranks}
         missing = missing_parts(context, checkpoint, self.generation) & saving
-        # Another member may know that a rank of its own cannot save.
-        return "hopeless" if missing & gone or self.others_have_begun(order.attempt + 1) else "open"
+        return "hopeless" if missing & gone or self._have_given_up(order.attempt) else "open"
 
     def _cause(self) -> Literal["lost", "failed"]:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"

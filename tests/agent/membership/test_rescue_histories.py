@@ -123,12 +123,7 @@ def wait_for_nobody(monkeypatch):
 
 
 def wait_for_who_cannot_save(monkeypatch):
-    have_begun = RescueVotes.others_have_begun
-    monkeypatch.setattr(
-        RescueVotes,
-        "others_have_begun",
-        lambda self, attempt=1: attempt == 1 and have_begun(self),
-    )
+    monkeypatch.setattr(RescueVotes, "_have_given_up", lambda *_: False)
 
 
 SHORTCUTS = [

@@ -260,9 +260,13 @@ class SimRank:
         self.node.rank_ended.set()
         self.history.fibers.kill(self.owner)
 
-    def sigterm(self):
-        """Signal the main thread, which sees it unless it hangs in a collective."""
+    def fail(self):
+        """Meet an error of its own, unless the main thread hangs in a collective."""
         self._signalled.set()
+
+    def sigterm(self):
+        """Go on to the next boundary, and no further."""
+        self._rescue.begin()
 
     def _stop_rounds(self):
         self.has_stopped = True
@@ -453,7 +457,8 @@ class SimNode:
         fibers.sleep(0.1)
         kills_at = fibers.now + TORCHRUN_KILLS_SECONDS
         for rank in self.ranks:
-            rank.sigterm()
+            if not rank.has_ended:
+                rank.sigterm()
         while not all(rank.has_ended for rank in self.ranks) and fibers.now < kills_at:
             self.rank_ended.clear()
             self.rank_ended.wait(kills_at - fibers.now)
@@ -715,7 +720,7 @@ class History:
         """Let a script fail on one rank, whose process waits then while the others hang."""
         rank = self.rng.choice(self.ranks)
         if not rank.has_ended:
-            rank.sigterm()
+            rank.fail()
 
     def _kill_node(self):
         self.rng.choice(self.nodes).kill()

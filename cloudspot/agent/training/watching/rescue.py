@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.membership.rescue_votes import LAST_ATTEMPT
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankRescued, RankSurvives, read_report
 from cloudspot.agent.training.launching.trainer import Trainer
@@ -66,18 +67,15 @@ class Rescue:
 
     def is_due(self) -> bool:
         """Return whether the training is about to end here because of a loss or an error; asks no store."""
-        if self._has_run or not self._context.status.has_session or self._votes.is_over:
+        if self._has_run or self._votes.is_over:
             return False
         trainer, ranks = self._trainer, self._ranks
-        if trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
-            return False
-        return (
+        return self._votes.others_have_begun or (
             any(files.survives_path(self._handoff, rank).exists() for rank in ranks)
             or trainer.failed_status(ranks) is not None
             or bool(trainer.poll())
             or self._membership.has_lost()
             or self._membership.votes.failed_elsewhere() is not None
-            or self._votes.others_have_begun()
         )
 
     def run(self) -> None:
@@ -85,7 +83,10 @@ class Rescue:
         if self._has_run:
             return
         self._has_run = True
-        status = self._context.status
+        status, trainer, ranks = self._context.status, self._trainer, self._ranks
+        if not status.has_session or trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
+            self._say_all()
+            return
         allowance = _Allowance(max(MIN_SECONDS, self._seconds_since_save()))
         state, status.state = status.state, "draining"
         try:
@@ -98,7 +99,13 @@ class Rescue:
                     break
         finally:
             self._tell(files.RescueWord(files.RELEASE, 0))
+            self._say_all()
             status.state = state
+
+    def _say_all(self) -> None:
+        """Let nobody wait for more of what the ranks here hold."""
+        number = self._votes.generation.number
+        self._context.status.survivors = Survivors(generation=number, attempt=LAST_ATTEMPT, held=())
 
     def _tell(self, word: files.RescueWord) -> None:
         files.write_rescue(self._handoff, word)
