@@ -44,7 +44,7 @@ class RescueVotes:
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
-        """Return whether another member has begun another attempt: a rank of its own may be unable to save."""
+        """Return whether another member has begun a later attempt: a rank there may be unable to save."""
         return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
 
     @property
