@@ -44,7 +44,7 @@ class RescueVotes:
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
-        """Return whether another member has begun the next attempt, as where its rank cannot save."""
+        """Return whether another member has begun a later attempt: a rank there may be unable to save."""
         return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
 
     @property
