@@ -187,6 +187,8 @@ class Rescue:
             word = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
             return None  # missing or unreadable: look again next time
+        if word is None:
+            return None
         self._seen, self._has_answer, self._attempt = seen, True, word.attempt
         return word
 
