@@ -67,6 +67,12 @@ class RescueVotes:
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return who may still say what it holds: those that live, and those that are silent."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
+        # Its training has ended, and its ranks with it.
+        said |= {
+            seat
+            for seat, beat in self._peers.beats().items()
+            if beat is not None and beat.state not in {"running", "draining"}
+        }
         left = {seat for seat in self._others if seat not in said and not self._peers.is_gone(seat)}
         alive = {seat for seat in left if self._peers.liveness(seat) is not Liveness.UNKNOWN}
         return frozenset(alive), frozenset(left - alive)

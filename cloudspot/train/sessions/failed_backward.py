@@ -1,4 +1,4 @@
-"""Notes that a backward pass has failed, although the script may catch the error and go on.
+"""Notes that a backward pass or an all-reduce has failed, although the script may catch the error and go on.
 
 The sums of the gradients are incomplete then, and an optimizer that steps all the same spoils the weights.
 torch tells nobody: DDP's next backward pass fails, too, but comes after that.
@@ -15,21 +15,33 @@ import torch
 
 
 @contextmanager
-def noted(note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note`` with the reason when a backward pass fails, in whatever way the script has started it."""
-    inner = torch.autograd.backward  # which Tensor.backward looks up at each call
+def noted(note: Callable[[str], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
+    """Call ``note`` with the reason when one fails, and ``succeeded`` after each backward pass."""
+    inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward looks it up, too
 
     @functools.wraps(inner)
     def backward(*args: Any, **options: Any) -> Any:
         try:
-            return inner(*args, **options)
+            found = inner(*args, **options)
         except BaseException:
             note("a backward pass has failed")
             raise
+        succeeded()
+        return found
 
-    torch.autograd.backward = backward
+    @functools.wraps(reduce)
+    def all_reduce(*args: Any, **options: Any) -> Any:
+        try:
+            return reduce(*args, **options)
+        except BaseException:
+            note("an all-reduce has failed")
+            raise
+
+    torch.autograd.backward, torch.distributed.all_reduce = backward, all_reduce
     try:
         yield
     finally:
         if torch.autograd.backward is backward:
             torch.autograd.backward = inner
+        if torch.distributed.all_reduce is all_reduce:
+            torch.distributed.all_reduce = reduce

@@ -121,7 +121,9 @@ class Service:
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
             if world.world_size > 1:
-                self._closing.enter_context(failed_backward.noted(self._marks.freeze))
+                noted = failed_backward.noted(self._marks.freeze, succeeded=self._marks.note_backward)
+                self._closing.enter_context(noted)
+                self._marks.expects_backward = True
             self._rescue.start()
             sigterm.put_off(self._ends_at_boundary)
 

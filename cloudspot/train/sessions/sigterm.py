@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -51,6 +52,13 @@ def put_off(may_put_off: Callable[[], bool]) -> None:
     if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         _own.append(end)
         signal.signal(signal.SIGTERM, end)
+        os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """In a process that was forked, as a loader's worker: SIGTERM ends it at once."""
+    if signal.getsignal(signal.SIGTERM) in _own:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def was_received() -> bool:

@@ -111,6 +111,11 @@ class BoundaryMarks:
         self.before_step = 0
         """The first boundary since the step before that one."""
         self._num_steps_there = -1
+        self.expects_backward = False
+        """Whether a step counts only after a backward pass that was told of by ``note_backward``."""
+        self._has_backward = False
+        self._is_doubtful = False
+        """Whether an optimizer has stepped without one since the last boundary."""
         self._frozen: str | None = None
         self.num_skipped = 0
         """How many boundaries were not marked."""
@@ -134,6 +139,8 @@ class BoundaryMarks:
         if self._num_steps != self._num_steps_there:
             self._num_steps_there, self.before_step = self._num_steps, max(0, self._first_boundary)
             self._first_boundary = number
+        is_doubtful = self._is_doubtful
+        self._has_backward = self._is_doubtful = False
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
@@ -143,7 +150,7 @@ class BoundaryMarks:
         try:
             with torch.no_grad():
                 self._marks.append(self._make(number, step, describe()))
-            if number == self._first_boundary:
+            if number == self._first_boundary and not is_doubtful:
                 self._first = self._marks[-1]
             self._unmarked = None
         except Exception as error:  # a save says what is wrong; a mark must not end a training
@@ -173,6 +180,10 @@ class BoundaryMarks:
         if first is None or first.number != self._first_boundary:
             return None
         return next(iter(self._standing_of((first,))), None)
+
+    def note_backward(self) -> None:
+        """Note that a backward pass has succeeded: what an optimizer steps by now is whole."""
+        self._has_backward = True
 
     def freeze(self, why: str | None) -> None:
         """Mark no further boundary: the state there may be of no use; None: mark them again."""
@@ -322,6 +333,7 @@ class BoundaryMarks:
         tracked = self._optimizers.values()
         if any(optimizer is each or optimizer.param_groups is each.param_groups for each in tracked):
             self._num_steps += 1
+            self._is_doubtful |= self.expects_backward and not self._has_backward
 
 
 class _MarkedState:

@@ -45,6 +45,10 @@ class _Allowance:
         self._last = now
 
     @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._left)
+
+    @property
     def is_spent(self) -> bool:
         return self._left <= 0
 
@@ -116,7 +120,7 @@ class Rescue:
         self._is_killed_soon()  # torchrun counts from now, or a little earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
-            generation=votes.generation.number, attempt=attempt, held=self._held(attempt)
+            generation=votes.generation.number, attempt=attempt, held=self._held(attempt, allowance)
         )
         while not votes.is_over:
             votes.look()
@@ -134,9 +138,9 @@ class Rescue:
     def _ended(self) -> set[int]:
         return {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
 
-    def _held(self, attempt: int) -> tuple[HeldState, ...]:
+    def _held(self, attempt: int, allowance: _Allowance) -> tuple[HeldState, ...]:
         """Return what the ranks here hold, when each of them has said so or has ended."""
-        until = time.monotonic() + ANSWER_SECONDS
+        until = time.monotonic() + min(ANSWER_SECONDS, allowance.seconds_left)
         while True:
             ended = self._ended()
             said = {
