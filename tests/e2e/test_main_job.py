@@ -19,6 +19,7 @@ ABSENT = {
     "jobs/<id>/manifests/<generation>-<step>.begun",
     "jobs/<id>/manifests/<generation>-<step>.damaged",
     "jobs/<id>/outputs/<name>",
+    "jobs/<id>/rescues/<generation>-<number>",
     "jobs/<id>/inputs/<name>.<resumption>",
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",
