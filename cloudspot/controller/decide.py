@@ -186,22 +186,22 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
         if (one.instance_type == held.instance_type or not has_others) and may_replace(spec, held, one)
     ]
     try:
-        found = offer_instead(spec, history, held, offers, now, observed.knowledge)
+        choice = offer_instead(spec, history, held, offers, now, observed.knowledge)
     except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
         return _buys_nothing(str(error))
     budget = assessed.budget
-    if found is None or (budget is not None and not budget.affords(found[0], len(moving))):
+    if choice is None or (budget is not None and not budget.affords(choice[0], len(moving))):
         return ()
     return (
         OpenLaunch(
             number=history.num_records + 1,
             launch=len(history.launches) + 1,
-            offer=found[0],
+            offer=choice[0],
             num_nodes=len(moving),
             min_nodes=len(moving),
             stands_in_for=moving,
             why="market",
-            detail=found[1],
+            detail=choice[1],
         ),
     )
 

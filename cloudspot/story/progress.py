@@ -129,10 +129,10 @@ def _reached(history: History, generation: Generation, seat: Seat) -> int | None
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:
     """Return the exit records of the nodes that ended in the generation."""
-    found = []
+    exits = []
     for seat in generation.seats:
         launch = history.launch_of(seat)
         last = None if launch is None else own_exit(launch, seat.rank)
         if last is not None and last.generation == generation.number:
-            found.append(last)
-    return found
+            exits.append(last)
+    return exits

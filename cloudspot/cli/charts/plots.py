@@ -118,19 +118,19 @@ def plot_job(path: Path, picture: Picture) -> None:
 def plot_two(path: Path, first: Picture, second: Picture) -> None:
     """Draw the metrics of two jobs over one another, above both timelines; raises as ``save`` does."""
     pictures = (first, second)
-    names = tuple(dict.fromkeys(name for one in pictures for name in one.series.names()))
+    names = tuple(dict.fromkeys(name for picture in pictures for name in picture.series.names()))
     figure, panels, below = new_figure(names, num_rows=2)
-    ids = [one.history.submission.job_id for one in pictures]
+    ids = [picture.history.submission.job_id for picture in pictures]
     figure.suptitle(" and ".join(ids), fontsize=12, parse_math=False)
     for name, axes in panels:
-        for one, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
-            draw_curve(axes, one.series.curve(name), color=color, linestyle=style, label=job_id)
+        for picture, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
+            draw_curve(axes, picture.series.curve(name), color=color, linestyle=style, label=job_id)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)
-    rows = [(job_id, one.times.spans) for job_id, one in zip(ids, pictures, strict=True)]
-    longest = max(one.times.total_seconds for one in pictures)
-    draw_bars(below, rows, [one.times.start for one in pictures], longest)
-    draw_legend(below, [span for one in pictures for span in one.times.spans], [])
+    rows = [(job_id, picture.times.spans) for job_id, picture in zip(ids, pictures, strict=True)]
+    longest = max(picture.times.total_seconds for picture in pictures)
+    draw_bars(below, rows, [picture.times.start for picture in pictures], longest)
+    draw_legend(below, [span for picture in pictures for span in picture.times.spans], [])
     save(figure, path)
 
 
@@ -157,7 +157,7 @@ def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
 
 def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) -> list[Any]:
     """Mark notices on their nodes and commits on the job; return the handles for the legend."""
-    start, found = picture.times.start, []
+    start, handles = picture.times.start, []
 
     def at(moment: datetime) -> float:
         return (moment - start).total_seconds() / scale
@@ -167,12 +167,12 @@ def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) ->
     if notices:
         x = [at(one.notice.at) for one in notices]
         y = [rows[Seat(one.notice.launch, one.rank)] for one in notices]
-        found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
+        handles += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
     if picture.history.commits:
         x = [at(commit.at) for commit in picture.history.commits]
         y = [0] * len(x)
-        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label="commit")
-    return found
+        handles += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label="commit")
+    return handles
 
 
 def _title(picture: Picture) -> str:

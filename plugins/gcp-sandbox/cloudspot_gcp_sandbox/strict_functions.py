@@ -173,13 +173,13 @@ class StrictFunctions:
         seen = {"serviceName": "compute.googleapis.com", "methodName": method, "resourceName": resource}
         with self._lock:
             functions = [one for one in self._functions.values() if one["state"] == "ACTIVE"]
-        for one in functions:
-            trigger = one.get("eventTrigger", {})
+        for function in functions:
+            trigger = function.get("eventTrigger", {})
             filters = {each["attribute"]: each["value"] for each in trigger.get("eventFilters", ())}
             is_heard = trigger.get("triggerRegion") in {"global", region}
             if is_heard and all(seen.get(key) == value for key, value in filters.items()):
                 email = trigger["serviceAccountEmail"]
-                arguments = (_uri(one), headers, json.dumps(entry).encode())
+                arguments = (_uri(function), headers, json.dumps(entry).encode())
                 threading.Thread(
                     target=self.call, args=arguments, kwargs={"email": email}, name="event", daemon=True
                 ).start()
