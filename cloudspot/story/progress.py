@@ -73,15 +73,15 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     if history.has_no_session:
         return None
     before = history.generations[number - 1]
-    told = [_reached(history, before, seat) for seat in before.seats]
-    known = [step for step in told if step is not None]
+    steps = [_reached(history, before, seat) for seat in before.seats]
+    known = [step for step in steps if step is not None]
     reached = max([last_step(history, before), *known])
     if is_last:
         kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
     # A member that has told nothing may have been ahead of the others, if they were to make steps at all.
-    is_exact = len(known) == len(told) or is_holding(history, before)
+    is_exact = len(known) == len(steps) or is_holding(history, before)
     return StepsLost(max(0, reached - kept), is_exact=is_exact)
 
 

@@ -87,28 +87,28 @@ def plot_job(path: Path, picture: Picture) -> None:
     shown = picture.times.nodes[max(0, len(picture.times.nodes) - MAX_ROWS) :]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
     figure.suptitle(_title(picture), fontsize=12, parse_math=False)
-    said: dict[str, Any] = {}
+    labelled: dict[str, Any] = {}
     for name, axes in panels:
         for lost in picture.series.lost(name):
-            said["made again"] = draw_curve(axes, lost, color=GREY, marker="" if len(lost) > 1 else ".")
+            labelled["made again"] = draw_curve(axes, lost, color=GREY, marker="" if len(lost) > 1 else ".")
         draw_curve(axes, picture.series.curve(name), color=CURVE_COLORS[0])
         for generation in picture.history.generations[1:]:
             line = axes.axvline(first_step(generation), color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-            said["resumed"] = line
-    for label, line in said.items():
+            labelled["resumed"] = line
+    for label, line in labelled.items():
         line.set_label(label)
     rows: list[tuple[str, Sequence[Span]]] = [("job", picture.times.spans)]
     rows += [(f"node {line.seat}", line.spans) for line in shown]
     scale = draw_bars(below, rows, [picture.times.start] * len(rows), picture.times.total_seconds)
     start = picture.times.start
-    handles = [*_marks(below, picture, [line.seat for line in shown], scale), *said.values()]
+    handles = [*_marks(below, picture, [line.seat for line in shown], scale), *labelled.values()]
     draw_legend(below, [span for _, spans in rows for span in spans], handles)
     if len(shown) < len(picture.times.nodes):
         num_older = len(picture.times.nodes) - len(shown)
         below.set_xlabel(f"{below.get_xlabel()}; {num_older} older nodes are not shown")
-    begun = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
+    starts = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
     width = below.get_xlim()[1]
-    for number, (at, until) in enumerate(pairwise([*begun, width]), start=1):
+    for number, (at, until) in enumerate(pairwise([*starts, width]), start=1):
         below.axvline(at, color="black", linewidth=0.6, zorder=0)
         if until - at > LABEL_SHARE * width:
             below.text(at, 0.45, f" launch {number}", fontsize=7, color="#444444", va="bottom")

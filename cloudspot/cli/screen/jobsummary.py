@@ -172,8 +172,8 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
 
 def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the newest nodes have staged, a line for each node and input."""
-    told = [node for node in nodes if node["data"]]
-    for node in told[-MAX_STAGED:]:
+    with_inputs = [node for node in nodes if node["data"]]
+    for node in with_inputs[-MAX_STAGED:]:
         for staged in node["data"]:
             size = size_text(staged["bytes"])
             if staged["name"] is None:
@@ -183,8 +183,8 @@ def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             took = output.duration_text(staged["seconds"])
             files = f"{staged['files']} file" + ("" if staged["files"] == 1 else "s")
             yield f"node {node['name']}: {staged['name']}, {files}, {size}; fetched {fetched} in {took}"
-    if len(told) > MAX_STAGED:
-        yield f"and {len(told) - MAX_STAGED} more nodes; --json has them all"
+    if len(with_inputs) > MAX_STAGED:
+        yield f"and {len(with_inputs) - MAX_STAGED} more nodes; --json has them all"
 
 
 def _commit_text(commit: Mapping[str, Any] | None) -> str:

@@ -194,16 +194,16 @@ class RoleCredentials(CredentialsSource):
             what = f"no RAM role {role!r}" if role else "no RAM role"
             raise AuthError(f"this machine has {what}; attach one, or set {KEY_ID} and {KEY_SECRET}")
         try:
-            said = json.loads(answer)
-            if said["Code"] != "Success":
+            key = json.loads(answer)
+            if key["Code"] != "Success":
                 raise TransientError(
-                    f"the metadata service has no key of role {role} now: {str(said['Code'])[:80]}"
+                    f"the metadata service has no key of role {role} now: {str(key['Code'])[:80]}"
                 )
-            expires_at = moment(said["Expiration"])
+            expires_at = moment(key["Expiration"])
             if expires_at is None:
                 raise ValueError("it does not say when the key expires")
             return Credentials(
-                str(said["AccessKeyId"]), str(said["AccessKeySecret"]), str(said["SecurityToken"]), expires_at
+                str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )
         except UNREADABLE as error:
             # The message may hold a part of the answer, and so of the key.

@@ -405,7 +405,7 @@ class StrictFunctions:
             with zipfile.ZipFile(io.BytesIO(archive)) as packed:
                 names = packed.namelist()
                 required = packed.read("requirements.txt").decode() if "requirements.txt" in names else ""
-                said = _compiled(packed)
+                fault = _compiled(packed)
         except zipfile.BadZipFile:
             return ApiError(400, "failedPrecondition", f"{failed}The source is no zip archive.")
         if "main.py" not in names:
@@ -415,8 +415,8 @@ class StrictFunctions:
         for line in required.splitlines():
             if line.strip() and _REQUIRED.fullmatch(line.strip()) is None:
                 return ApiError(400, "failedPrecondition", f"{failed}no index has {line.strip()}")
-        if said:
-            return ApiError(400, "failedPrecondition", f"{failed}{said}")
+        if fault:
+            return ApiError(400, "failedPrecondition", f"{failed}{fault}")
         email = function["eventTrigger"]["serviceAccountEmail"]
         for right in ("eventarc.events.receiveAuditLogWritten", "eventarc.events.receiveEvent"):
             if self._iam.lacks(email, right, ""):
