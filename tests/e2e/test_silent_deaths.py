@@ -1,0 +1,191 @@
+"""Machines and processes that die without a word: the others save what they hold, and no step is made again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+
+from cloudspot.local.machines import MachineDirectory
+
+STEPS = 96
+"""Of two ranks; three epochs of 512 samples in batches of 8 each."""
+
+
+class Training:
+    """A job of the script in ``jobs/survivors``, and the steps that its ranks have made."""
+
+    def __init__(self, user: User, name: str, *, sets: tuple[str, ...] = (), **options: Any) -> None:
+        self.user = user
+        self.name = name
+        self.trace = user.home / f"trace-{name}"
+        self.trace.mkdir()
+        words = ["run", str(JOBS / "survivors" / "job.toml"), "--provider", "local", "--name", name]
+        given = {"TRACE": self.trace, **options}
+        for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
+            words += ["--set", each]
+        self.cli = user.start(*words)
+
+    def steps(self, generation: int) -> dict[int, list[int]]:
+        """Return the steps that each rank of a generation has made."""
+        found = self.trace.glob(f"{generation}-*.txt")
+        return {int(path.stem.partition("-")[2]): [*map(int, path.read_text().split())] for path in found}
+
+    def await_step(self, step: int) -> None:
+        """Wait until a rank of the first generation has made a step."""
+        wait_for(f"step {step}", lambda: any(step in made for made in self.steps(1).values()))
+
+    def machine(self, rank: int) -> Path:
+        """Return the machine of a rank of the first generation."""
+        paths = (self.user.home / "machines").glob(f"*/node/generations/000001/progress-{rank}")
+        return next(iter(paths)).parents[3]
+
+    def kill_machine(self, rank: int) -> None:
+        """Kill a machine at once, as a cloud does that gives no notice."""
+        machine = self.machine(rank)
+        supervisor = MachineDirectory(machine).supervisor()
+        assert supervisor is not None
+        kill(supervisor.pid)
+        for pid in supervisors_processes(machine):
+            kill(pid)
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process of a rank of the first generation."""
+        return int((self.machine(rank) / f"node/generations/000001/worker-{rank}.pid").read_text())
+
+    def end(self, *, status: int = 0) -> dict[str, Any]:
+        """Wait for the end of the job; return what ``show`` says."""
+        wait_for("the end of the job", lambda: self.cli.poll() is not None, seconds=200)
+        assert self.cli.returncode == status, self.user.output(self.cli)[-6000:]
+        return self.user.show(self.name, "--verify")
+
+    def check_no_step_twice(self) -> None:
+        """Check that each generation goes on with the step after the last one that any rank has made."""
+        generations = len(self.user.history(self.name).generations)
+        made = [
+            max(max(steps, default=-1) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        began = [
+            min(min(steps, default=10**9) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        known = [(first, last) for first, last in zip(began, made, strict=True) if first is not None]
+        for (_, last), (first, _) in itertools.pairwise(known):
+            assert first == last + 1, (began, made)
+
+
+def rescue_of(job: Training) -> Any:
+    """Return what the first commit of the job says of its rescue."""
+    return job.user.history(job.name).commits[0].rescue
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """``undisturbed(**options)``: the hash of the weights of two ranks that nothing disturbs."""
+    known: dict[Any, str] = {}
+
+    def find(**options: Any) -> str:
+        key = tuple(sorted(options.items()))
+        if key not in known:
+            user = User(tmp_path_factory.mktemp("calm"))
+            known[key] = Training(user, "calm", SECONDS=0, **options).end()["final"]["weights_sha256"]
+            user.close()
+        return known[key]
+
+    return find
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_a_machine_that_dies_without_a_word_costs_no_step(
+    user: User, undisturbed: Callable[..., str], rank: int
+) -> None:
+    hit = Training(user, "hit")
+    hit.await_step(20)
+    hit.kill_machine(rank)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    rescue = rescue_of(hit)
+    assert (rescue.cause, rescue.lost, rescue.is_exact) == ("lost", (rank,), True)
+    assert (shown["steps_lost"], shown["steps_lost_is_exact"]) == (1, True)  # the one that was under way
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("answer", ["save", "destroy", "cpu", "exit", "continue"])
+def test_what_a_script_does_about_the_error_costs_no_step(
+    user: User, undisturbed: Callable[..., str], answer: str
+) -> None:
+    hit = Training(user, "hit", CATCH=answer)
+    hit.await_step(20)
+    hit.kill_machine(1)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_machine_that_freezes_costs_no_step(user: User, undisturbed: Callable[..., str]) -> None:
+    """Its peers hang in a collective: nothing raises."""
+    hit = Training(user, "hit")
+    hit.await_step(20)
+    machine = hit.machine(1)
+    for pid in supervisors_processes(machine):
+        send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_process_that_dies_alone_costs_no_step(user: User) -> None:
+    """torchrun ends its sibling by SIGTERM, and 30 s later by SIGKILL."""
+    hit = Training(user, "hit", sets=("nodes=1", "procs_per_node=2"))
+    hit.await_step(20)
+    kill(hit.pid_of(1))
+    hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", (1,))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_script_on_one_rank_leaves_the_last_boundary(user: User, rank: int) -> None:
+    hit = Training(user, "hit", FAIL_AT=20, FAIL_RANK=rank, FAIL_HOW="raise")
+    shown = hit.end(status=1)
+    assert shown["state"] == "failed"
+    assert shown["last_commit"]["step"] == 20
+    assert shown["last_commit"]["rescue"]["cause"] == "failed"
+    assert [one.why for one in user.history("hit").generations] == ["first", "trainer-failed"]
+    assert "this script is wrong" in json.dumps(shown)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["norm", "drop"])
+def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model: str) -> None:
+    hit = Training(user, "hit", MODEL=model)
+    hit.await_step(20)
+    hit.kill_machine(0)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert not rescue_of(hit).is_exact
+    assert shown["state"] == "succeeded"
+    assert "whose random generators are seeded anew" in user.output(hit.cli)
+
+
+@pytest.mark.full
+def test_one_line_turns_it_off(user: User) -> None:
+    hit = Training(user, "hit", sets=("checkpoint.rescue=false",))
+    hit.await_step(20)
+    hit.kill_machine(1)
+    hit.end()
+    assert [one.step for one in user.history("hit").commits] == [STEPS]
