@@ -1,19 +1,28 @@
-"""Machines and processes that die without a word: the others save what they hold, and no step is made again."""
+"""Machines and processes that die without a word: the others save what they hold, and no step is made again.
+
+``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.acting_user import COMMAND, JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.cut_network import own_network
 
 from cloudspot.local.machines import MachineDirectory
 
+NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
 STEPS = 96
 """Of two ranks; three epochs of 512 samples in batches of 8 each."""
 
@@ -21,7 +30,15 @@ STEPS = 96
 class Training:
     """A job of the script in ``jobs/survivors``, and the steps that its ranks have made."""
 
-    def __init__(self, user: User, name: str, *, sets: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        user: User,
+        name: str,
+        *,
+        sets: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         self.user = user
         self.name = name
         self.trace = user.home / f"trace-{name}"
@@ -30,7 +47,11 @@ class Training:
         given = {"TRACE": self.trace, **options}
         for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
             words += ["--set", each]
-        self.cli = user.start(*words)
+        self.cli = user._start([*prefix, *COMMAND, *words])
+
+    def phase(self, rank: int) -> str:
+        """Return what a rank of the first generation does."""
+        return (self.trace / f"1-{rank}.phase").read_text().strip()
 
     def steps(self, generation: int) -> dict[int, list[int]]:
         """Return the steps that each rank of a generation has made."""
@@ -103,7 +124,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_survivors_save_the_last_step_that_they_hold(user: User) -> None:
+    hit = Training(user, "hit", EPOCHS=1)
+    hit.await_step(8)
+    hit.kill_machine(1)
+    hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_machine_that_dies_without_a_word_costs_no_step(
     user: User, undisturbed: Callable[..., str], rank: int
 ) -> None:
@@ -183,9 +214,80 @@ def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model
 
 
 @pytest.mark.full
+def test_a_network_that_is_cut_between_the_nodes_costs_no_step(user: User) -> None:
+    """Both live and reach the store: each holds the last boundary, and one order has both save it."""
+    with own_network() as network:
+        hit = Training(
+            user,
+            "hit",
+            sets=('limits.stuck_after="12s"',),
+            prefix=network.prefix,
+            INTERFACE=network.interface,
+        )
+        hit.await_step(20)
+        lost = [MachineDirectory(hit.machine(1))]
+        supervisor = lost[0].supervisor()
+        assert supervisor is not None
+        addresses = (network.address(0), network.address(1), lost[0].record().address)
+        for address in addresses:
+            network.cut(address, but_port=urlsplit(supervisor.metadata_url).port)
+        wait_for("the last word of one", lambda: user.history("hit").launches[0].exits)
+        for address in addresses:
+            network.mend(address)
+        hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", ())
+
+
+@pytest.mark.full
 def test_one_line_turns_it_off(user: User) -> None:
     hit = Training(user, "hit", sets=("checkpoint.rescue=false",))
     hit.await_step(20)
     hit.kill_machine(1)
     hit.end()
     assert [one.step for one in user.history("hit").commits] == [STEPS]
+
+
+def run_with_death(user: User, seed: int) -> str:
+    """Kill or freeze a machine or a process at a random moment; return what it did at that moment."""
+    rng = random.Random(seed)
+    num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
+    model = rng.choice(["", "norm", "drop"])
+    hit = Training(user, "hit", sets=(f"nodes={num_nodes}", f"procs_per_node={procs}"), MODEL=model)
+    hit.await_step(rng.randrange(3, 40 // procs))
+    time.sleep(rng.uniform(0.0, 0.3))
+    rank = rng.randrange(num_nodes * procs)
+    phase = hit.phase(rank)
+    how = rng.choice(["process", "machine", "frozen"]) if num_nodes > 1 else "process"
+    if how == "process":
+        kill(hit.pid_of(rank))
+    elif how == "machine":
+        hit.kill_machine(rank)
+    else:
+        for pid in supervisors_processes(hit.machine(rank)):
+            send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    assert shown["state"] == "succeeded"
+    saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
+    if saved:
+        hit.check_no_step_twice()
+    else:
+        # A promise has its conditions: what was not saved is told, with the reason.
+        assert "nothing was saved after the loss: " in user.output(hit.cli)
+    told = (
+        f"seed {seed}: {how} in {phase}, {num_nodes} x {procs}, {model}: {saved[0] if saved else 'repeated'}"
+    )
+    print(told)
+    return told
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_a_death_at_a_random_moment_costs_no_step(user: User, seed: int) -> None:
+    run_with_death(user, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
+def test_soak_of_silent_deaths(user: User, seed: int) -> None:
+    run_with_death(user, seed)

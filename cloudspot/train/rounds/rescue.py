@@ -84,6 +84,7 @@ class Rescue:
         self._told: handoff.Survives | None = None
         self._is_resting = False
         """Whether the main thread waits here, so that it changes nothing more."""
+        self._is_ending = False
         self._has_answer = False
         self._may_end = threading.Event()
         self._woken = threading.Event()
@@ -100,11 +101,16 @@ class Rescue:
         self._woken.set()
         self._thread.join(HELD_SECONDS)
 
+    def begin(self) -> None:
+        """Begin unasked, as the process has been told to end: its main thread comes to rest by itself."""
+        self._is_ending = True
+        self._woken.set()
+
     def hold(self) -> None:
         """In the main thread: wait, as the process is about to end, until nobody needs its state any more."""
         if not self._thread.is_alive() or self._stopped:
             return
-        self._is_resting = True
+        self._is_resting = self._is_ending = True
         self._woken.set()
         began = time.monotonic()
         while not self._may_end.wait(POLL_SECONDS):
@@ -123,7 +129,8 @@ class Rescue:
             self._may_end.set()
 
     def _answer(self) -> None:
-        while not self._stopped and not self._is_resting and not self._look():
+        word = None
+        while not self._stopped and not self._is_ending and (word := self._look()) is None:
             self._pause()
         if self._stopped:
             return
@@ -145,20 +152,21 @@ class Rescue:
                 self._tell(held)
                 if isinstance(held, str) and is_resting:
                     return
-            word = self._look()
+            word = word or self._look()
             if word is not None and word.do == handoff.RELEASE:
                 return
             if word is not None and word.do == handoff.SAVE:
                 step = self._rescuable.save(read_order(word.order))
                 said = {"attempt": word.attempt, "step": step}
                 handoff.write_json(handoff.rescued_path(self._directory, self._rank), said)
+            word = None
             self._pause()
 
     def _tell(self, held: Held | str) -> None:
         value = handoff.Survives(
             held=None if isinstance(held, str) else {"rank": self._rank, **asdict(held)},
             problem=held if isinstance(held, str) else "",
-            is_ending=self._is_resting,
+            is_ending=self._is_ending,
         )
         if value != self._told:
             handoff.write_json(handoff.survives_path(self._directory, self._rank), asdict(value))

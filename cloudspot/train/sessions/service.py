@@ -39,6 +39,8 @@ LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
 SETTLE_SECONDS = 0.05
 """After a copy beside the main thread, a write that had begun before has become visible by then."""
+_TOLD = 128 + signal.SIGTERM
+"""The exit status of a rank that ends for others' sake: it says nothing of the script."""
 FEW_BOUNDARIES = 256
 """After so many boundaries it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
@@ -121,7 +123,7 @@ class Service:
             if world.world_size > 1:
                 self._closing.enter_context(failed_backward.noted(self._marks.freeze))
             self._rescue.start()
-            sigterm.hold_first(self._hold_for_rescue)
+            sigterm.put_off(self._ends_at_boundary)
 
     @property
     def sealed_step(self) -> int | None:
@@ -316,6 +318,13 @@ class Service:
         ):
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
+    def _ends_at_boundary(self) -> bool:
+        """Have the process end at the next boundary, with the state saved, if there is one."""
+        if self._rescue is None or self._has_left or self._num_boundaries == 0 or os.getpid() != self._pid:
+            return False
+        self._rescue.begin()
+        return True
+
     def _hold_for_rescue(self) -> None:
         if self._rescue is not None and os.getpid() == self._pid and not self._has_left:
             self._rescue.hold()
@@ -324,7 +333,7 @@ class Service:
         """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
-        raise SystemExit(1)
+        raise SystemExit(_TOLD)
 
     def _tell_of_change(self) -> None:
         _log.warning(

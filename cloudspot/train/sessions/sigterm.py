@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 _own: list[Any] = []
-"""The handlers of ``hold_first``."""
+"""The handlers of ``put_off``."""
 
 
 class _Noting:
@@ -36,16 +36,16 @@ def watch() -> None:
         signal.signal(signal.SIGTERM, _Noting(handler))
 
 
-def hold_first(hold: Callable[[], None]) -> None:
-    """Call ``hold`` before SIGTERM ends this process, where it would do so at once.
+def put_off(may_put_off: Callable[[], bool]) -> None:
+    """Where SIGTERM would end this process at once, let it go on for now if ``may_put_off()``.
 
     torchrun sends it to the other ranks of a machine when one has ended, and SIGKILL 30 s later.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        hold()
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
+        if not may_put_off():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -30,23 +30,26 @@ def capture(devices: Collection[int] = ()) -> dict[str, Any]:
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return the state of NumPy's generator, without asking for it, which takes 40 µs, if it is known.
-
-    The second of a pair of normal numbers, which waits for the next draw, does not show in memory. So a state
-    that has one is always asked for; only ``set_state`` could give one to a state that is known without.
-    """
+    """Return the state of NumPy's generator; only if it has changed is that asked for, which takes 40 µs."""
     global _numpy_known  # noqa: PLW0603 - as there is one generator, there is one state
-    generator = numpy.random.get_bit_generator()
-    memory = b""
-    if type(generator) is numpy.random.MT19937:
-        memory = ctypes.string_at(generator.ctypes.state_address, 4 * (_STATE_WORDS + 1))
-        if memory == _numpy_known[0]:
-            return _numpy_known[1]
+    memory = _numpy_memory(numpy)
+    if memory and memory == _numpy_known[0]:
+        return _numpy_known[1]
     state = numpy.random.get_state(legacy=True)
-    if memory and not state[3]:
+    if memory and memory == _numpy_memory(numpy):  # no other thread has drawn meanwhile
         state[1].setflags(write=False)  # it will be returned again
-        _numpy_known = state[1].tobytes() + state[2].to_bytes(4, sys.byteorder), state
+        _numpy_known = memory, state
     return state
+
+
+def _numpy_memory(numpy: Any) -> bytes:
+    """Return all that NumPy's generator has in memory: where that is equal, so is its state."""
+    own, bits = numpy.random.mtrand._rand, numpy.random.get_bit_generator()  # noqa: SLF001 - has no public name
+    if type(bits) is not numpy.random.MT19937:
+        return b""
+    head = object.__basicsize__  # without the count of references
+    body = ctypes.string_at(id(own) + head, type(own).__basicsize__ - head)
+    return body + ctypes.string_at(bits.ctypes.state_address, 4 * (_STATE_WORDS + 1))
 
 
 def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

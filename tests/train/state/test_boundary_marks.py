@@ -217,7 +217,9 @@ def test_large_tensors_of_other_objects_are_neither_copied_nor_kept(make, monkey
 def test_what_a_process_group_does_to_buffers_and_wrappers_do_to_names_is_not_saved(make):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.compile(torch.nn.BatchNorm1d(4)))
+        inner = torch.nn.Sequential(
+            torch.nn.Linear(4, 4), torch.compile(torch.nn.BatchNorm1d(4), backend="eager")
+        )
         model = torch.nn.parallel.DistributedDataParallel(inner)
         expected = take({"model": model})
         then = expected.objects, {name: tensor.tolist() for name, tensor in expected.tensors.items()}
@@ -275,7 +277,7 @@ def test_buffers_are_copied_up_to_a_share_of_the_state(make, monkeypatch):
     model[1](torch.randn(3, 4))
     assert len(marks.standing()) == 1
     model[0].register_buffer("table", torch.zeros(64 * 64))
-    marks.mark(1, 1, lambda: DESCRIPTION)
+    assert marks.standing() == ()
     marks.mark(2, 2, lambda: DESCRIPTION)
     model[1](torch.randn(3, 4))
     assert [mark.number for mark in marks.standing()] == [2]

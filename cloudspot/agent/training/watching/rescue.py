@@ -26,6 +26,8 @@ MIN_SECONDS = 5.0
 """So long a save may take even if less was trained since the newest checkpoint."""
 ROUND = 900_000
 """The attempts have numbers from here on where other saves have those of their rounds."""
+LAST_ATTEMPT = 99_999
+"""Who says that it holds nothing in this attempt has nothing to say in any other."""
 POLL_SECONDS = 0.05
 
 
@@ -66,18 +68,15 @@ class Rescue:
 
     def is_due(self) -> bool:
         """Return whether the training is about to end here because of a loss or an error; asks no store."""
-        if self._has_run or not self._context.status.has_session or self._votes.is_over:
+        if self._has_run or self._votes.is_over:
             return False
         trainer, ranks = self._trainer, self._ranks
-        if trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
-            return False
-        return (
+        return self._votes.others_have_begun or (
             any(files.survives_path(self._handoff, rank).exists() for rank in ranks)
             or trainer.failed_status(ranks) is not None
             or bool(trainer.poll())
             or self._membership.has_lost()
             or self._membership.votes.failed_elsewhere() is not None
-            or self._votes.others_have_begun
         )
 
     def run(self) -> None:
@@ -85,7 +84,10 @@ class Rescue:
         if self._has_run:
             return
         self._has_run = True
-        status = self._context.status
+        status, trainer, ranks = self._context.status, self._trainer, self._ranks
+        if not status.has_session or trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
+            self._say_all()
+            return
         allowance = _Allowance(max(MIN_SECONDS, self._seconds_since_save()))
         state, status.state = status.state, "draining"
         try:
@@ -98,7 +100,13 @@ class Rescue:
                     break
         finally:
             self._tell(files.RescueWord(files.RELEASE, 0))
+            self._say_all()
             status.state = state
+
+    def _say_all(self) -> None:
+        """Let nobody wait for more of what the ranks here hold."""
+        number = self._votes.generation.number
+        self._context.status.survivors = Survivors(generation=number, attempt=LAST_ATTEMPT, held=())
 
     def _tell(self, word: files.RescueWord) -> None:
         files.write_rescue(self._handoff, word)

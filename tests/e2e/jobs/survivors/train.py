@@ -37,6 +37,8 @@ class Net(nn.Module):
 
 def main():
     torch.set_num_threads(1)
+    if option("INTERFACE"):
+        os.environ["GLOO_SOCKET_IFNAME"] = option("INTERFACE").format(rank=os.environ["GROUP_RANK"])
     spot.init_process_group()
     torch.manual_seed(7)
     rows = torch.arange(512.0).remainder(97).div(97)
@@ -50,25 +52,47 @@ def main():
     generation = os.environ.get("CLOUDSPOT_GENERATION", "0")
     trace = Path(option("TRACE")) / f"{generation}-{run.rank}.txt"
     seconds, fail_at = float(option("SECONDS", "0.2")), int(option("FAIL_AT", "-1"))
+    phases = os.open(trace.with_suffix(".phase"), os.O_CREAT | os.O_WRONLY)
+
+    def phase(name):
+        os.pwrite(phases, name.ljust(10).encode(), 0)
+
     with trace.open("a", buffering=1) as made:
         try:
             for inputs, labels in run.batches(loader, epochs=int(option("EPOCHS", "3"))):
+                phase("forward")
                 if run.step == fail_at and run.rank == int(option("FAIL_RANK", "0")):
                     end(option("FAIL_HOW"))
                 loss = nn.functional.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
+                phase("all-reduce")
                 try:
                     loss.backward()
                 except RuntimeError:
                     if option("CATCH") != "continue":
                         raise
                     continue
+                phase("optimizer")
                 optimizer.step()
                 scheduler.step()
                 made.write(f"{run.step}\n")
+                if run.step % 16 == 15:
+                    phase("evaluation")
+                    evaluate(model, data)
+                    phase("loader")
                 time.sleep(seconds)
         except RuntimeError:
             answer(model)
+
+
+@torch.no_grad()
+def evaluate(model, data):
+    """Look at all samples on each rank, without a collective."""
+    model.eval()
+    for _ in range(4):
+        model.module(data.tensors[0]).argmax(dim=1)
+        time.sleep(0.05)
+    model.train()
 
 
 def end(how):
