@@ -136,9 +136,10 @@ class PeerHeartbeats(Worker):
         """How long ago it was asked who lives."""
         return time.monotonic() - self._asked_at
 
-    def pause(self) -> None:
-        """Wait before the next ``refresh``; an order ends it early."""
-        self._context.orders.wait(self._pause_seconds)
+    def pause(self, *, despite_orders: bool = False) -> None:
+        """Wait before the next ``refresh``; an order ends it early; ``despite_orders``, only a new one."""
+        orders = self._context.orders
+        (orders.wait_for_news if despite_orders else orders.wait)(self._pause_seconds)
 
     def refresh(self) -> None:
         """Look at the other nodes now; return when that has succeeded."""

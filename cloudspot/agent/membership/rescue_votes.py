@@ -44,7 +44,7 @@ class RescueVotes:
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
-        """Return whether another member has begun another attempt: a rank of its own may be unable to save."""
+        """Return whether another member has begun a later attempt: a rank there may be unable to save."""
         return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
 
     @property
@@ -61,8 +61,8 @@ class RescueVotes:
         self._peers.look_for_certificates()
 
     def pause(self) -> None:
-        """Wait before the next ``look``."""
-        self._peers.pause()
+        """Wait before the next ``look``; an order to leave does not end it, since a rescue goes on."""
+        self._peers.pause(despite_orders=True)
 
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return who may still say what it holds: those that live, and those that are silent."""

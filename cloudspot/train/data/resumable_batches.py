@@ -137,6 +137,12 @@ class ResumableBatches:
         """Whether the loader has worker processes, which have random generators of their own."""
         return bool(getattr(self._loader, "num_workers", 0))
 
+    @property
+    def is_place_own(self) -> bool:
+        """Whether other ranks cannot tell which batches of the epoch under way come next for this one."""
+        is_known = self._order is not None or not (self._stateful or sample_order.is_own(self._loader))
+        return self._batch > 0 and not is_known
+
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position that all ranks share, and what this rank alone needs to get back there.
 

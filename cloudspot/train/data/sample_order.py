@@ -138,6 +138,13 @@ def may_draw(loader: Any) -> bool:
     return not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in owners)
 
 
+def is_own(loader: Any) -> bool:
+    """Return whether a rank's share of an epoch may follow from this process's random state alone."""
+    owners = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    known = (SequentialSampler, DistributedSampler, BatchSampler)
+    return not all(one is None or isinstance(one, known) for one in owners)
+
+
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
     """Return the order of the epoch that ``iter(loader)`` would begin now; None if it cannot be known.
 

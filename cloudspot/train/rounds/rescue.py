@@ -106,9 +106,11 @@ class Rescue:
         self._thread.join(HELD_SECONDS)
 
     def begin(self) -> None:
-        """Begin unasked, as the process has been told to end: its main thread comes to rest by itself."""
+        """Begin unasked, as the process has been told to end: its main thread comes to rest by itself.
+
+        For a handler of signals: it takes no lock, which the thread that it interrupts may hold.
+        """
         self._is_ending = True
-        self._woken.set()
 
     def hold(self) -> None:
         """In the main thread: wait, as the process is about to end, until nobody needs its state any more."""
@@ -187,6 +189,8 @@ class Rescue:
             word = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
             return None  # missing or unreadable: look again next time
+        if word is None:
+            return None
         self._seen, self._has_answer, self._attempt = seen, True, word.attempt
         return word
 

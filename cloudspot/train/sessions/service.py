@@ -195,13 +195,14 @@ class Service:
         if mark is None or before is None or mark is before:
             return
         positions: list[Any] = [each.description.shared.get("position") for each in (before, mark)]
+        # Then loaders draw a seed for their workers, although they may have none.
         is_apart = positions[0] is not None and (
             positions[0]["batch"] == 0 or positions[0]["epoch"] != positions[1]["epoch"]
         )
-        if is_apart and mark.number == before.number + 1:
-            return  # an epoch has begun between them, for which its loader draws a seed
         randoms = [each.description.rank_state["random"] for each in (before, mark)]
-        is_same = not mark.description.draws_unseen and not is_apart and randomness.is_same(*randoms)
+        seeded = randomness.after_seeds(randoms[0]) if is_apart else randoms[:1]
+        is_same = any(randomness.is_same(each, randoms[1]) for each in seeded)
+        is_same = is_same and not mark.description.draws_unseen
         self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
@@ -283,11 +284,18 @@ class Service:
 
     def held(self) -> Held | str:
         """Return at which boundary the state still stands, or why at none."""
-        mark, items = self._marks.first_since_step(), checkpoint.take(self._objects).items
+        mark = self._marks.first_since_step()
         if mark is None:
             return f"since the last boundary, {self._marks.problem}"
         if mark.step <= self._start:
             return "it has made no step"
+        try:
+            items = checkpoint.take(self._marks.objects_at(mark)).items
+        except Exception as error:  # the main thread changes something at this moment, or a save says it
+            return f"since the last boundary, {error}"
+        holders = {shard.holders for each in items for shard in each.shards}
+        if mark.description.is_place_own:  # so each rank has to be there
+            holders |= {(rank,) for rank in range(self._world.world_size)}
         self._standing = {mark.number: mark}
         return Held(
             boundary=mark.number,
@@ -296,7 +304,7 @@ class Service:
             digest=self._marks.digest(mark),
             draws=self._draws is not False,
             differs=any(each.pinned for each in items),
-            holders=tuple(sorted({shard.holders for each in items for shard in each.shards})),
+            holders=tuple(sorted(holders)),
         )
 
     def save(self, order: SaveOrder) -> int | None:
@@ -350,6 +358,7 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        self._marks.freeze(None)  # a failed backward pass before the loop has spoilt nothing of it
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
         alone = "each rank alone holds a part of the state"
         why = alone if any(len(shard.holders) == 1 for shard in shards) else None

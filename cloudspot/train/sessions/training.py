@@ -334,14 +334,15 @@ class Session:
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         if self._feed is not None or self._loader is None:
             has_workers = self._feed is not None and self._feed.has_workers
-            return Description(shared, rank_state, draws_unseen=has_workers)
+            is_own = self._feed is not None and self._feed.is_place_own
+            return Description(shared, rank_state, draws_unseen=has_workers or is_own, is_place_own=is_own)
         if getattr(self._tracked_loader, "is_framework", False):
             # The place of another framework's loop, which has moved on when an evaluation asks for it.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
-            return Description(shared, rank_state, draws_unseen=True)
+            return Description(shared, rank_state, draws_unseen=True, is_place_own=True)
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
         state = partial(self._loader.state_at, self._loader.num_uses)
-        return Description(shared, rank_state, state, draws_unseen=True)
+        return Description(shared, rank_state, state, draws_unseen=True, is_place_own=True)
 
     def begin_again(self) -> bool:
         """Let a framework begin a loop in place of one that has failed; return whether that is possible.

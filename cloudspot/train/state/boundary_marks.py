@@ -50,6 +50,8 @@ class Description:
     """
     draws_unseen: bool = False
     """Whether other processes, a loader's workers, draw random numbers for this rank."""
+    is_place_own: bool = False
+    """Whether only this rank's own state tells which data comes next for it."""
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -172,8 +174,8 @@ class BoundaryMarks:
             return None
         return next(iter(self._standing_of((first,))), None)
 
-    def freeze(self, why: str) -> None:
-        """Mark no further boundary: the state there may be of no use."""
+    def freeze(self, why: str | None) -> None:
+        """Mark no further boundary: the state there may be of no use; None: mark them again."""
         self._frozen = why
 
     @property

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,16 @@ def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
         and all(map(torch.equal, one.get(_CUDA, ()), two.get(_CUDA, ())))
         and _is_same_of_numpy(one.get("numpy"), two.get("numpy"))
     )
+
+
+def after_seeds(state: Mapping[str, Any], most: int = 4) -> Iterator[Mapping[str, Any]]:
+    """Yield a captured state, and what becomes of it as torch's loaders draw seeds for their workers."""
+    generator = torch.Generator()
+    generator.set_state(state["torch"])
+    yield state
+    for _ in range(most):
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        yield {**state, "torch": generator.get_state()}
 
 
 def _is_same_of_numpy(one: Any, two: Any) -> bool:

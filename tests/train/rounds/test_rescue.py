@@ -114,3 +114,13 @@ def test_an_error_while_it_saves_lets_the_process_end(rank, tmp_path, caplog):
     handoff.write_rescue(tmp_path, RescueWord(SAVE, 1, ORDER.to_json()))
     rank.rescue.hold()
     assert "what this rank holds cannot be saved" in caplog.text
+
+
+def test_a_handler_of_signals_waits_for_no_lock(rank):
+    """The main thread may hold it where the signal interrupts it."""
+    rank.rescue.start()
+    with rank.rescue._woken._cond:
+        handler = threading.Thread(target=rank.rescue.begin, daemon=True)
+        handler.start()
+        handler.join(2)
+        assert not handler.is_alive()

@@ -113,6 +113,7 @@ class Rescue:
     def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
         """Say what the ranks here hold; return what all are to do, once all have said it."""
         self._tell(files.RescueWord(files.HOLD, attempt))
+        self._is_killed_soon()  # torchrun counts from now, or a little earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
             generation=votes.generation.number, attempt=attempt, held=self._held(attempt)

@@ -1,0 +1,116 @@
+"""What a rank says that it holds after others were lost."""
+
+import random
+
+import pytest
+import torch
+
+from cloudspot.train import handoff
+from cloudspot.train.sessions import service
+from cloudspot.train.state import boundary_marks
+
+DATA = [torch.ones(2) for _ in range(4)]
+
+
+class Counting:
+    """A loader that knows its position."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        while True:
+            self.position += 1
+            yield DATA[0]
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+@pytest.fixture
+def rank(open_session, courier, monkeypatch):
+    """``rank(**tracked)``: a session that may be rescued, and how to make a step in it."""
+    monkeypatch.setattr(boundary_marks, "IDLE_SHARE", 1e9)
+
+    def make(**tracked):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        environment = {**courier.begin(), handoff.RESCUE: "1"}
+        run = open_session(environment, model=model, optimizer=optimizer, **tracked)
+
+        def step():
+            model(DATA[0]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return run, step
+
+    monkeypatch.setattr(service, "Rescue", _Unheard)
+    monkeypatch.setattr(service.sigterm, "put_off", lambda _may_put_off: None)
+    return make
+
+
+class _Unheard:
+    """Takes the place of the thread, which no test here needs."""
+
+    def __init__(self, *_args, **_options):
+        pass
+
+    def start(self):
+        pass
+
+    stop = hold = begin = start
+
+
+def test_where_each_rank_alone_knows_its_place_in_the_data_all_have_to_be_there(rank):
+    loader = Counting()
+    run, step = rank(dataloader=loader)
+    batches = iter(run.dataloader)
+    for number in run.steps(3):
+        if number == 2:
+            assert run._service.held().holders == ((0,),)
+            assert run._service.held().draws
+        next(batches)
+        step()
+
+
+@pytest.mark.parametrize("has_code", [False, True])
+def test_random_numbers_of_an_epochs_own_code_count_and_those_of_its_loader_do_not(rank, has_code):
+    run, step = rank()
+    loader = torch.utils.data.DataLoader(DATA)
+    found = None
+    for _ in run.epochs(3):
+        if has_code:
+            random.random()
+        for _batch in run.batches(loader):
+            if run.step > 0:
+                found = run._service.held()
+            step()
+    assert (found.draws, found.holders) == (has_code, ())
+
+
+def test_what_changes_while_it_is_looked_at_holds_nothing(rank, monkeypatch):
+    run, step = rank()
+
+    def fail(_objects):
+        raise RuntimeError("dictionary changed size during iteration")
+
+    for number in run.steps(2):
+        if number == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(service.checkpoint, "take", fail)
+                assert "changed size" in run._service.held()
+        step()
+
+
+def test_a_failed_backward_pass_before_the_loop_spoils_no_boundary(rank):
+    """As where a framework searches for a batch size that fits into memory."""
+    run, step = rank()
+    run._service._marks.freeze("a backward pass has failed")
+    for number in run.steps(2):
+        if number == 1:
+            assert run._service.held().step == 1
+        step()
